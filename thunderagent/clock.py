@@ -1,0 +1,118 @@
+"""The shared clock: what time it is for every agent, whatever its host says.
+
+Leases compare times that different hosts wrote, so those times must be on one clock. On one machine the host's clock
+is that clock (`HostClock`). On DynamoDB it is the service's own: each reply carries an HTTP `Date` (RFC 9110, section
+6.6.1, whole seconds), and `DateClock` intersects the bounds that many replies give.
+
+`now` is the best estimate; `earliest` and `latest` bound it. A holder writes its expiry from `latest`, an observer
+judges it by `earliest`: the errors of both fall on the safe side.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from typing import Final, Protocol
+
+DRIFT: Final = 1e-4
+"""How far two quartz clocks part per second, rounded up: 100 parts per million."""
+
+
+class SharedClock(Protocol):
+    """The time on which `lockTime` and `createdAt` are."""
+
+    def now(self) -> float:
+        """Best estimate in epoch seconds."""
+
+    def earliest(self) -> float:
+        """A moment that is not later than the shared time."""
+
+    def latest(self) -> float:
+        """A moment that is not earlier than the shared time."""
+
+    @property
+    def is_usable(self) -> bool:
+        """False while nothing is known of the shared time: then nobody may judge a lease by it."""
+
+
+class HostClock:
+    """The clock of this machine, for a store that lives on it."""
+
+    is_usable = True
+
+    def __init__(self, read: Callable[[], float] = time.time) -> None:
+        self._read = read
+
+    def now(self) -> float:
+        return self._read()
+
+    earliest = latest = now
+
+
+class DateClock:
+    """The clock of the service, learnt from the `Date` headers of its replies.
+
+    A reply with `Date` D, sent at local time s and received at r, was made between D and D + 1 on the service's clock,
+    so the offset of that clock to ours is between D - r and D + 1 - s. Bounds of many replies are intersected; they
+    widen slowly with age, and a reply that contradicts them all (the service's clock was set) starts afresh.
+
+    Offsets are kept to the monotonic clock: setting the host's clock changes nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        host: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic = monotonic
+        self._host = host
+        self._guard = threading.Lock()
+        self._low: float | None = None
+        self._high = 0.0
+        self._at = 0.0
+
+    def observe(self, date: str | None, *, sent: float, received: float) -> None:
+        """Learn from one reply; `sent` and `received` are monotonic seconds. A missing or broken date is no news."""
+        try:
+            second = parsedate_to_datetime(date or "").timestamp()
+        except (TypeError, ValueError):
+            return
+        low, high = second - received, second + 1.0 - sent
+        with self._guard:
+            if self._low is not None:
+                age = max(0.0, received - self._at) * DRIFT
+                narrow = max(low, self._low - age), min(high, self._high + age)
+                if narrow[0] <= narrow[1]:
+                    low, high = narrow
+            self._low, self._high, self._at = low, high, received
+
+    @property
+    def is_usable(self) -> bool:
+        return self._low is not None
+
+    def now(self) -> float:
+        low, high = self._bounds()
+        return (low + high) / 2
+
+    def earliest(self) -> float:
+        return self._bounds()[0]
+
+    def latest(self) -> float:
+        return self._bounds()[1]
+
+    @property
+    def skew(self) -> float:
+        """Seconds by which the host's clock is ahead of the shared clock."""
+        return self._host() - self.now()
+
+    def _bounds(self) -> tuple[float, float]:
+        with self._guard:
+            if self._low is None:
+                host = self._host()
+                return host, host
+            moment = self._monotonic()
+            age = max(0.0, moment - self._at) * DRIFT
+            return moment + self._low - age, moment + self._high + age

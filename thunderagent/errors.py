@@ -1,0 +1,133 @@
+"""Every exception that ThunderAgent raises, in one tree.
+
+The docstring of a class is its default message. A lost race is never an exception (it is a value); these are broken
+inputs and broken dependencies, and each says what to do.
+
+    ThunderAgentError
+    ├── ConfigurationError        a setting, URL or job definition cannot work
+    ├── JobImportError            a module of the jobs package does not import
+    ├── PayloadError              the input of a task is not acceptable
+    │   ├── PayloadInvalid        … it does not fit the job's payload type, or is not JSON
+    │   └── PayloadTooLarge       … it is over the size that a row can hold
+    ├── UnknownJob                no job of this name is registered here
+    ├── TaskNotFound              no task has this id
+    ├── DuplicateTask             the id is taken by a task with another job or payload
+    ├── ParentNotFound            `depends_on` names a task that does not exist
+    ├── NotAllowed                the task's state does not permit this command
+    ├── WaitTimeout               the task did not end in the given time
+    ├── TaskStopped               raised inside a handler that asked `ctx.check()`
+    │   ├── TaskCancelled         … somebody cancelled the task
+    │   ├── LeaseLost             … the lease is over or another agent holds it
+    │   ├── TimeLimitExceeded     … `timeout_s` is over
+    │   └── AgentDraining         … the agent is stopping and its drain time is over
+    └── StoreError                the store did not do what was asked
+        ├── StoreUnavailable      … for now: retry later
+        │   ├── StoreThrottled    … the table or index refuses because of its throughput
+        │   └── CredentialsExpired  … the session's credentials are over
+        ├── TableMissing          … the table or its index does not exist
+        ├── AccessDenied          … a permission is missing
+        └── SchemaMismatch        … the database was written by another version
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class ThunderAgentError(Exception):
+    """Something in ThunderAgent went wrong."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or inspect.cleandoc(type(self).__doc__ or ""))
+
+
+class ConfigurationError(ThunderAgentError):
+    """The configuration cannot work."""
+
+
+class JobImportError(ThunderAgentError):
+    """A module of the jobs package cannot be imported."""
+
+
+class PayloadError(ThunderAgentError):
+    """The payload of the task is not acceptable."""
+
+
+class PayloadInvalid(PayloadError):
+    """The payload does not fit the payload type of the job."""
+
+
+class PayloadTooLarge(PayloadError):
+    """The payload is too large; store the data elsewhere and enqueue a reference to it."""
+
+
+class UnknownJob(ThunderAgentError):
+    """No job of this name is registered."""
+
+
+class TaskNotFound(ThunderAgentError):
+    """No task has this id."""
+
+
+class DuplicateTask(ThunderAgentError):
+    """A task with this id exists and has another job or payload."""
+
+
+class ParentNotFound(ThunderAgentError):
+    """A task named in `depends_on` does not exist; enqueue the parents first."""
+
+
+class NotAllowed(ThunderAgentError):
+    """The state of the task does not permit this."""
+
+
+class WaitTimeout(ThunderAgentError):
+    """The task did not end in the given time; it goes on."""
+
+
+class TaskStopped(ThunderAgentError):
+    """The task was asked to stop."""
+
+
+class TaskCancelled(TaskStopped):
+    """The task was cancelled."""
+
+
+class LeaseLost(TaskStopped):
+    """The lease of the task is over: another agent may hold it now. Stop all side effects."""
+
+
+class TimeLimitExceeded(TaskStopped):
+    """The time limit of the task is over."""
+
+
+class AgentDraining(TaskStopped):
+    """The agent is stopping and its drain time is over; the task goes back to its queue."""
+
+
+class StoreError(ThunderAgentError):
+    """The store did not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or is busy; retry later."""
+
+
+class StoreThrottled(StoreUnavailable):
+    """The table refuses requests because of its throughput; raise the number of shards or warm it up."""
+
+
+class CredentialsExpired(StoreUnavailable):
+    """The AWS credentials are expired; renew them (the agent waits and goes on by itself)."""
+
+
+class TableMissing(StoreError):
+    """The table does not exist. Create it with: thunderagent table create"""
+
+
+class AccessDenied(StoreError):
+    """A permission is missing."""
+
+
+class SchemaMismatch(StoreError):
+    """The database was written by a newer version of ThunderAgent; upgrade this installation."""

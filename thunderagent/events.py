@@ -1,0 +1,247 @@
+"""What happens in the engine, as frozen classes, and the bus that tells who listens.
+
+The engine never logs: it emits. `telemetry.py` alone turns events into log lines and counters, tests await them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarted(Event):
+    """The agent is about to poll for the first time."""
+
+    agent: str
+    store: str
+    queues: str
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDraining(Event):
+    """The agent claims no more; `running` tasks have `drain_s` seconds to end."""
+
+    running: int
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStopped(Event):
+    """The agent has stopped; `released` tasks went back to their queues."""
+
+    released: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled(Event):
+    """A poll of one queue ended: entries seen, claims tried, leases won."""
+
+    queue: str
+    seen: int
+    tried: int
+    won: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEvent(Event):
+    """Something happened to one task under one lease."""
+
+    task_id: str
+    job: str
+    queue: str
+    fence: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStarted(TaskEvent):
+    """The handler is about to run; `waited_s` since the task was due."""
+
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTakenOver(TaskEvent):
+    """The task of a lost agent is ours now."""
+
+    lost_agent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskGivenUp(TaskEvent):
+    """The task lost its last allowed agent and is FAILED."""
+
+    lost_agent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSucceeded(TaskEvent):
+    """SUCCESS is written."""
+
+    seconds: float
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRetried(TaskEvent):
+    """The handler failed and the task is PENDING again."""
+
+    error: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailed(TaskEvent):
+    """FAILED is written."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskClosed(TaskEvent):
+    """DONE is written."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSnoozed(TaskEvent):
+    """The handler asked for later."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReleased(TaskEvent):
+    """The task went back to its queue because the agent stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLost(TaskEvent):
+    """The lease is gone: `reason` says whether another agent has it or we could not renew it in time."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleRefused(TaskEvent):
+    """The outcome of a handler was not accepted, as the lease is another agent's."""
+
+    verb: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOverran(TaskEvent):
+    """The handler goes on although it was told to stop."""
+
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildUnparked(Event):
+    """A BLOCKED task left for its queue, as its last parent ended."""
+
+    task_id: str
+    parent_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildDoomed(Event):
+    """A BLOCKED task ended without a run, as a parent did not succeed."""
+
+    task_id: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownJobsSeen(Event):
+    """Tasks whose jobs this agent does not have are left for another agent."""
+
+    queue: str
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFailed(Event):
+    """A call to the store failed; `next_try_s` until the next."""
+
+    during: str
+    error: str
+    next_try_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRecovered(Event):
+    """The store answers again."""
+
+    during: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatLate(Event):
+    """A round of heartbeats came this many seconds after its time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadDied(Event):
+    """One of the agent's own threads ended by an error; `restarted` says whether it runs again."""
+
+    thread: str
+    error: str
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted(Event):
+    """The minute's line: slots in use and what the listeners counted since the last."""
+
+    running: int
+    slots: int
+    skew_s: float | None
+
+
+Listener = Callable[[Event], None]
+
+
+class EventBus:
+    """Tells each event to every listener, in the thread in which it happened.
+
+    A listener that raises is reported on standard error and does not hurt the engine.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._guard = threading.Lock()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call the listener for every event from now on; the answer is a function that ends this."""
+        with self._guard:
+            self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            with self._guard:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Tell all listeners."""
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception as error:
+                sys.stderr.write(f"a listener of {type(event).__name__} failed: {error!r}\n")

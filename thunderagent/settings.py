@@ -1,0 +1,193 @@
+"""Settings from the environment (`THUNDERAGENT_*`), each with its unit in its name, checked all at once.
+
+Settings that cannot work together do not construct: the error lists every problem, not the first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from thunderagent.errors import ConfigurationError
+from thunderagent.pacing import Backoff
+
+PREFIX = "THUNDERAGENT_"
+LEASE_MARGIN = 0.2
+"""Share of a lease before whose end the holder stops by itself."""
+
+
+class Settings(BaseSettings):
+    """All settings with their defaults."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+    store: str = "sqlite:///thunderagent.db"
+    """Where the tasks are: `sqlite:///FILE` or `dynamodb://TABLE?region=…&endpoint=…`."""
+    queues: dict[str, int] = Field(default_factory=dict)
+    """Queues that the agent serves with the slots of each, as JSON; empty: every queue that its jobs name."""
+    slots: int = 10
+    """Tasks that run at the same time in a queue for which no number is given."""
+    shards: int = 1
+    """Parts of each queue's index partition, 1 to 64; more for over 500 tasks a second on DynamoDB."""
+    lease_s: float = 300.0
+    """How long a task stays with an agent that is not heard of."""
+    heartbeat_s: float = 60.0
+    """Time between two renewals of a lease; at most a third of it."""
+    poll_min_s: float = 1.0
+    """Pause after a poll that found a part of a page."""
+    poll_max_s: float = 5.0
+    """Longest pause between polls while the queue is empty."""
+    poll_idle_s: float = 10.0
+    """Pause between polls when the queue has been empty for five minutes."""
+    batch_page: int = 50
+    """Index entries that one poll reads, 1 to 1000; 100 for more than four agents."""
+    max_retry: int = 3
+    """Retries after handler errors unless the job or the task says otherwise."""
+    max_crashes: int = 3
+    """Lost agents that a task survives; one more makes it FAILED."""
+    backoff_base_s: float = 2.0
+    """Upper end of the random delay before the first retry; doubles with each."""
+    backoff_cap_s: float = 300.0
+    """Upper end of the random delay before any retry."""
+    drain_s: float = 30.0
+    """How long running tasks may take to end after SIGTERM."""
+    stop_wait_s: float = 45.0
+    """The `stopwaitsecs` of the supervisor that runs the agent; must be over `drain_s` by 5 s or more."""
+    sweep_s: float = 15.0
+    """Time between two looks for lost agents' tasks and stuck dependencies."""
+    clock_guard_s: float = 2.0
+    """Added to a lease before another agent takes the task."""
+    keep_success_days: float = 14.0
+    """Days until a task that is SUCCESS or DONE is deleted."""
+    keep_failed_days: float = 90.0
+    """Days until a task that is FAILED is deleted."""
+    blob_bucket: str | None = None
+    """S3 bucket for payloads and results over 350 KB; without one they are refused."""
+    log_level: str = "INFO"
+    """Least level of the log lines: DEBUG, INFO, WARNING or ERROR."""
+    log_json: bool = False
+    """One JSON object a log line instead of text."""
+
+    @property
+    def backoff(self) -> Backoff:
+        """The delay before retries."""
+        return Backoff(base_s=self.backoff_base_s, cap_s=self.backoff_cap_s)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_together(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Settings:
+        """Check each value and what must hold between them, and tell all problems in one error."""
+        problems: list[str] = []
+        given = dict(data) if isinstance(data, Mapping) else {}
+        try:
+            settings: Settings = handler(data)
+        except ValidationError as error:
+            for problem in error.errors():
+                name = str(problem["loc"][0]) if problem["loc"] else "?"
+                problems.append(_name_problem(name) or f"{PREFIX}{name.upper()}: {problem['msg']}")
+                given.pop(name, None)
+            settings = handler(given)
+        problems += settings._problems()
+        if problems:
+            listing = "\n".join(f"  - {problem}" for problem in problems)
+            raise PydanticCustomError("settings", "{listing}", {"listing": listing})
+        return settings
+
+    def _problems(self) -> list[str]:
+        bounds: list[tuple[str, float, float]] = [
+            ("slots", 1, 1000),
+            ("shards", 1, 64),
+            ("lease_s", 0.5, 43200),
+            ("heartbeat_s", 0.05, 14400),
+            ("poll_min_s", 0.01, 3600),
+            ("poll_max_s", 0.01, 3600),
+            ("poll_idle_s", 0.01, 3600),
+            ("batch_page", 1, 1000),
+            ("max_retry", 0, 1000),
+            ("max_crashes", 0, 1000),
+            ("backoff_base_s", 0, 86400),
+            ("backoff_cap_s", 0, 604800),
+            ("drain_s", 0, 86400),
+            ("stop_wait_s", 1, 90000),
+            ("sweep_s", 0.1, 3600),
+            ("clock_guard_s", 0, 60),
+            ("keep_success_days", 0.001, 3650),
+            ("keep_failed_days", 0.001, 3650),
+        ]
+        problems = [
+            f"{PREFIX}{name.upper()} is {value:g}; it must be from {low:g} to {high:g}"
+            for name, low, high in bounds
+            if not low <= (value := getattr(self, name)) <= high
+        ]
+        problems += [
+            f"{PREFIX}QUEUES gives {queue!r} {slots} slots; it must be from 1 to 1000"
+            for queue, slots in self.queues.items()
+            if not 1 <= slots <= 1000
+        ]
+        problems += lease_problems(self.lease_s, self.heartbeat_s, f"{PREFIX}LEASE_S", f"{PREFIX}HEARTBEAT_S")
+        if not self.poll_min_s <= self.poll_max_s <= self.poll_idle_s:
+            problems.append(
+                f"{PREFIX}POLL_MIN_S, POLL_MAX_S and POLL_IDLE_S are {self.poll_min_s:g}, {self.poll_max_s:g} and "
+                f"{self.poll_idle_s:g}; they must not fall"
+            )
+        if self.drain_s + 5 > self.stop_wait_s:
+            problems.append(
+                f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor must "
+                "wait at least 5 s longer than the drain, or it kills the agent in the middle of it"
+            )
+        if self.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+            problems.append(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
+        return problems
+
+
+def lease_problems(lease_s: float, heartbeat_s: float, lease_name: str, heartbeat_name: str) -> list[str]:
+    """What is wrong with a lease and its heartbeat: three beats must fit into a lease."""
+    if heartbeat_s * 3 <= lease_s:
+        return []
+    return [
+        f"{heartbeat_name} is {heartbeat_s:g} and {lease_name} {lease_s:g}; three heartbeats must fit into a lease, "
+        f"so use {heartbeat_name} of at most {lease_s / 3:g}"
+    ]
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings of the environment, with overrides that are not None.
+
+    Raises:
+        ConfigurationError: one line for every problem, misspelt variables included.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    misspelt = [
+        problem
+        for variable in sorted(os.environ)
+        if variable.startswith(PREFIX) and (problem := _name_problem(variable.removeprefix(PREFIX).lower()))
+    ]
+    problems = "\n".join(f"  - {problem}" for problem in misspelt)
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        rest = "\n".join(str(problem["msg"]) for problem in error.errors())
+        problems = "\n".join(filter(None, (problems, rest)))
+    if problems:
+        raise ConfigurationError(f"these settings cannot work:\n{problems}")
+    return settings
+
+
+def _name_problem(name: str) -> str | None:
+    if name in Settings.model_fields:
+        return None
+    close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+    hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""
+    return f"there is no setting {PREFIX}{name.upper()}{hint}"

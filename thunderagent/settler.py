@@ -1,0 +1,191 @@
+"""The single place that turns what a handler did into one transition, and tells the story of it."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from thunderagent import events, writes
+from thunderagent.errors import (
+    AgentDraining,
+    LeaseLost,
+    StoreError,
+    TaskCancelled,
+    TaskStopped,
+    ThunderAgentError,
+    TimeLimitExceeded,
+)
+from thunderagent.job import Cancel, Fail, Job, Snooze, dump_result
+from thunderagent.pacing import Backoff
+from thunderagent.task import Lease, Task
+from thunderagent.writes import Write
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The handler came to its end with this value."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The handler failed. Text only: a kept traceback would keep the handler's data alive."""
+
+    error: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The handler ended because it was told to."""
+
+    why: TaskStopped
+
+
+Outcome = Returned | Raised | Stopped
+
+_MESSAGE: Final = 700
+
+
+def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = ()) -> Raised:
+    """The outcome of an exception: its type and message, then the innermost frames."""
+    message = writes.cut(f"{type(error).__name__}: {error}", _MESSAGE)
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames)
+    return Raised(message + places, fatal=isinstance(error, fatal))
+
+
+def _short(filename: str) -> str:
+    return "/".join(PurePath(filename).parts[-2:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The numbers that settling needs."""
+
+    backoff: Backoff
+    keep_success_s: float
+    keep_failed_s: float
+
+
+KeepResult = Callable[[str, str, float], str | None]
+"""Keeps a text that is too large for a row: (key, text, expire_at) to a reference, or None for inline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One transition to write, and the event to emit once it is written."""
+
+    write: Write
+    event: events.TaskEvent
+
+
+def settle(
+    lease: Lease,
+    job: Job[Any],
+    outcome: Outcome,
+    *,
+    policy: Policy,
+    now: float,
+    seconds: float,
+    rng: random.Random,
+    keep: KeepResult,
+) -> Settlement | None:
+    """The one transition that an outcome means; None when the lease is lost and nothing may be written.
+
+    * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done;
+    * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE, FAILED;
+    * an error: PENDING after a backoff, or FAILED when it is fatal or no retry is left;
+    * stopped by a cancel: DONE; by the time limit: an error; by a drain: PENDING at once, nothing used up.
+    """
+    task = lease.task
+    fields = about(lease)
+    match outcome:
+        case Stopped(why=LeaseLost()):
+            return None
+        case Stopped(why=AgentDraining()):
+            return Settlement(writes.release(lease, now=now), events.TaskReleased(**fields))
+        case Stopped(why=TaskCancelled() as why):
+            return _closed(lease, fields, str(why), policy, now)
+        case Stopped(why=why):
+            fatal = isinstance(why, job.fatal) if job.fatal else False
+            return _failed(
+                lease, job, Raised(f"{type(why).__name__}: {why}", fatal), fields, policy, now, rng
+            )
+        case Raised():
+            return _failed(lease, job, outcome, fields, policy, now, rng)
+        case Returned(value=Snooze(seconds=delay)):
+            return Settlement(
+                writes.snooze(lease, due=now + max(0.0, delay), now=now),
+                events.TaskSnoozed(**fields, delay_s=delay),
+            )
+        case Returned(value=Cancel(reason=reason)):
+            return _closed(lease, fields, reason, policy, now)
+        case Returned(value=Fail(reason=reason)):
+            return _failed(lease, job, Raised(reason, fatal=True), fields, policy, now, rng)
+        case Returned(value=value):
+            expire_at = now + policy.keep_success_s
+            result, ref, note = _result(task, value, expire_at, keep)
+            write = writes.succeed(
+                lease, now=now, expire_at=expire_at, result=result, result_ref=ref, note=note
+            )
+            return Settlement(write, events.TaskSucceeded(**fields, seconds=seconds, note=note))
+
+
+def _closed(lease: Lease, fields: dict[str, Any], reason: str, policy: Policy, now: float) -> Settlement:
+    write = writes.close(lease, reason=reason, now=now, expire_at=now + policy.keep_success_s)
+    return Settlement(write, events.TaskClosed(**fields, reason=reason))
+
+
+def _failed(
+    lease: Lease,
+    job: Job[Any],
+    outcome: Raised,
+    fields: dict[str, Any],
+    policy: Policy,
+    now: float,
+    rng: random.Random,
+) -> Settlement:
+    task = lease.task
+    if outcome.fatal or task.retry_count >= task.max_retry:
+        write = writes.fail(lease, error=outcome.error, now=now, expire_at=now + policy.keep_failed_s)
+        return Settlement(write, events.TaskFailed(**fields, error=outcome.error))
+    delay = (job.backoff or policy.backoff).delay(task.retry_count, rng)
+    write = writes.retry(lease, due=now + delay, error=outcome.error, now=now)
+    return Settlement(write, events.TaskRetried(**fields, error=outcome.error, delay_s=delay))
+
+
+def _result(
+    task: Task, value: Any, expire_at: float, keep: KeepResult
+) -> tuple[str | None, str | None, str | None]:
+    """Result, reference and note. A result that cannot be kept is noted; the task has succeeded all the same."""
+    try:
+        text = dump_result(value)
+        ref = None if text is None else keep(f"{task.task_id}#result", text, expire_at)
+    except (ValueError, ThunderAgentError) as error:
+        if isinstance(error, StoreError):
+            raise
+        return None, None, f"the result was not stored: {error}"
+    return (text, None, None) if ref is None else (None, ref, None)
+
+
+def about(lease: Lease) -> dict[str, Any]:
+    """The fields that every event of a task has."""
+    task = lease.task
+    return {
+        "task_id": task.task_id,
+        "job": task.job,
+        "queue": task.lane.queue,
+        "fence": lease.fence,
+        "attempt": task.attempt,
+    }
+
+
+def time_limit(seconds: float) -> TimeLimitExceeded:
+    """The reason for which a handler is stopped that ran too long."""
+    return TimeLimitExceeded(f"the time limit of {seconds:g} s is over")

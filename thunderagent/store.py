@@ -1,0 +1,387 @@
+"""The store: the verbs of the queue over an engine that holds the rows.
+
+`Engine` is the port: a handful of primitives in batches, implemented by `stores/sqlite.py` and `stores/dynamo.py`.
+`TaskStore` has the verbs and with them the rules of ownership, once for all engines:
+
+* a claim answers with a `Lease` for each task won, and nothing for those lost;
+* every later write of the holder is built from its `Lease`;
+* a refused write whose row shows exactly what it would have left is our own write whose reply was lost: a win;
+* a lost race is a value, a broken dependency is an exception (or an `error` beside the others of its batch).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from thunderagent import writes
+from thunderagent.clock import SharedClock
+from thunderagent.errors import DuplicateTask, PayloadTooLarge, StoreError
+from thunderagent.task import Candidate, Lane, Lease, Page, Row, Status, Task, timestamp
+from thunderagent.writes import Write
+
+MAX_TEXT_BYTES: Final = 350 * 1024
+"""Largest payload or result that the table itself keeps; a DynamoDB row may have 400 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Outcome of one write.
+
+    `row` is the row after a write that was done, and the row that refused one that was not (None: there is no row).
+    With an `error` nothing is known of the outcome.
+    """
+
+    won: bool
+    row: Row | None = None
+    error: StoreError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A candidate and the length of the lease that its job has."""
+
+    candidate: Candidate
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One heartbeat: the lease and what rides on it."""
+
+    lease: Lease
+    progress: str | None = None
+    last_seq: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """Outcome of one heartbeat: a renewed `lease` (with the row as it is now), `lost`, or neither: no answer."""
+
+    lease: Lease | None = None
+    lost: bool = False
+    taken_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Outcome of one settlement: `accepted` with the tasks that wait for this one, or refused; with an `error`: unknown."""
+
+    accepted: bool = False
+    dependents: frozenset[str] = frozenset()
+    error: StoreError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """Outcome of one enqueue: the task in the store, and whether this call created it; or the `error`."""
+
+    task: Task
+    created: bool
+    error: Exception | None = None
+
+
+class Engine(Protocol):
+    """What a store needs from the place that keeps the rows. Every verb takes many and answers for each, in order."""
+
+    @property
+    def url(self) -> str:
+        """Where the rows are, without secrets."""
+
+    @property
+    def clock(self) -> SharedClock:
+        """The clock that all agents of this engine share."""
+
+    @property
+    def inline_bytes(self) -> int:
+        """Texts up to this size live in the row; larger ones go to `put_texts`."""
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        """Put rows whose ids are not taken. `fresh` promises that the ids are random, so that nobody needs to look."""
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        """Do conditional writes, each on its own."""
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        """Rows by id, as they are now; ids without a row are left out."""
+
+    def page(
+        self,
+        status_value: str,
+        *,
+        limit: int,
+        until: float | None = None,
+        after: Any = None,
+        newest_first: bool = False,
+    ) -> Page:
+        """Entries of the index for one status value in the order of `createdAt`, up to `until`. May be stale."""
+
+    def count(self, status_value: str, *, until: float | None = None) -> int:
+        """Number of index entries for one status value."""
+
+    def lanes(self) -> list[Lane]:
+        """Every lane that ever held a task."""
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        """Delete rows that still have the status and fence given, with their texts."""
+
+    def expire(self, now: float) -> int:
+        """Delete rows whose `expireAt` is over, if the engine does not do so by itself."""
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        """Keep texts that are too large for a row."""
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+        """The texts that `put_texts` kept."""
+
+    def check(self) -> None:
+        """Raise what is wrong with the place: missing table, missing permission, unreadable file."""
+
+    def sibling(self) -> Engine:
+        """The same place through connections of its own, for the heartbeat."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class Blobs(Protocol):
+    """A place for texts over the limit of the table."""
+
+    def put(self, key: str, text: str) -> str:
+        """Keep a text; the answer is the reference to it."""
+
+    def get(self, ref: str) -> str:
+        """The text of a reference."""
+
+
+class TaskStore:
+    """The verbs of the queue; see the module for the rules."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        blobs: Blobs | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.blobs = blobs
+        self.monotonic = monotonic
+
+    @property
+    def clock(self) -> SharedClock:
+        """The clock that all agents share."""
+        return self.engine.clock
+
+    def sibling(self) -> TaskStore:
+        """The same store through connections of its own."""
+        return TaskStore(self.engine.sibling(), blobs=self.blobs, monotonic=self.monotonic)
+
+    # Putting and reading
+
+    def enqueue(self, tasks: Sequence[Task], *, fresh: bool = False) -> list[Enqueued]:
+        """Put new tasks. An id that is taken by the same job and payload answers with the task that has it."""
+        stored = [self._with_stored_payload(task) for task in tasks]
+        answers = self.engine.put([task.to_row() for task in stored], fresh=fresh)
+        return [self._enqueued(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+
+    def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
+        """Tasks by id with payload and result; ids without a task are left out."""
+        rows = self.engine.get(list(dict.fromkeys(task_ids)))
+        return {task.task_id: task for task in self._inflate([Task.from_row(row) for row in rows.values()])}
+
+    def ready(self, lane: Lane, *, limit: int, after: Any = None) -> Page:
+        """Entries of tasks of a lane that are due, oldest first. They may be stale: only a claim decides."""
+        until = self.clock.latest()
+        return self.engine.page(lane.value(Status.PENDING), limit=limit, until=until, after=after)
+
+    # Ownership
+
+    def exchange(
+        self, settlements: Sequence[Write], wanted: Sequence[Wanted], *, owner: str
+    ) -> tuple[list[Settled], list[Lease]]:
+        """Settle what has ended and claim what comes next, in one call to the engine.
+
+        The writes that end leases come first, and each says whether it was accepted: what is refused was not ours any
+        more. Of the candidates, the leases won are answered.
+
+        Raises:
+            StoreError: there was nothing to settle, no claim was won and at least one had no answer.
+        """
+        now, until = self.clock.now(), self.clock.latest()
+        claims = [
+            writes.claim(one.candidate, owner=owner, lease_s=one.lease_s, now=now, until=until + one.lease_s)
+            for one in wanted
+        ]
+        sent = self.monotonic()
+        answers = self._apply([*settlements, *claims])
+        settled = [_settled(answer, won) for answer, won in answers[: len(settlements)]]
+        leases = self._leases(answers[len(settlements) :], [one.lease_s for one in wanted], owner, sent)
+        if not leases and not settlements:
+            for answer, _ in answers:
+                if answer.error:
+                    raise answer.error
+        return settled, leases
+
+    def claim(self, wanted: Sequence[Wanted], *, owner: str) -> list[Lease]:
+        """Try to claim each; the answer holds a lease for each task won."""
+        return self.exchange((), wanted, owner=owner)[1]
+
+    def settle(self, batch: Sequence[Write]) -> list[Settled]:
+        """Do the writes that end leases."""
+        return self.exchange(batch, (), owner="")[0]
+
+    def take_over(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> list[Lease]:
+        """Take tasks of lost agents, each with the length of the new lease; the answer holds those won."""
+        now, until = self.clock.now(), self.clock.latest()
+        batch = [
+            writes.take_over(task, owner=owner, lease_s=lease_s, now=now, until=until + lease_s)
+            for task, lease_s in seen
+        ]
+        sent = self.monotonic()
+        return self._leases(self._apply(batch), [lease_s for _, lease_s in seen], owner, sent)
+
+    def renew(self, beats: Sequence[Beat]) -> list[Renewal]:
+        """Send heartbeats. No answer is neither a win nor a loss: the holder goes on until its deadline."""
+        now, until = self.clock.now(), self.clock.latest()
+        batch = [
+            writes.renew(
+                beat.lease,
+                now=now,
+                until=until + beat.lease.lease_s,
+                progress=beat.progress,
+                last_seq=beat.last_seq,
+            )
+            for beat in beats
+        ]
+        sent = self.monotonic()
+        return [
+            self._renewal(beat.lease, answer, sent)
+            for beat, answer in zip(beats, self.engine.apply(batch), strict=True)
+        ]
+
+    def apply(self, batch: Sequence[Write]) -> list[Task | None]:
+        """Do writes on tasks that nobody holds; the answer is the task after each, None for the refused.
+
+        Raises:
+            StoreError: one of the writes had no answer.
+        """
+        tasks: list[Task | None] = []
+        for answer, won in self._apply(batch):
+            if answer.error:
+                raise answer.error
+            tasks.append(Task.from_row(answer.row) if won and answer.row else None)
+        return tasks
+
+    def take_turn(self, name: str, *, owner: str, lasts_s: float) -> bool:
+        """True for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
+        now = self.clock.now()
+        turn_id, until = f"turn:{name}", timestamp(now + lasts_s)
+        [answer] = self.engine.apply([writes.take_turn(turn_id, owner=owner, now=now, until=until)])
+        if not answer.won and answer.row is None and answer.error is None:
+            [answer] = self.engine.put([{"taskId": turn_id, "leaseOwner": owner, "lockTime": until}])
+        return answer.won
+
+    # Texts that are too large for a row
+
+    def keep_text(self, key: str, text: str, *, expire_at: float) -> str | None:
+        """Keep a text outside of the row when it is too large for it; the answer is the reference, None: inline.
+
+        Raises:
+            PayloadTooLarge: it is over 350 KB and there is no bucket for it.
+        """
+        size = len(text) if text.isascii() else len(text.encode())
+        if size <= self.engine.inline_bytes:
+            return None
+        if size <= MAX_TEXT_BYTES:
+            self.engine.put_texts({key: text}, expire_at=expire_at)
+            return f"item:{key}"
+        if self.blobs:
+            return self.blobs.put(key, text)
+        raise PayloadTooLarge(
+            f"{key} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the data, "
+            "or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
+        )
+
+    def _with_stored_payload(self, task: Task) -> Task:
+        ref = self.keep_text(
+            f"{task.task_id}#payload", task.payload_text, expire_at=task.created_at + 365 * 86400.0
+        )
+        return task if ref is None else replace(task, payload_text="", payload_ref=ref)
+
+    def _inflate(self, tasks: list[Task]) -> list[Task]:
+        refs = {ref for task in tasks for ref in (task.payload_ref, task.result_ref) if ref}
+        if not refs:
+            return tasks
+        keys = [ref.removeprefix("item:") for ref in refs if ref.startswith("item:")]
+        texts = {f"item:{key}": text for key, text in self.engine.get_texts(keys).items()} if keys else {}
+        for ref in refs - texts.keys():
+            if not ref.startswith("item:"):
+                if self.blobs is None:
+                    raise StoreError(
+                        f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored"
+                    )
+                texts[ref] = self.blobs.get(ref)
+        return [
+            replace(
+                task,
+                payload_text=texts.get(task.payload_ref, "null") if task.payload_ref else task.payload_text,
+                result_text=texts.get(task.result_ref) if task.result_ref else task.result_text,
+            )
+            for task in tasks
+        ]
+
+    def _enqueued(self, task: Task, answer: Applied) -> Enqueued:
+        if answer.error:
+            return Enqueued(task, created=False, error=answer.error)
+        if answer.won or answer.row is None:
+            return Enqueued(task, created=True)
+        [existing] = self._inflate([Task.from_row(answer.row)])
+        if (existing.job, existing.payload_text) == (task.job, task.payload_text):
+            return Enqueued(existing, created=existing.submitted_at == task.submitted_at)
+        return Enqueued(
+            existing,
+            created=False,
+            error=DuplicateTask(
+                f"the task {task.task_id!r} exists with "
+                + ("another payload" if existing.job == task.job else f"the job {existing.job!r}")
+                + f" (status {existing.status}); choose another task_id, or cancel and purge the old task"
+            ),
+        )
+
+    def _leases(
+        self, answers: Sequence[tuple[Applied, bool]], lengths: Sequence[float], owner: str, sent: float
+    ) -> list[Lease]:
+        leases = []
+        for lease_s, (answer, won) in zip(lengths, answers, strict=True):
+            if won and answer.row:
+                task = Task.from_row(answer.row)
+                leases.append(
+                    Lease(task=task, owner=owner, fence=task.fence, lease_s=lease_s, held_from=sent)
+                )
+        if any(lease.task.payload_ref for lease in leases):
+            whole = self._inflate([lease.task for lease in leases])
+            leases = [replace(lease, task=task) for lease, task in zip(leases, whole, strict=True)]
+        return leases
+
+    def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:
+        """The answers, each with whether the write is done: at once, or before a reply that was lost."""
+        return [
+            (answer, answer.won or (answer.row is not None and write.landed_on(answer.row)))
+            for write, answer in zip(batch, self.engine.apply(batch), strict=True)
+        ]
+
+    def _renewal(self, lease: Lease, answer: Applied, sent: float) -> Renewal:
+        if answer.error:
+            return Renewal()
+        if answer.won and answer.row:
+            return Renewal(lease=replace(lease, task=Task.from_row(answer.row), held_from=sent))
+        return Renewal(lost=True, taken_by=answer.row.get("leaseOwner") if answer.row else None)
+
+
+def _settled(answer: Applied, won: bool) -> Settled:
+    if answer.error:
+        return Settled(error=answer.error)
+    return Settled(won, answer.row.get("dependents", frozenset()) if won and answer.row else frozenset())

@@ -1,0 +1,146 @@
+"""Renders a `Write` to one SQL statement, and rows to and from the columns of the table `tasks`.
+
+Each attribute of the table is a column of the same name; sets, lists and maps are JSON text. The statement depends
+only on the shape of a write (which attributes, which conditions), so it is rendered once per shape and cached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from thunderagent.task import ATTRIBUTES, Row
+from thunderagent.writes import Absent, Below, Condition, Either, Is, OneOf, Present, Write
+
+COLUMNS: Final = tuple(ATTRIBUTES)
+_SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT", "L": "TEXT", "M": "TEXT"}
+_JSON: Final = frozenset(name for name, kind in ATTRIBUTES.items() if kind in ("SS", "L", "M"))
+_LISTED: Final = ", ".join(f'"{name}"' for name in COLUMNS)
+
+CREATE: Final = (
+    "CREATE TABLE tasks ("
+    + ", ".join(
+        f'"{name}" {_SQL_TYPES[kind]}' + (" PRIMARY KEY NOT NULL" if name == "taskId" else "")
+        for name, kind in ATTRIBUTES.items()
+    )
+    + ") WITHOUT ROWID"
+)
+CREATE_INDEX: Final = (
+    'CREATE INDEX "status-createdAt-index" ON tasks ("status", "createdAt", "taskId", "job", "kind") '
+    'WHERE "status" IS NOT NULL'
+)
+SELECT: Final = f"SELECT {_LISTED} FROM tasks"  # noqa: S608 - columns are constants
+SELECT_ONE: Final = f'{SELECT} WHERE "taskId" = ?'
+
+
+def encode(name: str, value: Any) -> Any:
+    """A value of an attribute as its column keeps it."""
+    if name in _JSON:
+        return json.dumps(
+            sorted(value) if isinstance(value, (set, frozenset)) else value, separators=(",", ":")
+        )
+    return value
+
+
+def decode(values: Sequence[Any]) -> Row:
+    """The row in the columns; NULL is an absent attribute."""
+    row = {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
+    for name in _JSON & row.keys():
+        row[name] = json.loads(row[name])
+        if ATTRIBUTES[name] == "SS":
+            row[name] = frozenset(row[name])
+    if "cancelRequested" in row:
+        row["cancelRequested"] = bool(row["cancelRequested"])
+    return row
+
+
+@lru_cache(maxsize=512)
+def insert_sql(names: tuple[str, ...]) -> str:
+    """The statement that puts a row with these attributes unless its id is taken."""
+    columns, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" * len(names))
+    return f"INSERT OR IGNORE INTO tasks ({columns}) VALUES ({marks})"  # noqa: S608 - names are attributes
+
+
+def insert(row: Row) -> tuple[str, list[Any]]:
+    """Statement and parameters that put a row."""
+    return insert_sql(tuple(row)), [encode(name, value) for name, value in row.items()]
+
+
+def update(write: Write) -> tuple[str, list[Any]]:
+    """Statement and parameters of a write; the statement returns the row that it left, or nothing."""
+    shape = (
+        tuple(write.set),
+        tuple(write.increase),
+        tuple(write.remove),
+        tuple(write.insert),
+        tuple(write.discard),
+        tuple(map(_shape, write.require)),
+    )
+    parameters = [encode(name, value) if name in _JSON else value for name, value in write.set.items()]
+    parameters.extend(write.increase.values())
+    parameters.extend(write.insert.values())
+    parameters.extend(write.discard.values())
+    parameters.append(write.task_id)
+    for condition in write.require:
+        parameters.extend(_values(condition))
+    return _update_sql(shape), parameters
+
+
+_Shape = tuple[Any, ...]
+
+
+@lru_cache(maxsize=512)
+def _update_sql(shape: _Shape) -> str:
+    sets, increases, removes, inserts, discards, conditions = shape
+    changes = [f'"{name}" = ?' for name in sets]
+    changes += [f'"{name}" = COALESCE("{name}", 0) + ?' for name in increases]
+    changes += [f'"{name}" = NULL' for name in removes]
+    changes += [
+        f"""\"{name}" = (SELECT json_group_array(value) FROM (
+            SELECT value FROM json_each(COALESCE("{name}", '[]')) UNION SELECT ? ORDER BY 1))"""
+        for name in inserts
+    ]
+    changes += [
+        f"""\"{name}" = NULLIF((SELECT json_group_array(value) FROM (
+            SELECT value FROM json_each(COALESCE("{name}", '[]')) WHERE value <> ? ORDER BY 1)), '[]')"""
+        for name in discards
+    ]
+    holds = "".join(f" AND {_condition_sql(condition)}" for condition in conditions)
+    return f'UPDATE tasks SET {", ".join(changes)} WHERE "taskId" = ?{holds} RETURNING {_LISTED}'  # noqa: S608
+
+
+def _shape(condition: Condition) -> _Shape:
+    match condition:
+        case Either(conditions):
+            return (Either, *map(_shape, conditions))
+        case OneOf(name, values):
+            return (OneOf, name, len(values))
+        case _:
+            return (type(condition), condition.name)
+
+
+def _condition_sql(shape: _Shape) -> str:
+    kind, *rest = shape
+    if kind is Either:
+        return "(" + " OR ".join(map(_condition_sql, rest)) + ")"
+    render: Callable[[], str] = {
+        Is: lambda: f'"{rest[0]}" = ?',
+        Absent: lambda: f'"{rest[0]}" IS NULL',
+        Present: lambda: f'"{rest[0]}" IS NOT NULL',
+        Below: lambda: f'"{rest[0]}" < ?',
+        OneOf: lambda: f'"{rest[0]}" IN ({", ".join("?" * rest[1])})',
+    }[kind]
+    return render()
+
+
+def _values(condition: Condition) -> Iterator[Any]:
+    match condition:
+        case Is(_, value) | Below(_, value):
+            yield value
+        case OneOf(_, values):
+            yield from values
+        case Either(conditions):
+            for one in conditions:
+                yield from _values(one)

@@ -1,0 +1,260 @@
+"""The embedded engine: one SQLite file, many agent processes, no account.
+
+Write-ahead log, so that readers never wait for the writer; `synchronous=FULL`, so that what was acknowledged survives
+a power loss; every batch in one `BEGIN IMMEDIATE` transaction, so that it pays for one fsync and either happens whole
+or not at all. A database that stays busy for `BUSY_S` is reported as `StoreUnavailable`; nothing was written then and
+the caller tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from thunderagent.clock import HostClock, SharedClock
+from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
+from thunderagent.store import MAX_TEXT_BYTES, Applied
+from thunderagent.stores import sql
+from thunderagent.task import Candidate, Lane, Page, Row, Status
+from thunderagent.writes import Write
+
+BUSY_S: Final = 5.0
+MEMORY: Final = ":memory:"
+
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (sql.CREATE, sql.CREATE_INDEX),
+    ('CREATE INDEX "expireAt-index" ON tasks ("expireAt") WHERE "expireAt" IS NOT NULL',),
+)
+"""What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
+
+
+class SqliteEngine:
+    """Rows in a SQLite file. One connection behind a lock; safe in threads, reopened after a fork."""
+
+    inline_bytes = MAX_TEXT_BYTES
+
+    def __init__(self, path: str, *, clock: SharedClock | None = None) -> None:
+        self.path = path
+        self.clock: SharedClock = clock or HostClock()
+        self._guard = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+
+    @property
+    def url(self) -> str:
+        return f"sqlite://{MEMORY}" if self.path == MEMORY else f"sqlite:///{self.path}"
+
+    # Writing
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        answers = []
+        with self._transaction() as cursor:
+            for row in rows:
+                cursor.execute(*sql.insert(row))
+                if cursor.rowcount:
+                    answers.append(Applied(won=True, row=row))
+                else:
+                    answers.append(Applied(won=False, row=_one(cursor, row["taskId"])))
+        return answers
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        answers = []
+        with self._transaction() as cursor:
+            for write in batch:
+                left = cursor.execute(*sql.update(write)).fetchall()
+                if left:
+                    answers.append(Applied(won=True, row=sql.decode(left[0])))
+                else:
+                    answers.append(Applied(won=False, row=_one(cursor, write.task_id)))
+        return answers
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        with self._transaction() as cursor:
+            return [
+                cursor.execute(
+                    'DELETE FROM tasks WHERE "taskId" = ? AND "status" = ? AND "fence" = ?',
+                    (row["taskId"], row["status"], row["fence"]),
+                ).rowcount
+                > 0
+                for row in tasks
+            ]
+
+    def expire(self, now: float) -> int:
+        with self._transaction() as cursor:
+            return cursor.execute(
+                'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM tasks WHERE "expireAt" < ? LIMIT 1000)',
+                (now,),
+            ).rowcount
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        raise StoreError(
+            "SQLite keeps every text in its row"
+        )  # unreachable through the store: see inline_bytes
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+        return {}
+
+    # Reading
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        rows: dict[str, Row] = {}
+        with self._reading() as cursor:
+            for start in range(0, len(task_ids), 500):
+                some = task_ids[start : start + 500]
+                cursor.execute(f'{sql.SELECT} WHERE "taskId" IN ({", ".join("?" * len(some))})', some)
+                found = {row["taskId"]: row for row in map(sql.decode, cursor)}
+                rows.update((task_id, found[task_id]) for task_id in some if task_id in found)
+        return rows
+
+    def page(
+        self,
+        status_value: str,
+        *,
+        limit: int,
+        until: float | None = None,
+        after: Any = None,
+        newest_first: bool = False,
+    ) -> Page:
+        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        query, parameters = '"status" = ?', [status_value]
+        if until is not None:
+            query += ' AND "createdAt" <= ?'
+            parameters.append(until)
+        if after is not None:
+            query += f' AND ("createdAt", "taskId") {beyond} (?, ?)'
+            parameters += after
+        with self._reading() as cursor:
+            cursor.execute(
+                f'SELECT "taskId", "status", "createdAt", "job", "kind" FROM tasks WHERE {query} '  # noqa: S608
+                f'ORDER BY "createdAt" {order}, "taskId" {order} LIMIT ?',
+                (*parameters, limit),
+            )
+            entries = tuple(Candidate(*values) for values in cursor)
+        last = entries[-1] if len(entries) == limit else None
+        return Page(entries, [last.created_at, last.task_id] if last else None)
+
+    def count(self, status_value: str, *, until: float | None = None) -> int:
+        with self._reading() as cursor:
+            cursor.execute(
+                'SELECT COUNT(*) FROM tasks WHERE "status" = ? AND "createdAt" <= ?',
+                (status_value, float("inf") if until is None else until),
+            )
+            return int(cursor.fetchone()[0])
+
+    def lanes(self) -> list[Lane]:
+        with self._reading() as cursor:
+            cursor.execute(  # jumps from one value of the index to the next, whatever the number of rows
+                """WITH RECURSIVE seen(value) AS (
+                    SELECT MIN("status") FROM tasks WHERE "status" IS NOT NULL
+                    UNION ALL
+                    SELECT (SELECT MIN("status") FROM tasks WHERE "status" > seen.value)
+                    FROM seen WHERE seen.value IS NOT NULL
+                ) SELECT value FROM seen WHERE value IS NOT NULL"""
+            )
+            values = [value.partition("#") for (value,) in cursor]
+        return list(
+            dict.fromkeys(Lane.parse(mark + lane) for status, mark, lane in values if status in set(Status))
+        )
+
+    # The file
+
+    def check(self) -> None:
+        with self._reading() as cursor:
+            cursor.execute("SELECT COUNT(*) FROM (SELECT 1 FROM tasks LIMIT 1)")
+
+    def sibling(self) -> SqliteEngine:
+        """Another connection to the file; the same engine for a database in memory, which has but one."""
+        return self if self.path == MEMORY else SqliteEngine(self.path, clock=self.clock)
+
+    def close(self) -> None:
+        with self._guard:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None or self._pid != os.getpid():
+            self._connection, self._pid = _connect(self.path), os.getpid()
+        return self._connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Cursor]:
+        with self._guard, _translated(self.path):
+            yield self._open().cursor()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        with self._guard, _translated(self.path):
+            connection = self._open()
+            cursor = connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+
+def _one(cursor: sqlite3.Cursor, task_id: str) -> Row | None:
+    found = cursor.execute(sql.SELECT_ONE, (task_id,)).fetchall()
+    return sql.decode(found[0]) if found else None
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    folder = Path(path).parent
+    if path != MEMORY and not folder.is_dir():
+        raise ConfigurationError(
+            f"the folder {str(folder)!r} of the database does not exist: create it first"
+        )
+    with _translated(path):
+        connection = sqlite3.connect(
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        connection.execute("PRAGMA cache_size = -32000")
+        _migrate(connection, path)
+        return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: str) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS):
+        return
+    connection.execute(
+        "BEGIN EXCLUSIVE"
+    )  # of many processes that start together, one migrates and the others wait
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(MIGRATIONS):
+        connection.execute("ROLLBACK")
+        connection.close()
+        raise SchemaMismatch(
+            f"{path} has schema version {version}, this ThunderAgent knows versions up to {len(MIGRATIONS)}: upgrade it"
+        )
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    connection.execute("COMMIT")
+
+
+_PASSING: Final = ("locked", "busy", "disk i/o error", "unable to open", "full")
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if any(word in str(error).lower() for word in _PASSING):
+            raise StoreUnavailable(f"the database {path} does not answer: {error}") from error
+        raise StoreError(f"the database {path} refused: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{path} cannot be used as a ThunderAgent database: {error}") from error

@@ -1,0 +1,336 @@
+"""The task: its states, its row, and the place in the index where it can be found.
+
+A `Task` is a frozen picture of one row of TaskTable. Rows travel between the store and its engines as plain
+dictionaries with the attribute names of the table (`taskId`, `createdAt`, …); `Task.from_row` is the only reader.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from thunderagent.errors import ConfigurationError
+
+Row = dict[str, Any]
+"""One row with the attribute names of the table; an attribute that is absent is not a key."""
+
+DEFAULT_QUEUE: Final = "default"
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Status(StrEnum):
+    """Where a task is in its life.
+
+    * `PENDING`: waits for `createdAt` (its due time) and a free slot.
+    * `RUNNING`: one agent holds its lease.
+    * `BLOCKED`: waits for the tasks it depends on.
+    * `SUCCESS`: it ran to its end. Only this satisfies a dependency.
+    * `FAILED`: retries or crashes are used up, or the error was fatal; stays for inspection and retry.
+    * `DONE`: closed on purpose; `done_reason` says why.
+    """
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    BLOCKED = "BLOCKED"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    DONE = "DONE"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when no agent will touch the task again unless somebody retries it."""
+        return self in TERMINAL
+
+
+TERMINAL: Final = frozenset({Status.SUCCESS, Status.FAILED, Status.DONE})
+
+TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
+    Status.PENDING: frozenset({Status.RUNNING, Status.DONE}),
+    Status.RUNNING: frozenset({Status.RUNNING, Status.PENDING, Status.SUCCESS, Status.FAILED, Status.DONE}),
+    Status.BLOCKED: frozenset({Status.PENDING, Status.FAILED, Status.DONE}),
+    Status.SUCCESS: frozenset(),
+    Status.FAILED: frozenset({Status.PENDING, Status.BLOCKED}),
+    Status.DONE: frozenset({Status.PENDING, Status.BLOCKED}),
+}
+"""Which status may follow which. RUNNING to RUNNING is a takeover; what leaves FAILED and DONE is a retry by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A queue and one of its shards: the suffix of the status value under which the index keeps its tasks."""
+
+    queue: str = DEFAULT_QUEUE
+    shard: int = 0
+
+    def __post_init__(self) -> None:
+        if not _QUEUE_NAME.fullmatch(self.queue):
+            raise ConfigurationError(
+                f"{self.queue!r} cannot be the name of a queue: use 1 to 64 letters, digits, '-' or '_'"
+            )
+
+    @property
+    def suffix(self) -> str:
+        """The empty string for the plain lane, else `#reports` or `#reports.3`."""
+        if self.shard:
+            return f"#{self.queue}.{self.shard}"
+        return "" if self.queue == DEFAULT_QUEUE else f"#{self.queue}"
+
+    def value(self, status: str) -> str:
+        """The value of the attribute `status` for a task of this lane."""
+        return f"{status}{self.suffix}"
+
+    @classmethod
+    def of(cls, task_id: str, queue: str, shards: int) -> Lane:
+        """The lane of a new task: crc32 of its id over the number of shards."""
+        return cls(queue, zlib.crc32(task_id.encode()) % shards if shards > 1 else 0)
+
+    @classmethod
+    def parse(cls, suffix: str) -> Lane:
+        """The lane of a suffix such as `#reports.3`."""
+        queue, _, shard = suffix.removeprefix("#").partition(".")
+        return cls(queue or DEFAULT_QUEUE, int(shard or 0))
+
+
+_PLAIN = Lane()
+_lane_of_suffix = lru_cache(maxsize=4096)(Lane.parse)
+
+
+def new_task_id(now: float | None = None) -> str:
+    """A UUID of version 7 (RFC 9562, section 5.7): 48 bits of milliseconds, then random bits.
+
+    Ids that grow with time keep neighbouring tasks in neighbouring pages of an embedded database.
+    """
+    milliseconds = int((time.time() if now is None else now) * 1000)
+    value = (milliseconds << 80) | int.from_bytes(os.urandom(10))
+    value = value & ~(0xF << 76) | (0x7 << 76)
+    value = value & ~(0x3 << 62) | (0x2 << 62)
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def timestamp(seconds: float) -> float:
+    """Epoch seconds as the table keeps them: three decimals, cut off so that nothing becomes due in the future."""
+    return math.floor(seconds * 1000) / 1000
+
+
+ATTRIBUTES: Final[Mapping[str, str]] = {
+    "taskId": "S",
+    "status": "S",
+    "createdAt": "N",
+    "submittedAt": "N",
+    "startedAt": "N",
+    "finishedAt": "N",
+    "updatedAt": "N",
+    "job": "S",
+    "kind": "S",
+    "payload": "S",
+    "payloadRef": "S",
+    "retryCount": "N",
+    "maxRetry": "N",
+    "crashCount": "N",
+    "fence": "N",
+    "lockTime": "N",
+    "leaseOwner": "S",
+    "leaseSec": "N",
+    "hb": "N",
+    "lastAgent": "S",
+    "dependsOn": "L",
+    "waitingFor": "SS",
+    "dependents": "SS",
+    "onParentFailure": "S",
+    "desiredState": "S",
+    "lastSeq": "M",
+    "cancelRequested": "BOOL",
+    "progress": "S",
+    "result": "S",
+    "resultRef": "S",
+    "error": "S",
+    "errors": "L",
+    "doneReason": "S",
+    "expireAt": "N",
+    "info": "M",
+}
+"""Every attribute of the table and its DynamoDB type. `info` is used by the rows of agents alone."""
+
+LEASE_ATTRIBUTES: Final = ("lockTime", "leaseOwner", "leaseSec", "hb")
+"""Present exactly while RUNNING."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task as a row of the table said it at some moment; times are epoch seconds."""
+
+    task_id: str
+    status: Status
+    lane: Lane = _PLAIN
+    created_at: float
+    """Place in the queue: the earliest moment the task may run. Moves with each delay, retry and snooze."""
+    submitted_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    updated_at: float | None = None
+    job: str
+    kind: str = "batch"
+    payload_text: str = "null"
+    payload_ref: str | None = None
+    retry_count: int = 0
+    """Handler errors so far. It grows when a retry is written; snooze, drain and lost agents leave it alone."""
+    max_retry: int = 3
+    crash_count: int = 0
+    """Agents lost while they ran it."""
+    fence: int = 0
+    lock_time: float | None = None
+    lease_owner: str | None = None
+    lease_sec: float | None = None
+    hb: int | None = None
+    last_agent: str | None = None
+    depends_on: tuple[str, ...] = ()
+    waiting_for: frozenset[str] = frozenset()
+    dependents: frozenset[str] = frozenset()
+    on_parent_failure: str | None = None
+    desired_state: str | None = None
+    last_seq: Mapping[str, Any] | None = None
+    cancel_requested: bool = False
+    progress_text: str | None = None
+    result_text: str | None = None
+    result_ref: str | None = None
+    error: str | None = None
+    errors: tuple[Mapping[str, Any], ...] = ()
+    """The last ten failed attempts, oldest first."""
+    done_reason: str | None = None
+    expire_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        """The same as `task_id`."""
+        return self.task_id
+
+    @property
+    def queue(self) -> str:
+        """Name of the queue."""
+        return self.lane.queue
+
+    @property
+    def status_value(self) -> str:
+        """The attribute `status` as it is stored, with the suffix of the lane."""
+        return f"{self.status}{self.lane.suffix}"
+
+    @property
+    def attempt(self) -> int:
+        """Number of this run, from 1: handler errors and lost agents so far, plus one."""
+        return self.retry_count + self.crash_count + 1
+
+    @property
+    def payload(self) -> Any:
+        """The payload as JSON data."""
+        return json.loads(self.payload_text)
+
+    @property
+    def result(self) -> Any:
+        """The result as JSON data; None until the task has succeeded."""
+        return None if self.result_text is None else json.loads(self.result_text)
+
+    @property
+    def progress(self) -> Any:
+        """What the handler last told with `ctx.progress()`, as JSON data."""
+        return None if self.progress_text is None else json.loads(self.progress_text)
+
+    @classmethod
+    def from_row(cls, row: Row) -> Task:
+        """The task that a row describes.
+
+        Raises:
+            ValueError: the status of the row is not one of a task.
+        """
+        values = {_FIELDS[name]: value for name, value in row.items() if name in _FIELDS}
+        status, mark, suffix = values["status"].partition("#")
+        values["status"] = Status(status)
+        values["lane"] = _lane_of_suffix(mark + suffix)
+        if "dependsOn" in row:
+            values["depends_on"] = tuple(row["dependsOn"])
+        if "errors" in row:
+            values["errors"] = tuple(row["errors"])
+        return cls(**values)
+
+    def to_row(self) -> Row:
+        """The row to put; what is empty is left out, as DynamoDB refuses empty sets and we pay for each byte."""
+        row = {
+            name: value
+            for name, field in _FIELDS.items()
+            if (value := getattr(self, field)) is not None and value is not False and value not in _NOTHING
+        }
+        row["status"] = self.status_value
+        for name in ("dependsOn", "errors"):
+            if name in row:
+                row[name] = list(row[name])
+        return row
+
+
+_NOTHING: Final = ((), frozenset())
+_IRREGULAR = {
+    "payload": "payload_text",
+    "result": "result_text",
+    "progress": "progress_text",
+}
+
+
+def _field_names() -> dict[str, str]:
+    known = {field.name for field in fields(Task)}
+    names = {}
+    for attribute in ATTRIBUTES:
+        name = _IRREGULAR.get(attribute) or re.sub(r"([A-Z])", r"_\1", attribute).lower()
+        if name in known:
+            names[attribute] = name
+    return names
+
+
+_FIELDS: Final = _field_names()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What an index entry tells of a task: enough to try a claim, nothing to rely on."""
+
+    task_id: str
+    status_value: str
+    created_at: float
+    job: str
+    kind: str = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some entries of the index in its order; `after` continues behind them and is None at the end."""
+
+    entries: tuple[Candidate, ...]
+    after: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Ownership of a task for a time. Every write after the claim takes one; there is no `complete(task_id)`."""
+
+    task: Task
+    owner: str
+    fence: int
+    lease_s: float
+    held_from: float
+    """Monotonic seconds of the moment before the claim or the last good renewal was sent."""
+
+    @property
+    def task_id(self) -> str:
+        """Id of the leased task."""
+        return self.task.task_id
+
+    def deadline(self, margin: float) -> float:
+        """Monotonic second at which the holder stops by itself; `margin` is a share of the lease, at least 0.2."""
+        return self.held_from + self.lease_s * (1.0 - margin)

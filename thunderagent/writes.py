@@ -1,0 +1,447 @@
+"""Every conditional write of the queue, once, as data: one pure function per verb.
+
+A `Write` says what is set, increased, removed, put into and taken out of a set, and what must hold for any of it to
+happen. `stores/expressions.py` renders it to the arguments of UpdateItem, `stores/sql.py` to one SQL statement; so the
+rules exist once and cannot drift between the stores.
+
+Two rules for whoever adds a verb: no write without a condition (an update of a deleted row would create a ghost), and
+no `increase` whose repetition would count twice unless the condition refuses the repetition (the SDK repeats a write
+whose reply was lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from thunderagent.task import LEASE_ATTRIBUTES, TERMINAL, Candidate, Lease, Row, Status, Task, timestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """The attribute has exactly this value."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The attribute is not there."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The attribute is there."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The attribute is a number smaller than this one."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The attribute has one of these values."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """At least one of these conditions holds."""
+
+    conditions: tuple[Condition, ...]
+
+
+Condition = Is | Absent | Present | Below | OneOf | Either
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """One conditional change of one row."""
+
+    verb: str
+    task_id: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    increase: Mapping[str, int] = field(default_factory=dict)
+    remove: Sequence[str] = ()
+    insert: Mapping[str, str] = field(default_factory=dict)
+    """Member to put into the string set of that name."""
+    discard: Mapping[str, str] = field(default_factory=dict)
+    """Member to take out of the string set of that name; an empty set is an absent attribute."""
+    require: Sequence[Condition]
+
+    def __post_init__(self) -> None:
+        if not self.require:
+            raise ValueError(f"the write {self.verb!r} has no condition")
+
+    def landed_on(self, row: Row) -> bool:
+        """True when the row looks exactly as this write leaves it: a lost reply, not a lost race.
+
+        Owners are unique per process start and times have milliseconds, so no other writer leaves the same values.
+        """
+        if not self.set or any(row.get(name) != value for name, value in self.set.items()):
+            return False
+        if any(name in row for name in self.remove):
+            return False
+        return all(
+            row.get(condition.name) == condition.value
+            for condition in self.require
+            if isinstance(condition, Is) and condition.name == "fence" and "fence" not in self.increase
+        )
+
+
+ERRORS_KEPT: Final = 10
+ERROR_BYTES: Final = 1024
+
+
+def cut(text: str, limit: int = ERROR_BYTES) -> str:
+    """The text within a number of UTF-8 bytes; what is over is replaced by an ellipsis."""
+    raw = text.encode()
+    return text if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "…"
+
+
+def error_history(task: Task, message: str, *, agent: str | None, now: float) -> list[dict[str, Any]]:
+    """The attribute `errors` after one more failed attempt: bounded in number and size."""
+    entry = {"at": timestamp(now), "attempt": task.attempt, "error": cut(message)}
+    if agent:
+        entry["agent"] = agent
+    return [*(dict(old) for old in task.errors), entry][-ERRORS_KEPT:]
+
+
+# Verbs that take a task out of a queue and hold it.
+
+
+def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until: float) -> Write:
+    """PENDING to RUNNING under a new fence.
+
+    `createdAt` as seen closes the hole of a stale index page: a task that failed and went back with a later due time
+    is not taken early. A fresh task has no `lockTime`, hence both forms of the last condition.
+    """
+    pending, _, suffix = candidate.status_value.partition("#")
+    running = f"{Status.RUNNING}#{suffix}" if suffix else Status.RUNNING.value
+    if pending != Status.PENDING:
+        raise ValueError(
+            f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed"
+        )
+    return Write(
+        verb="claim",
+        task_id=candidate.task_id,
+        set={
+            "status": running,
+            "lockTime": timestamp(until),
+            "leaseOwner": owner,
+            "leaseSec": lease_s,
+            "hb": 0,
+            "lastAgent": owner,
+            "startedAt": timestamp(now),
+            "updatedAt": timestamp(now),
+        },
+        increase={"fence": 1},
+        require=(
+            Is("status", candidate.status_value),
+            Is("createdAt", candidate.created_at),
+            Either((Absent("lockTime"), Below("lockTime", timestamp(now)))),
+        ),
+    )
+
+
+def renew(
+    lease: Lease,
+    *,
+    now: float,
+    until: float,
+    progress: str | None = None,
+    last_seq: Mapping[str, Any] | None = None,
+) -> Write:
+    """A heartbeat. Conditioned on the fence, not on the beat, so that a repetition is harmless."""
+    changes: dict[str, Any] = {"lockTime": timestamp(until), "updatedAt": timestamp(now)}
+    if progress is not None:
+        changes["progress"] = progress
+    if last_seq is not None:
+        changes["lastSeq"] = dict(last_seq)
+    return Write(
+        verb="renew",
+        task_id=lease.task_id,
+        set=changes,
+        increase={"hb": 1},
+        require=(Is("fence", lease.fence), Is("leaseOwner", lease.owner), Is("status", _running(lease.task))),
+    )
+
+
+def take_over(seen: Task, *, owner: str, lease_s: float, now: float, until: float) -> Write:
+    """A dead agent's task becomes ours and stays RUNNING; its beats must not have moved since we looked."""
+    return Write(
+        verb="take over",
+        task_id=seen.task_id,
+        set={
+            "lockTime": timestamp(until),
+            "leaseOwner": owner,
+            "leaseSec": lease_s,
+            "hb": 0,
+            "lastAgent": owner,
+            "updatedAt": timestamp(now),
+            "crashCount": seen.crash_count + 1,
+            "errors": error_history(
+                seen, f"agent {seen.lease_owner} was lost", agent=seen.lease_owner, now=now
+            ),
+        },
+        increase={"fence": 1},
+        require=_unmoved(seen),
+    )
+
+
+def give_up(seen: Task, *, error: str, now: float, expire_at: float) -> Write:
+    """FAILED instead of one more takeover: the task has lost as many agents as it may."""
+    return Write(
+        verb="give up",
+        task_id=seen.task_id,
+        set={
+            **_end(seen, Status.FAILED, now=now, expire_at=expire_at),
+            "error": cut(error),
+            "crashCount": seen.crash_count + 1,
+            "errors": error_history(seen, error, agent=seen.lease_owner, now=now),
+        },
+        remove=LEASE_ATTRIBUTES,
+        require=_unmoved(seen),
+    )
+
+
+# Verbs of the holder: each ends the lease.
+
+
+def succeed(
+    lease: Lease,
+    *,
+    now: float,
+    expire_at: float,
+    result: str | None = None,
+    result_ref: str | None = None,
+    note: str | None = None,
+) -> Write:
+    """RUNNING to SUCCESS. `note` says why a result could not be stored."""
+    changes = _end(lease.task, Status.SUCCESS, now=now, expire_at=expire_at)
+    for name, value in (("result", result), ("resultRef", result_ref), ("error", note)):
+        if value is not None:
+            changes[name] = value
+    return _settle("succeed", lease, changes)
+
+
+def retry(lease: Lease, *, due: float, error: str, now: float) -> Write:
+    """RUNNING to PENDING after a handler's error; one retry is used up."""
+    return _settle(
+        "retry",
+        lease,
+        {
+            "status": lease.task.lane.value(Status.PENDING),
+            "createdAt": timestamp(due),
+            "updatedAt": timestamp(now),
+            "retryCount": lease.task.retry_count + 1,
+            "error": cut(error),
+            "errors": error_history(lease.task, error, agent=lease.owner, now=now),
+        },
+    )
+
+
+def snooze(lease: Lease, *, due: float, now: float) -> Write:
+    """RUNNING to PENDING because the handler asked for later; no retry is used up."""
+    return _back("snooze", lease, due=due, now=now)
+
+
+def release(lease: Lease, *, now: float) -> Write:
+    """RUNNING to PENDING because the agent stops; no retry is used up."""
+    return _back("release", lease, due=now, now=now)
+
+
+def fail(lease: Lease, *, error: str, now: float, expire_at: float) -> Write:
+    """RUNNING to FAILED: retries are used up, or the error was fatal."""
+    return _settle(
+        "fail",
+        lease,
+        {
+            **_end(lease.task, Status.FAILED, now=now, expire_at=expire_at),
+            "error": cut(error),
+            "errors": error_history(lease.task, error, agent=lease.owner, now=now),
+        },
+    )
+
+
+def close(lease: Lease, *, reason: str, now: float, expire_at: float) -> Write:
+    """RUNNING to DONE: closed on purpose."""
+    changes = _end(lease.task, Status.DONE, now=now, expire_at=expire_at)
+    return _settle("close", lease, {**changes, "doneReason": cut(reason)})
+
+
+# Verbs for tasks that nobody holds, each conditioned on the status as seen.
+
+
+def cancel_waiting(seen: Task, *, reason: str, now: float, expire_at: float) -> Write:
+    """PENDING or BLOCKED to DONE."""
+    return Write(
+        verb="cancel",
+        task_id=seen.task_id,
+        set={**_end(seen, Status.DONE, now=now, expire_at=expire_at), "doneReason": cut(reason)},
+        remove=("waitingFor",),
+        require=(Is("status", seen.status_value), Is("fence", seen.fence)),
+    )
+
+
+def request_cancel(seen: Task, *, now: float) -> Write:
+    """Ask the holder of a RUNNING task to stop; it learns of it in the reply to its next heartbeat."""
+    return Write(
+        verb="request cancel",
+        task_id=seen.task_id,
+        set={"cancelRequested": True, "updatedAt": timestamp(now)},
+        require=(Is("status", seen.status_value), Is("fence", seen.fence)),
+    )
+
+
+def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset()) -> Write:
+    """FAILED or DONE back to the queue by hand, with fresh budgets; `errors` stays as its history."""
+    if seen.status not in (Status.FAILED, Status.DONE):
+        raise ValueError(f"{seen.task_id} is {seen.status}, only FAILED and DONE can be retried")
+    changes: dict[str, Any] = {
+        "status": seen.lane.value(Status.BLOCKED if waiting_for else Status.PENDING),
+        "createdAt": timestamp(now),
+        "updatedAt": timestamp(now),
+        "retryCount": 0,
+        "crashCount": 0,
+    }
+    if waiting_for:
+        changes["waitingFor"] = waiting_for
+    return Write(
+        verb="revive",
+        task_id=seen.task_id,
+        set=changes,
+        remove=("finishedAt", "expireAt", "error", "doneReason", "cancelRequested", "progress"),
+        require=(
+            Is("status", seen.status_value),
+            Is("fence", seen.fence),
+            Is("finishedAt", seen.finished_at),
+        ),
+    )
+
+
+# Verbs of dependencies.
+
+
+def register_dependent(parent: Task, child_id: str) -> Write:
+    """Tell a parent that a child waits for it; refused when the parent is gone or has ended."""
+    open_values = tuple(parent.lane.value(status) for status in Status if status not in TERMINAL)
+    return Write(
+        verb="register dependent",
+        task_id=parent.task_id,
+        insert={"dependents": child_id},
+        require=(OneOf("status", open_values),),
+    )
+
+
+def parent_done(child: Task, parent_id: str) -> Write:
+    """Take one parent off a BLOCKED child's list; repeating it changes nothing."""
+    return Write(
+        verb="parent done",
+        task_id=child.task_id,
+        discard={"waitingFor": parent_id},
+        require=(Is("status", child.lane.value(Status.BLOCKED)),),
+    )
+
+
+def unpark(child: Task, *, now: float, due: float | None = None) -> Write:
+    """BLOCKED to PENDING once no parent is open; a later due time of its own is kept."""
+    return Write(
+        verb="unpark",
+        task_id=child.task_id,
+        set={
+            "status": child.lane.value(Status.PENDING),
+            "createdAt": timestamp(max(now, due or now)),
+            "updatedAt": timestamp(now),
+        },
+        require=(Is("status", child.lane.value(Status.BLOCKED)), Absent("waitingFor")),
+    )
+
+
+def doom(child: Task, *, status: Status, reason: str, now: float, expire_at: float) -> Write:
+    """BLOCKED to FAILED or DONE because a parent did not succeed."""
+    text = {"error": cut(reason)} if status is Status.FAILED else {"doneReason": cut(reason)}
+    return Write(
+        verb="doom",
+        task_id=child.task_id,
+        set={**_end(child, status, now=now, expire_at=expire_at), **text},
+        remove=("waitingFor",),
+        require=(Is("status", child.lane.value(Status.BLOCKED)),),
+    )
+
+
+# Verbs of agents.
+
+
+def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
+    """One agent gets the turn for a piece of housekeeping; the turn ends by itself at `until`."""
+    return Write(
+        verb="take turn",
+        task_id=turn_id,
+        set={"leaseOwner": owner, "lockTime": timestamp(until)},
+        require=(Present("taskId"), Either((Absent("lockTime"), Below("lockTime", timestamp(now))))),
+    )
+
+
+def announce(agent_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
+    """Say that an agent is alive, and what it runs."""
+    return Write(
+        verb="announce",
+        task_id=agent_id,
+        set={"info": dict(info), "updatedAt": timestamp(now), "expireAt": float(int(expire_at))},
+        require=(Is("status", AGENT_STATUS),),
+    )
+
+
+AGENT_STATUS: Final = "AGENT"
+
+
+def _running(task: Task) -> str:
+    return task.lane.value(Status.RUNNING)
+
+
+def _unmoved(seen: Task) -> tuple[Condition, ...]:
+    return (Is("status", _running(seen)), Is("fence", seen.fence), Is("hb", seen.hb))
+
+
+def _end(task: Task, status: Status, *, now: float, expire_at: float) -> dict[str, Any]:
+    return {
+        "status": task.lane.value(status),
+        "finishedAt": timestamp(now),
+        "updatedAt": timestamp(now),
+        "expireAt": int(expire_at),
+    }
+
+
+def _settle(verb: str, lease: Lease, changes: Mapping[str, Any]) -> Write:
+    return Write(
+        verb=verb,
+        task_id=lease.task_id,
+        set=changes,
+        remove=LEASE_ATTRIBUTES,
+        require=(Is("fence", lease.fence), Is("status", _running(lease.task))),
+    )
+
+
+def _back(verb: str, lease: Lease, *, due: float, now: float) -> Write:
+    return _settle(
+        verb,
+        lease,
+        {
+            "status": lease.task.lane.value(Status.PENDING),
+            "createdAt": timestamp(due),
+            "updatedAt": timestamp(now),
+        },
+    )
