@@ -49,6 +49,4 @@ def verdict(parent: Status | None, policy: str | None) -> Verdict:
 
 def reason(parent_id: str, parent: Status | None) -> str:
     """Why a child did not run, for its row."""
-    return (
-        f"parent {parent_id} no longer exists" if parent is None else f"parent {parent_id} ended as {parent}"
-    )
+    return f"parent {parent_id} no longer exists" if parent is None else f"parent {parent_id} ended as {parent}"

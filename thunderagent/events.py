@@ -36,9 +36,9 @@ class AgentDraining(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStopped(Event):
-    """The agent has stopped; `released` tasks went back to their queues."""
+    """The agent has stopped; the tasks of `stuck` handlers went back to their queues without them."""
 
-    released: int
+    stuck: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +198,9 @@ class HeartbeatLate(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadDied(Event):
-    """One of the agent's own threads ended by an error; `restarted` says whether it runs again."""
+    """One of the agent's own threads has ended; `restarted` says whether it runs again."""
 
     thread: str
-    error: str
     restarted: bool
 
 

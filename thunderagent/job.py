@@ -52,6 +52,13 @@ class Fail:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unstorable:
+    """For the engine: stands for a value of a handler that cannot be JSON data; `why` tells."""
+
+    why: str
+
+
 class Context:
     """What a handler knows of its task and can ask of its agent.
 
@@ -124,9 +131,7 @@ class Context:
         """
         text = dump_json(value, "the progress")
         if len(text.encode()) > PROGRESS_BYTES:
-            raise ValueError(
-                f"the progress has {len(text.encode())} bytes, at most {PROGRESS_BYTES} can be kept"
-            )
+            raise ValueError(f"the progress has {len(text.encode())} bytes, at most {PROGRESS_BYTES} can be kept")
         with self._guard:
             self._progress = text
 
@@ -256,9 +261,7 @@ def job(
         if lease_s is not None and beat is not None:
             problems += lease_problems(lease_s, beat, "lease_s", "heartbeat_s")
         if problems:
-            raise ConfigurationError(
-                f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems)
-            )
+            raise ConfigurationError(f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
         return Job(
             name=name,
             handler=handler,
@@ -298,9 +301,7 @@ def _option_problems(
 def _payload_type(handler: Handler[P], name: str) -> Any:
     parameters = list(inspect.signature(handler).parameters)
     if len(parameters) != 2:
-        raise ConfigurationError(
-            f"the handler of {name!r} must take (ctx, payload), not ({', '.join(parameters)})"
-        )
+        raise ConfigurationError(f"the handler of {name!r} must take (ctx, payload), not ({', '.join(parameters)})")
     try:
         hints = typing.get_type_hints(handler)
     except NameError as error:
@@ -308,9 +309,7 @@ def _payload_type(handler: Handler[P], name: str) -> Any:
             f"the annotations of {name!r} cannot be resolved ({error}); define its types at the top of the module"
         ) from error
     if parameters[1] not in hints:
-        raise ConfigurationError(
-            f"annotate the parameter {parameters[1]!r} of {name!r} with its payload type"
-        )
+        raise ConfigurationError(f"annotate the parameter {parameters[1]!r} of {name!r} with its payload type")
     return hints[parameters[1]]
 
 
@@ -330,9 +329,7 @@ class Registry(Mapping[str, "Job[Any]"]):
         """
         other = self._jobs.setdefault(one.name, one)
         if other is not one:
-            raise ConfigurationError(
-                f"two jobs are named {one.name!r}: {other.where} and {one.where}; rename one"
-            )
+            raise ConfigurationError(f"two jobs are named {one.name!r}: {other.where} and {one.where}; rename one")
 
     def __getitem__(self, name: str) -> Job[Any]:
         try:
@@ -424,6 +421,8 @@ def dump_result(value: Any) -> str | None:
     """
     if value is None:
         return None
+    if isinstance(value, Unstorable):
+        raise ValueError(value.why)
     try:
         data = to_jsonable_python(value, inf_nan_mode="constants")
     except (PydanticSerializationError, UnicodeDecodeError) as problem:

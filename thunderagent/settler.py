@@ -114,9 +114,7 @@ def settle(
             return _closed(lease, fields, str(why), policy, now)
         case Stopped(why=why):
             fatal = isinstance(why, job.fatal) if job.fatal else False
-            return _failed(
-                lease, job, Raised(f"{type(why).__name__}: {why}", fatal), fields, policy, now, rng
-            )
+            return _failed(lease, job, Raised(f"{type(why).__name__}: {why}", fatal), fields, policy, now, rng)
         case Raised():
             return _failed(lease, job, outcome, fields, policy, now, rng)
         case Returned(value=Snooze(seconds=delay)):
@@ -131,9 +129,7 @@ def settle(
         case Returned(value=value):
             expire_at = now + policy.keep_success_s
             result, ref, note = _result(task, value, expire_at, keep)
-            write = writes.succeed(
-                lease, now=now, expire_at=expire_at, result=result, result_ref=ref, note=note
-            )
+            write = writes.succeed(lease, now=now, expire_at=expire_at, result=result, result_ref=ref, note=note)
             return Settlement(write, events.TaskSucceeded(**fields, seconds=seconds, note=note))
 
 
@@ -160,9 +156,7 @@ def _failed(
     return Settlement(write, events.TaskRetried(**fields, error=outcome.error, delay_s=delay))
 
 
-def _result(
-    task: Task, value: Any, expire_at: float, keep: KeepResult
-) -> tuple[str | None, str | None, str | None]:
+def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple[str | None, str | None, str | None]:
     """Result, reference and note. A result that cannot be kept is noted; the task has succeeded all the same."""
     try:
         text = dump_result(value)

@@ -48,6 +48,25 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """A claim without an answer: it may have happened. `sent` is the monotonic second before it was sent."""
+
+    wanted: Wanted
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Outcome of an exchange: one answer for each settlement, the leases won, the claims lost and those in doubt."""
+
+    settled: list[Settled]
+    leases: list[Lease]
+    lost: list[Candidate]
+    doubts: list[Doubt]
+    error: StoreError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """One heartbeat: the lease and what rides on it."""
 
@@ -81,6 +100,16 @@ class Enqueued:
     task: Task
     created: bool
     error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """An agent as it announced itself: `info` has host, pid, version, queues, running, jobs and health."""
+
+    name: str
+    started_at: float
+    seen_at: float
+    info: Mapping[str, Any]
 
 
 class Engine(Protocol):
@@ -199,16 +228,11 @@ class TaskStore:
 
     # Ownership
 
-    def exchange(
-        self, settlements: Sequence[Write], wanted: Sequence[Wanted], *, owner: str
-    ) -> tuple[list[Settled], list[Lease]]:
+    def exchange(self, settlements: Sequence[Write], wanted: Sequence[Wanted], *, owner: str) -> Exchanged:
         """Settle what has ended and claim what comes next, in one call to the engine.
 
         The writes that end leases come first, and each says whether it was accepted: what is refused was not ours any
         more. Of the candidates, the leases won are answered.
-
-        Raises:
-            StoreError: there was nothing to settle, no claim was won and at least one had no answer.
         """
         now, until = self.clock.now(), self.clock.latest()
         claims = [
@@ -218,20 +242,43 @@ class TaskStore:
         sent = self.monotonic()
         answers = self._apply([*settlements, *claims])
         settled = [_settled(answer, won) for answer, won in answers[: len(settlements)]]
-        leases = self._leases(answers[len(settlements) :], [one.lease_s for one in wanted], owner, sent)
-        if not leases and not settlements:
-            for answer, _ in answers:
-                if answer.error:
-                    raise answer.error
-        return settled, leases
+        claimed = answers[len(settlements) :]
+        return Exchanged(
+            settled=settled,
+            leases=self._leases(claimed, [one.lease_s for one in wanted], owner, sent),
+            lost=[
+                one.candidate
+                for one, (answer, won) in zip(wanted, claimed, strict=True)
+                if not won and not answer.error
+            ],
+            doubts=[Doubt(one, sent) for one, (answer, _) in zip(wanted, claimed, strict=True) if answer.error],
+            error=next((answer.error for answer, _ in answers if answer.error), None),
+        )
 
     def claim(self, wanted: Sequence[Wanted], *, owner: str) -> list[Lease]:
-        """Try to claim each; the answer holds a lease for each task won."""
-        return self.exchange((), wanted, owner=owner)[1]
+        """Try to claim each; the answer holds a lease for each task won.
+
+        Raises:
+            StoreError: no claim was won and at least one had no answer.
+        """
+        exchanged = self.exchange((), wanted, owner=owner)
+        if exchanged.error and not exchanged.leases:
+            raise exchanged.error
+        return exchanged.leases
 
     def settle(self, batch: Sequence[Write]) -> list[Settled]:
         """Do the writes that end leases."""
-        return self.exchange(batch, (), owner="")[0]
+        return self.exchange(batch, (), owner="").settled
+
+    def resolve(self, doubts: Sequence[Doubt], *, owner: str) -> list[Lease]:
+        """Look at claims that had no answer: those that did happen are leases of ours."""
+        rows = self.get(doubt.wanted.candidate.task_id for doubt in doubts)
+        return [
+            Lease(task=task, owner=owner, fence=task.fence, lease_s=doubt.wanted.lease_s, held_from=doubt.sent)
+            for doubt in doubts
+            if (task := rows.get(doubt.wanted.candidate.task_id)) is not None
+            and (task.status, task.lease_owner) == (Status.RUNNING, owner)
+        ]
 
     def take_over(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> list[Lease]:
         """Take tasks of lost agents, each with the length of the new lease; the answer holds those won."""
@@ -284,6 +331,48 @@ class TaskStore:
             [answer] = self.engine.put([{"taskId": turn_id, "leaseOwner": owner, "lockTime": until}])
         return answer.won
 
+    # Agents
+
+    def announce(self, agent: str, info: Mapping[str, Any], *, lives_s: float) -> None:
+        """Say that an agent is alive for the next `lives_s` seconds, and what it runs.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        now = self.clock.now()
+        agent_id, expire_at = f"agent:{agent}", int(now + lives_s)
+        [answer] = self.engine.apply([writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
+        if not answer.won and answer.error is None:
+            row = {
+                "status": writes.AGENT_STATUS,
+                "createdAt": timestamp(now),
+                "updatedAt": timestamp(now),
+                "fence": 0,
+            }
+            [answer] = self.engine.put([{"taskId": agent_id, "info": dict(info), "expireAt": expire_at, **row}])
+        if answer.error:
+            raise answer.error
+
+    def sign_off(self, agent: str) -> None:
+        """Take an agent's row away."""
+        self.engine.delete(list(self.engine.get([f"agent:{agent}"]).values()))
+
+    def agents(self) -> list[AgentInfo]:
+        """The agents that announced themselves and are not overdue, oldest first."""
+        found: list[AgentInfo] = []
+        after = None
+        while True:
+            page = self.engine.page(writes.AGENT_STATUS, limit=100, after=after)
+            rows = self.engine.get([entry.task_id for entry in page.entries]).values()
+            found += [
+                AgentInfo(row["taskId"].removeprefix("agent:"), row["createdAt"], row["updatedAt"], row["info"])
+                for row in rows
+                if row["expireAt"] > self.clock.earliest()
+            ]
+            after = page.after
+            if after is None:
+                return found
+
     # Texts that are too large for a row
 
     def keep_text(self, key: str, text: str, *, expire_at: float) -> str | None:
@@ -306,9 +395,7 @@ class TaskStore:
         )
 
     def _with_stored_payload(self, task: Task) -> Task:
-        ref = self.keep_text(
-            f"{task.task_id}#payload", task.payload_text, expire_at=task.created_at + 365 * 86400.0
-        )
+        ref = self.keep_text(f"{task.task_id}#payload", task.payload_text, expire_at=task.created_at + 365 * 86400.0)
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
 
     def _inflate(self, tasks: list[Task]) -> list[Task]:
@@ -320,9 +407,7 @@ class TaskStore:
         for ref in refs - texts.keys():
             if not ref.startswith("item:"):
                 if self.blobs is None:
-                    raise StoreError(
-                        f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored"
-                    )
+                    raise StoreError(f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored")
                 texts[ref] = self.blobs.get(ref)
         return [
             replace(
@@ -358,9 +443,7 @@ class TaskStore:
         for lease_s, (answer, won) in zip(lengths, answers, strict=True):
             if won and answer.row:
                 task = Task.from_row(answer.row)
-                leases.append(
-                    Lease(task=task, owner=owner, fence=task.fence, lease_s=lease_s, held_from=sent)
-                )
+                leases.append(Lease(task=task, owner=owner, fence=task.fence, lease_s=lease_s, held_from=sent))
         if any(lease.task.payload_ref for lease in leases):
             whole = self._inflate([lease.task for lease in leases])
             leases = [replace(lease, task=task) for lease, task in zip(leases, whole, strict=True)]

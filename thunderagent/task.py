@@ -275,7 +275,7 @@ class Task:
         return row
 
 
-_NOTHING: Final = ((), frozenset())
+_NOTHING: Final[tuple[object, ...]] = ((), frozenset())
 _IRREGULAR = {
     "payload": "payload_text",
     "result": "result_text",

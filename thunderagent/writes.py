@@ -131,9 +131,7 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
     pending, _, suffix = candidate.status_value.partition("#")
     running = f"{Status.RUNNING}#{suffix}" if suffix else Status.RUNNING.value
     if pending != Status.PENDING:
-        raise ValueError(
-            f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed"
-        )
+        raise ValueError(f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed")
     return Write(
         verb="claim",
         task_id=candidate.task_id,
@@ -192,9 +190,7 @@ def take_over(seen: Task, *, owner: str, lease_s: float, now: float, until: floa
             "lastAgent": owner,
             "updatedAt": timestamp(now),
             "crashCount": seen.crash_count + 1,
-            "errors": error_history(
-                seen, f"agent {seen.lease_owner} was lost", agent=seen.lease_owner, now=now
-            ),
+            "errors": error_history(seen, f"agent {seen.lease_owner} was lost", agent=seen.lease_owner, now=now),
         },
         increase={"fence": 1},
         require=_unmoved(seen),

@@ -38,9 +38,7 @@ SELECT_ONE: Final = f'{SELECT} WHERE "taskId" = ?'
 def encode(name: str, value: Any) -> Any:
     """A value of an attribute as its column keeps it."""
     if name in _JSON:
-        return json.dumps(
-            sorted(value) if isinstance(value, (set, frozenset)) else value, separators=(",", ":")
-        )
+        return json.dumps(sorted(value) if isinstance(value, (set, frozenset)) else value, separators=(",", ":"))
     return value
 
 
@@ -99,12 +97,12 @@ def _update_sql(shape: _Shape) -> str:
     changes += [f'"{name}" = NULL' for name in removes]
     changes += [
         f"""\"{name}" = (SELECT json_group_array(value) FROM (
-            SELECT value FROM json_each(COALESCE("{name}", '[]')) UNION SELECT ? ORDER BY 1))"""
+            SELECT value FROM json_each(COALESCE("{name}", '[]')) UNION SELECT ? ORDER BY 1))"""  # noqa: S608
         for name in inserts
     ]
     changes += [
         f"""\"{name}" = NULLIF((SELECT json_group_array(value) FROM (
-            SELECT value FROM json_each(COALESCE("{name}", '[]')) WHERE value <> ? ORDER BY 1)), '[]')"""
+            SELECT value FROM json_each(COALESCE("{name}", '[]')) WHERE value <> ? ORDER BY 1)), '[]')"""  # noqa: S608
         for name in discards
     ]
     holds = "".join(f" AND {_condition_sql(condition)}" for condition in conditions)

@@ -92,9 +92,7 @@ class SqliteEngine:
             ).rowcount
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
-        raise StoreError(
-            "SQLite keeps every text in its row"
-        )  # unreachable through the store: see inline_bytes
+        raise StoreError("SQLite keeps every text in its row")  # unreachable through the store: see inline_bytes
 
     def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
         return {}
@@ -121,7 +119,8 @@ class SqliteEngine:
         newest_first: bool = False,
     ) -> Page:
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
-        query, parameters = '"status" = ?', [status_value]
+        query = '"status" = ?'
+        parameters: list[Any] = [status_value]
         if until is not None:
             query += ' AND "createdAt" <= ?'
             parameters.append(until)
@@ -157,9 +156,7 @@ class SqliteEngine:
                 ) SELECT value FROM seen WHERE value IS NOT NULL"""
             )
             values = [value.partition("#") for (value,) in cursor]
-        return list(
-            dict.fromkeys(Lane.parse(mark + lane) for status, mark, lane in values if status in set(Status))
-        )
+        return list(dict.fromkeys(Lane.parse(mark + lane) for status, mark, lane in values if status in set(Status)))
 
     # The file
 
@@ -210,9 +207,7 @@ def _one(cursor: sqlite3.Cursor, task_id: str) -> Row | None:
 def _connect(path: str) -> sqlite3.Connection:
     folder = Path(path).parent
     if path != MEMORY and not folder.is_dir():
-        raise ConfigurationError(
-            f"the folder {str(folder)!r} of the database does not exist: create it first"
-        )
+        raise ConfigurationError(f"the folder {str(folder)!r} of the database does not exist: create it first")
     with _translated(path):
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
@@ -228,9 +223,7 @@ def _connect(path: str) -> sqlite3.Connection:
 def _migrate(connection: sqlite3.Connection, path: str) -> None:
     if connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS):
         return
-    connection.execute(
-        "BEGIN EXCLUSIVE"
-    )  # of many processes that start together, one migrates and the others wait
+    connection.execute("BEGIN EXCLUSIVE")  # of many processes that start together, one migrates and the others wait
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > len(MIGRATIONS):
         connection.execute("ROLLBACK")

@@ -1,0 +1,318 @@
+"""The agent: polls, claims, runs, settles, and stops in good order.
+
+Threads: the one that calls `run()` polls, settles and keeps house; the heartbeat renews leases; handlers run in the
+executors' threads and hand their outcomes to the loop.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+from thunderagent import events
+from thunderagent.dependents import Dependents
+from thunderagent.errors import AgentDraining, ConfigurationError, StoreError
+from thunderagent.events import EventBus
+from thunderagent.executor import Executors, LoopExecutor, Scope, ThreadExecutor, no_scope
+from thunderagent.heartbeat import Heartbeat
+from thunderagent.housekeeping import Housekeeping
+from thunderagent.isolation import ProcessExecutor
+from thunderagent.job import Registry
+from thunderagent.maintenance import Janitor
+from thunderagent.pacing import HURRY_S, PollPace, first_poll, outage_delays
+from thunderagent.poller import QueuePoller
+from thunderagent.settings import Settings, load_settings
+from thunderagent.settler import Policy, Stopped
+from thunderagent.store import TaskStore
+from thunderagent.stores.opening import open_store
+from thunderagent.workload import Workload
+
+LONGEST_WAIT_S: Final = 10.0
+
+
+class Agent:
+    """Serves the jobs of a registry from a store until it is told to stop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        jobs: Registry,
+        settings: Settings,
+        *,
+        bus: EventBus | None = None,
+        scope: Scope = no_scope,
+        rng: random.Random | None = None,
+        first_poll_s: float | None = None,
+    ) -> None:
+        """Make an agent; nothing runs before `run()`.
+
+        Args:
+            store: where the tasks are.
+            jobs: what this agent can run.
+            settings: all numbers.
+            bus: gets every event; a fresh one if None.
+            scope: what surrounds each handler.
+            rng: source of jitter and shuffling.
+            first_poll_s: delay of the first poll; None takes a random 1 to 3 s, so that a fleet does not poll in step.
+        """
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        """Unique per process start: the `leaseOwner` of everything it holds."""
+        self.bus = bus or EventBus()
+        self.store = store
+        self.jobs = jobs
+        self.settings = settings
+        self._rng = rng or random.Random()
+        self._monotonic = store.monotonic
+        self._first_poll_s = first_poll(self._rng) if first_poll_s is None else first_poll_s
+        self._scope = scope
+        self._stops = 0
+        self._outage: Iterator[float] | None = None
+        self._outage_since = 0.0
+        self._last_poll = self._monotonic()
+        policy = Policy(
+            backoff=settings.backoff,
+            keep_success_s=settings.keep_success_days * 86400,
+            keep_failed_s=settings.keep_failed_days * 86400,
+        )
+        keep = {"keep_success_s": policy.keep_success_s, "keep_failed_s": policy.keep_failed_s}
+        dependents = Dependents(store, self.bus, **keep)
+        self._pollers = {name: self._poller(name, slots) for name, slots in self._queues().items()}
+        self._heart_store = store.sibling()
+        self._heartbeat = Heartbeat(self._heart_store, self.bus, tick_s=self._tick_s(), monotonic=self._monotonic)
+        self._workload = Workload(
+            store,
+            jobs,
+            settings,
+            self.bus,
+            self._rng,
+            owner=self.name,
+            pollers=self._pollers,
+            heartbeat=self._heartbeat,
+            dependents=dependents,
+            policy=policy,
+        )
+        janitor = Janitor(
+            store,
+            self.bus,
+            dependents,
+            owner=self.name,
+            max_crashes=settings.max_crashes,
+            guard_s=settings.clock_guard_s,
+            sweep_s=settings.sweep_s,
+            keep_failed_s=policy.keep_failed_s,
+            monotonic=self._monotonic,
+        )
+        self._housekeeping = Housekeeping(
+            store,
+            jobs,
+            settings,
+            self.bus,
+            owner=self.name,
+            pollers=self._pollers,
+            workload=self._workload,
+            janitor=janitor,
+            health=self.health,
+        )
+
+    @classmethod
+    def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
+        """An agent for the jobs of a package, with the settings of the environment and these overrides.
+
+        Raises:
+            JobImportError: a module of the package does not import.
+            ConfigurationError: the settings cannot work.
+        """
+        settings = load_settings(**overrides)
+        registry = jobs if isinstance(jobs, Registry) else Registry.from_package(jobs)
+        return cls(open_store(settings), registry, settings)
+
+    def run(self) -> int:
+        """Serve until `stop()`, SIGTERM or SIGINT, then drain.
+
+        Returns:
+            how many handlers still run although they were told to stop. Their tasks are released, so the process should
+            end at once.
+
+        Raises:
+            StoreError: the store cannot be used from the start (a missing table, a missing permission).
+        """
+        self.store.engine.check()
+        self._workload.executors = executors = self._executors()
+        with self._signals():
+            self._begin()
+            try:
+                while not self._stops:
+                    self._turn()
+                return self._drain()
+            finally:
+                executors.close()
+                self._heartbeat.stop()
+                if self._heart_store.engine is not self.store.engine:
+                    self._heart_store.engine.close()
+
+    def stop(self) -> None:
+        """Stop claiming and drain; called twice, it hurries. Safe in any thread and in a signal handler."""
+        self._stops += 1
+        self._workload.wake()
+
+    def wake(self) -> None:
+        """Look for work at once, for example after an enqueue in this process."""
+        for poller in self._pollers.values():
+            poller.wake()
+        self._workload.wake()
+
+    @property
+    def running(self) -> int:
+        """Number of tasks that this agent holds now."""
+        return len(self._workload.held)
+
+    def health(self) -> Mapping[str, Any]:
+        """How the agent is: seconds since its last good round and the last round of its heartbeat, and its threads."""
+        now = self._monotonic()
+        return {
+            "last_round_s": round(now - self._last_poll, 1),
+            "last_heartbeat_s": round(now - self._heartbeat.last_round, 1),
+            "heartbeat_alive": self._heartbeat.is_alive,
+            "store_answers": self._outage is None,
+            "draining": self._stops > 0,
+        }
+
+    def _begin(self) -> None:
+        self._heartbeat.start()
+        self._housekeeping.begin()
+        for poller in self._pollers.values():
+            poller.postpone(self._first_poll_s)
+        queues = ", ".join(f"{poller.queue}:{poller.slots}" for poller in self._pollers.values())
+        self.bus.emit(
+            events.AgentStarted(
+                agent=self.name, store=self.store.engine.url, queues=queues, jobs=tuple(sorted(self.jobs))
+            )
+        )
+
+    def _turn(self) -> None:
+        """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
+        due = min((poller.due for poller in self._pollers.values()), default=math.inf) - self._monotonic()
+        self._workload.gather(min(due, self._housekeeping.idle_s(LONGEST_WAIT_S)))
+        self._commit(claim=not self._stops)
+        if not self._stops:
+            self._housekeeping.run_pending()
+
+    def _drain(self) -> int:
+        """Let tasks end, tell the rest to, release what is left, say good-bye."""
+        self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
+        self._wind_down(self.settings.drain_s, may_hurry=True)
+        for running in list(self._workload.held.values()):
+            running.context.stop(AgentDraining())
+        self._wind_down(HURRY_S, may_hurry=False)
+        stuck = [running for running in self._workload.held.values() if not running.settling]
+        for running in stuck:
+            self._workload.end(running, Stopped(running.context.stop_reason or AgentDraining()))
+        self._commit(claim=False)
+        self._housekeeping.end()
+        self.bus.emit(events.AgentStopped(stuck=len(stuck)))
+        return len(stuck)
+
+    def _wind_down(self, seconds: float, *, may_hurry: bool) -> None:
+        """Settle what ends within the time; a further stop signal cuts it short."""
+        until = self._monotonic() + seconds
+        while not self._workload.is_empty and (left := until - self._monotonic()) > 0:
+            if may_hurry and self._stops > 1:
+                return
+            self._workload.gather(min(left, 0.5))
+            self._commit(claim=False)
+
+    def _commit(self, *, claim: bool) -> None:
+        try:
+            self._workload.commit(claim=claim)
+        except StoreError as error:
+            self._failed(error)
+        else:
+            self._last_poll = self._monotonic()
+            if self._outage is not None:
+                self._outage = None
+                seconds = self._last_poll - self._outage_since
+                self.bus.emit(events.StoreRecovered(during="polling", seconds=seconds))
+        self._look_after_threads()
+
+    def _failed(self, error: StoreError) -> None:
+        """Wait longer after each failure; heartbeats go on by themselves."""
+        if self._outage is None:
+            self._outage, self._outage_since = outage_delays(self._rng), self._monotonic()
+        delay = next(self._outage)
+        for poller in self._pollers.values():
+            poller.postpone(delay)
+        self.bus.emit(events.StoreFailed(during="polling", error=str(error), next_try_s=delay))
+
+    def _look_after_threads(self) -> None:
+        """Start a heartbeat that has died again; without an event loop, stop and let the supervisor start us afresh."""
+        if not self._heartbeat.is_alive:
+            self._heartbeat.start()
+            self.bus.emit(events.ThreadDied(thread="heartbeat", restarted=True))
+        executors = self._workload.executors
+        if executors and executors.loop and not executors.loop.is_alive and not self._stops:
+            self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
+            self.stop()
+
+    def _queues(self) -> Mapping[str, int]:
+        queues = self.settings.queues or dict.fromkeys(self.jobs.queues, self.settings.slots)
+        if not queues:
+            raise ConfigurationError("the agent has no queue to serve: register a job or name a queue")
+        return queues
+
+    def _poller(self, name: str, slots: int) -> QueuePoller:
+        settings = self.settings
+        return QueuePoller(
+            name,
+            slots,
+            self.store,
+            jobs=self.jobs,
+            lease_s=lambda job: self.jobs[job].lease_s or settings.lease_s,
+            page=settings.batch_page,
+            pace=PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s),
+            bus=self.bus,
+            rng=self._rng,
+            monotonic=self._monotonic,
+        )
+
+    def _tick_s(self) -> float:
+        """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""
+        intervals = [job.heartbeat_s or self.settings.heartbeat_s for job in self.jobs.values()]
+        intervals += [job.timeout_s for job in self.jobs.values() if job.timeout_s]
+        return min(1.0, self.settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
+
+    def _executors(self) -> Executors:
+        slots = sum(poller.slots for poller in self._pollers.values())
+        jobs, done = self.jobs.values(), self._workload.done
+        return Executors(
+            threads=ThreadExecutor(slots, done, self._scope),
+            loop=LoopExecutor(done, self._scope) if any(job.is_async for job in jobs) else None,
+            processes=ProcessExecutor(slots, done, self._scope)
+            if any(job.isolation == "process" for job in jobs)
+            else None,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT stop the agent; only the main thread can be told so."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(_: int, __: FrameType | None) -> None:
+            self.stop()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

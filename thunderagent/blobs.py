@@ -1,0 +1,104 @@
+"""Texts over the limit of the table, in a bucket of Amazon S3.
+
+Objects are under `thunderagent/`; give the bucket a lifecycle rule that deletes them some weeks after the tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Final, NoReturn
+from urllib.parse import quote
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+
+from thunderagent.errors import AccessDenied, ConfigurationError, CredentialsExpired, StoreError, StoreUnavailable
+
+PREFIX: Final = "thunderagent/"
+_EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "InvalidAccessKeyId")
+_DENIED: Final = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "SignatureDoesNotMatch")
+_PASSING: Final = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500")
+
+
+class S3Blobs:
+    """Keeps texts as objects of one bucket; a reference is `s3://bucket/key`. Safe in threads and after a fork.
+
+    Args:
+        bucket: name of the bucket.
+        client: S3 client; None: one from the environment, made on first use in each process.
+    """
+
+    def __init__(self, bucket: str, client: Any = None) -> None:
+        self.bucket = bucket
+        self._given = client
+        self._made: Any = None
+        self._pid = 0
+        self._guard = threading.Lock()
+
+    def put(self, key: str, text: str) -> str:
+        """Keep a text under a key; the answer is the reference to it.
+
+        Raises:
+            ConfigurationError: the bucket does not exist, or there are no credentials.
+            AccessDenied: `s3:PutObject` is not allowed.
+            StoreUnavailable: S3 did not answer.
+        """
+        name = PREFIX + quote(key, safe="")
+        try:
+            self._client.put_object(Bucket=self.bucket, Key=name, Body=text.encode(), ContentType="application/json")
+        except (ClientError, BotoCoreError) as error:
+            self._fail(error, "PutObject", f"s3://{self.bucket}/{name}")
+        return f"s3://{self.bucket}/{name}"
+
+    def get(self, ref: str) -> str:
+        """The text of a reference, from whatever bucket it names.
+
+        Raises:
+            StoreError: the reference is not one of S3, or there is no such object.
+            AccessDenied: `s3:GetObject` is not allowed.
+            StoreUnavailable: S3 did not answer.
+        """
+        bucket, _, name = ref.removeprefix("s3://").partition("/")
+        if not ref.startswith("s3://") or not name:
+            raise StoreError(f"{ref!r} is not a reference to an S3 object")
+        try:
+            text: str = self._client.get_object(Bucket=bucket, Key=name)["Body"].read().decode()
+        except (ClientError, BotoCoreError) as error:
+            self._fail(error, "GetObject", ref)
+        return text
+
+    @property
+    def _client(self) -> Any:
+        if self._given is not None:
+            return self._given
+        with self._guard:
+            if self._made is None or self._pid != os.getpid():
+                config = Config(
+                    connect_timeout=2, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 4}
+                )
+                self._made, self._pid = boto3.Session().client("s3", config=config), os.getpid()
+            return self._made
+
+    def _fail(self, error: ClientError | BotoCoreError, action: str, ref: str) -> NoReturn:
+        if isinstance(error, (NoCredentialsError, PartialCredentialsError, NoRegionError)):
+            raise ConfigurationError(
+                f"{ref} needs AWS credentials and a region ({error}): set AWS_PROFILE, or AWS_ACCESS_KEY_ID, "
+                "AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
+            ) from error
+        if not isinstance(error, ClientError):
+            raise StoreUnavailable(f"no answer to {action} for {ref}: {error}") from error
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code == "NoSuchBucket":
+            raise ConfigurationError(
+                f"the bucket of {ref} does not exist: create it, or set THUNDERAGENT_BLOB_BUCKET to one that does"
+            ) from error
+        if code in _EXPIRED:
+            raise CredentialsExpired(f"the AWS credentials for {ref} are expired or unknown ({error})") from error
+        if code in _DENIED:
+            raise AccessDenied(f"not allowed: s3:{action} on {ref}; add the action to the policy ({error})") from error
+        if code in _PASSING or status >= 500:
+            raise StoreUnavailable(f"{action} is not possible now for {ref} ({error})") from error
+        raise StoreError(f"{action} failed for {ref} ({error})") from error

@@ -1,0 +1,95 @@
+"""The child process in which an isolated handler runs: `python -m thunderagent.child FD`. See `isolation.py`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from thunderagent import errors
+from thunderagent.executor import run_handler
+from thunderagent.job import Cancel, Context, Fail, Job, Snooze, dump_result
+from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.task import Lease, Task
+
+
+def _child(descriptor: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    told = os.fdopen(descriptor, "w", encoding="utf-8")
+    guard = threading.Lock()
+
+    def tell(message: Mapping[str, Any]) -> None:
+        with guard:
+            told.write(json.dumps(message) + "\n")
+            told.flush()
+
+    orders = json.loads(sys.stdin.readline())
+    row = {name: value for name, value in orders["row"].items() if value is not None}
+    task = Task.from_row(row)
+    lease = Lease(task=task, owner=orders["owner"], fence=task.fence, lease_s=orders["lease_s"], held_from=0.0)
+    context = _ChildContext(lease, orders["parents"], tell)
+    threading.Thread(target=_obey, args=(context,), name="orders", daemon=True).start()
+    try:
+        job = _find(orders["module"], orders["job"])
+    except Exception as error:
+        outcome: Outcome = raised(error)
+    else:
+        outcome = run_handler(job, context)
+    tell(_answer(outcome))
+    told.close()
+    sys.stdout.flush()
+    os._exit(0)  # threads that the handler left behind must not keep the slot
+
+
+class _ChildContext(Context):
+    __slots__ = ("_tell",)
+
+    def __init__(self, lease: Lease, parents: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__(lease, lambda: parents)
+        self._tell = tell
+
+    def progress(self, value: Any) -> None:
+        super().progress(value)
+        self._tell({"progress": value})
+
+
+def _obey(context: Context) -> None:
+    """Pass requests to stop to the handler; end the process when the agent is gone."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        context.stop(getattr(errors, order["stop"])(order["text"]))
+    os._exit(1)
+
+
+def _find(module: str, name: str) -> Job[Any]:
+    for value in vars(importlib.import_module(module)).values():
+        if isinstance(value, Job) and value.name == name:
+            return value
+    raise errors.UnknownJob(f"the module {module} has no job {name!r}: keep the job at the top level of the module")
+
+
+def _answer(outcome: Outcome) -> dict[str, Any]:
+    match outcome:
+        case Returned(value=Snooze() | Cancel() | Fail() as answer):
+            return {"answer": type(answer).__name__, "fields": asdict(answer)}
+        case Returned(value=value):
+            try:
+                text = dump_result(value)
+            except ValueError as error:
+                return {"unstorable": str(error)}
+            return {"returned": None if text is None else json.loads(text)}
+        case Raised(error=error_text, fatal=fatal):
+            return {"raised": error_text, "fatal": fatal}
+        case Stopped(why=why):
+            return {"stopped": type(why).__name__}
+
+
+if __name__ == "__main__":
+    _child(int(sys.argv[1]))

@@ -1,0 +1,99 @@
+"""Tells the tasks that wait for a task how it ended, all the way down the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thunderagent import events, writes
+from thunderagent.dependencies import Verdict, reason, verdict
+from thunderagent.events import EventBus
+from thunderagent.store import TaskStore
+from thunderagent.task import Status, Task
+
+AT_ONCE = 100
+"""Children read and written in one call to the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task that has ended, and who waits for it."""
+
+    task_id: str
+    status: Status | None
+    dependents: frozenset[str]
+
+
+class Dependents:
+    """Settles children after their parents. Every step may be repeated by anybody: the writes are conditional."""
+
+    def __init__(self, store: TaskStore, bus: EventBus, *, keep_success_s: float, keep_failed_s: float) -> None:
+        self._store = store
+        self._bus = bus
+        self._keep = {Status.DONE: keep_success_s, Status.FAILED: keep_failed_s}
+
+    def tell(self, ended: Sequence[Ended]) -> None:
+        """Tell all children of tasks that have ended, and the children of those that end by it.
+
+        Raises:
+            StoreError: the store did not answer. What is undone is found by the sweep.
+        """
+        open_ends = [one for one in ended if one.dependents]
+        while open_ends:
+            parent = open_ends.pop()
+            ids = sorted(parent.dependents)
+            for start in range(0, len(ids), AT_ONCE):
+                children = self._store.get(ids[start : start + AT_ONCE])
+                open_ends += self.judge(list(children.values()), {parent.task_id: parent.status})
+
+    def judge(self, children: Sequence[Task], parents: Mapping[str, Status | None]) -> list[Ended]:
+        """Act on what is known of parents; the answer is the children that have ended by it."""
+        done: list[tuple[Task, str]] = []
+        doomed: list[tuple[Task, Status, str]] = []
+        for child in children:
+            if child.status is not Status.BLOCKED:
+                continue
+            for parent_id in sorted(child.waiting_for & parents.keys()):
+                match verdict(parents[parent_id], child.on_parent_failure):
+                    case Verdict.GO:
+                        done.append((child, parent_id))
+                    case Verdict.FAIL:
+                        doomed.append((child, Status.FAILED, reason(parent_id, parents[parent_id])))
+                        break
+                    case Verdict.CANCEL:
+                        doomed.append((child, Status.DONE, reason(parent_id, parents[parent_id])))
+                        break
+        self._go(done, [child for child in children if child.status is Status.BLOCKED and not child.waiting_for])
+        return self._doom(doomed)
+
+    def _go(self, done: Sequence[tuple[Task, str]], ready: Sequence[Task]) -> None:
+        """Take parents off the lists; who waits for nobody any more goes to its queue."""
+        now = self._store.clock.now()
+        left = self._store.apply([writes.parent_done(child, parent_id) for child, parent_id in done]) if done else []
+        last = {
+            task.task_id: (task, parent_id)
+            for task, (_, parent_id) in zip(left, done, strict=True)
+            if task is not None and not task.waiting_for
+        }
+        last |= {task.task_id: (task, "") for task in ready if task.task_id not in last}
+        if not last:
+            return
+        batch = [writes.unpark(task, now=now, due=task.created_at) for task, _ in last.values()]
+        for task, (_, parent_id) in zip(self._store.apply(batch), last.values(), strict=True):
+            if task is not None:
+                self._bus.emit(events.ChildUnparked(task_id=task.task_id, parent_id=parent_id))
+
+    def _doom(self, doomed: Sequence[tuple[Task, Status, str]]) -> list[Ended]:
+        if not doomed:
+            return []
+        now = self._store.clock.now()
+        batch = [
+            writes.doom(child, status=status, reason=why, now=now, expire_at=now + self._keep[status])
+            for child, status, why in doomed
+        ]
+        ended = []
+        for task, (_, status, why) in zip(self._store.apply(batch), doomed, strict=True):
+            if task is not None:
+                self._bus.emit(events.ChildDoomed(task_id=task.task_id, status=status, reason=why))
+                ended.append(Ended(task.task_id, task.status, task.dependents))
+        return ended

@@ -1,0 +1,198 @@
+"""Runs handlers: plain functions in a pool of threads, coroutine functions on one event loop, isolated ones in children.
+
+A `Running` is one task in one slot. Its executor calls `done(running, outcome)` exactly once, when the handler has
+really ended: until then the slot is taken, whatever became of the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from thunderagent.errors import PayloadInvalid, TaskStopped
+from thunderagent.job import Context, Job
+from thunderagent.pacing import THREAD_JOIN_S
+from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.task import Lease
+
+Scope = Callable[[Lease], AbstractContextManager[Any]]
+"""What surrounds a handler, in its own thread or coroutine: telemetry binds task id, fence and attempt to log lines."""
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """One task in one slot. `lease` is replaced at each renewal; the context keeps the lease of the claim."""
+
+    lease: Lease
+    job: Job[Any]
+    context: Context
+    lease_margin: float
+    beat_s: float
+    started: float = field(default_factory=time.monotonic)
+    next_beat: float = 0.0
+    settling: bool = False
+    lost: bool = False
+    warned: float = 0.0
+
+    @property
+    def deadline(self) -> float:
+        """Monotonic second at which we stop by ourselves unless the lease is renewed before."""
+        return self.lease.deadline(self.lease_margin)
+
+
+Done = Callable[[Running, Outcome], None]
+
+
+class Executor(Protocol):
+    """Runs handlers of one kind."""
+
+    def start(self, running: Running) -> None:
+        """Run the handler; answers at once."""
+
+    def close(self) -> None:
+        """Take no more; idle threads end."""
+
+
+def no_scope(_: Lease) -> AbstractContextManager[Any]:
+    """Nothing around the handler."""
+    return nullcontext()
+
+
+def run_handler(job: Job[Any], context: Context) -> Outcome:
+    """Run a plain handler here and now; whatever it raises becomes an outcome."""
+    try:
+        payload = job.load_payload(context.lease.task.payload_text)
+    except PayloadInvalid as error:
+        return Raised(str(error), fatal=True)
+    try:
+        return Returned(job.handler(context, payload))
+    except BaseException as error:
+        return outcome_of(error, job, context)
+
+
+def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Outcome:
+    """What an exception of a handler means: stopped, if it had been asked to stop, else an error."""
+    if context.stop_reason is not None and not isinstance(error, job.fatal):
+        return Stopped(context.stop_reason)
+    return raised(error, job.fatal)
+
+
+class ThreadExecutor:
+    """Plain functions in a pool of threads, one for each slot."""
+
+    def __init__(self, slots: int, done: Done, scope: Scope = no_scope) -> None:
+        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="slot")
+        self._done = done
+        self._scope = scope
+
+    def start(self, running: Running) -> None:
+        self._pool.submit(self._run, running)
+
+    def _run(self, running: Running) -> None:
+        with self._scope(running.lease):
+            outcome = run_handler(running.job, running.context)
+        self._done(running, outcome)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class LoopExecutor:
+    """Coroutine functions on one event loop in a thread of its own.
+
+    A handler that blocks the loop blocks the other coroutines, never a heartbeat.
+    """
+
+    def __init__(self, done: Done, scope: Scope = no_scope) -> None:
+        self._done = done
+        self._scope = scope
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False when the thread of the loop has ended."""
+        return self._thread.is_alive()
+
+    def start(self, running: Running) -> None:
+        self._loop.call_soon_threadsafe(self._launch, running)
+
+    def _launch(self, running: Running) -> None:
+        task = self._loop.create_task(self._run(running), name=running.lease.task_id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, running: Running) -> None:
+        job, context = running.job, running.context
+        with self._scope(running.lease):
+            try:
+                payload = job.load_payload(context.lease.task.payload_text)
+            except PayloadInvalid as error:
+                return self._done(running, Raised(str(error), fatal=True))
+            handler = self._loop.create_task(job.handler(context, payload))
+            loop = self._loop
+
+            def cancel(_: TaskStopped) -> None:
+                loop.call_soon_threadsafe(handler.cancel)
+
+            context.when_stopped(cancel)
+            try:
+                outcome: Outcome = Returned(await handler)
+            except BaseException as error:
+                outcome = outcome_of(error, job, context)
+        return self._done(running, outcome)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def _finish(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """End what still runs and the loop; a handler that blocks the loop is left behind."""
+        if not self._thread.is_alive():
+            return
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).add_done_callback(
+            lambda _: self._loop.call_soon_threadsafe(self._loop.stop)
+        )
+        self._thread.join(THREAD_JOIN_S)
+
+
+class Executors:
+    """The executors of an agent by kind of handler; a kind without jobs has none."""
+
+    def __init__(self, *, threads: Executor, loop: LoopExecutor | None, processes: Executor | None) -> None:
+        self._threads = threads
+        self.loop = loop
+        self._processes = processes
+
+    def start(self, running: Running) -> None:
+        """Run the handler where its job belongs; answers at once."""
+        executor: Executor | None = self._threads
+        if running.job.isolation == "process":
+            executor = self._processes
+        elif running.job.is_async:
+            executor = self.loop
+        if executor is None:
+            raise LookupError(f"no executor for {running.job.name}")
+        executor.start(running)
+
+    def close(self) -> None:
+        """Take no more; idle threads end."""
+        for executor in (self._threads, self._processes, self.loop):
+            if executor is not None:
+                executor.close()

@@ -1,0 +1,137 @@
+"""The heartbeat: one thread that keeps all leases of an agent alive, with a client of its own.
+
+Each tick it renews what is due, hands on what the reply tells (a cancel), and stops handlers whose lease is lost, whose
+lease could not be renewed in time, or whose time limit is over. User code runs in other threads and cannot hold it up;
+it is started before the first claim and stopped after the last release.
+
+No answer (a throttle, a 5xx, a network that is away) is not a loss: it tries again each second until the deadline of
+the lease, which counts from before the last good renewal was sent. Past it, the handler is told to stop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from thunderagent import events
+from thunderagent.errors import LeaseLost, StoreError, TaskCancelled
+from thunderagent.events import EventBus
+from thunderagent.executor import Running
+from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
+from thunderagent.settler import about, time_limit
+from thunderagent.store import Beat, Renewal, TaskStore
+
+CANCELLED: Final = "cancelled"
+
+
+class Heartbeat:
+    """Renews the leases of everything that runs. `watch` and `forget` may be called from any thread."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        *,
+        tick_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._tick_s = tick_s
+        self._monotonic = monotonic
+        self._held: dict[str, Running] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.last_round = monotonic()
+        """Monotonic second of the last round that came to its end: the health of the agent."""
+
+    def start(self) -> None:
+        """Start the thread, or start it again when it has died."""
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False before `start`, after `stop`, and when the thread has died."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def watch(self, running: Running) -> None:
+        """Keep this lease alive from now on."""
+        running.next_beat = running.lease.held_from + running.beat_s
+        self._held[running.lease.task_id] = running
+
+    def forget(self, running: Running) -> None:
+        """Let this lease go: it is settled or lost."""
+        self._held.pop(running.lease.task_id, None)
+
+    def stop(self) -> None:
+        """End the thread; the last of the agent's threads to stop."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(THREAD_JOIN_S)
+
+    def round(self) -> None:
+        """One tick: renew what is due, then judge what is held."""
+        now = self._monotonic()
+        held = list(self._held.values())
+        due = [one for one in held if one.next_beat <= now and not one.lost]
+        if due:
+            late = now - min(one.next_beat for one in due)
+            if late > max(self._tick_s * 3, min(one.beat_s for one in due)):
+                self._bus.emit(events.HeartbeatLate(seconds=late))
+            for running, renewal in zip(due, self._renew(due), strict=True):
+                self._take(running, renewal)
+        for running in held:
+            self._judge(running, self._monotonic())
+        self.last_round = self._monotonic()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._tick_s):
+            self.round()
+
+    def _renew(self, due: Sequence[Running]) -> list[Renewal]:
+        beats = [Beat(one.lease, progress=one.context.take_progress()) for one in due]
+        try:
+            return self._store.renew(beats)
+        except StoreError as error:
+            self._bus.emit(events.StoreFailed(during="heartbeat", error=str(error), next_try_s=HEARTBEAT_RETRY_S))
+            return [Renewal() for _ in due]
+
+    def _take(self, running: Running, renewal: Renewal) -> None:
+        now = self._monotonic()
+        if renewal.lease is not None:
+            running.lease = renewal.lease
+            running.next_beat = renewal.lease.held_from + running.beat_s
+            if renewal.lease.task.cancel_requested:
+                running.context.stop(TaskCancelled(CANCELLED))
+        elif renewal.lost and running.settling:
+            running.next_beat = now + running.beat_s  # its own settlement ended the lease, or will be refused
+        elif renewal.lost:
+            who = f"it is held by {renewal.taken_by}" if renewal.taken_by else "nobody holds it"
+            self._lose(running, f"the lease was lost: {who}")
+        else:
+            running.next_beat = now + min(HEARTBEAT_RETRY_S, running.beat_s)
+
+    def _judge(self, running: Running, now: float) -> None:
+        limit = running.job.timeout_s
+        if now >= running.deadline and not running.settling and not running.lost:
+            self._lose(running, f"the lease could not be renewed within {running.lease.lease_s:g} s")
+        elif limit is not None and now - running.started >= limit:
+            running.context.stop(time_limit(limit))
+        why = running.context.stop_reason
+        if why is None or running.settling:
+            return
+        if not running.warned:
+            running.warned = now
+        elif now - running.warned >= STUCK_WAIT_S:
+            running.warned = now
+            seconds = now - running.started
+            self._bus.emit(events.TaskOverran(**about(running.lease), reason=str(why), seconds=seconds))
+
+    def _lose(self, running: Running, reason: str) -> None:
+        """Tell the handler to stop; the agent forgets the lease when the handler has ended."""
+        running.lost = True
+        running.context.stop(LeaseLost(reason))
+        self._bus.emit(events.LeaseLost(**about(running.lease), reason=reason))

@@ -1,0 +1,148 @@
+"""What an agent does beside its tasks: sweeps, its own row in the table, counters. All on one private scheduler."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import schedule
+
+from thunderagent import __version__, events
+from thunderagent.errors import StoreError
+from thunderagent.events import EventBus
+from thunderagent.job import Registry
+from thunderagent.maintenance import Janitor
+from thunderagent.poller import QueuePoller
+from thunderagent.settings import Settings
+from thunderagent.store import TaskStore
+from thunderagent.task import Lane, Task
+from thunderagent.workload import Workload
+
+COUNT_S: Final = 60.0
+ANNOUNCE_S: Final = 15.0
+EXPIRE_S: Final = 600.0
+
+
+class Housekeeping:
+    """Runs each piece when its time has come, in the agent's loop, between polls."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        jobs: Registry,
+        settings: Settings,
+        bus: EventBus,
+        *,
+        owner: str,
+        pollers: Mapping[str, QueuePoller],
+        workload: Workload,
+        janitor: Janitor,
+        health: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._settings = settings
+        self._bus = bus
+        self._owner = owner
+        self._pollers = pollers
+        self._workload = workload
+        self._janitor = janitor
+        self._health = health
+        self._scheduler = schedule.Scheduler()
+        self._lanes: list[Lane] = []
+
+    def begin(self) -> None:
+        """Learn the lanes, announce the agent, and schedule everything."""
+        sweep_s = self._settings.sweep_s
+        for seconds, name, work in (
+            (sweep_s, "sweep", self._sweep),
+            (sweep_s, "sweep", lambda: self._janitor.heal(self._lanes)),
+            (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
+            (COUNT_S, "counters", self._count),
+            (EXPIRE_S, "expiry", lambda: self._store.engine.expire(self._store.clock.now())),
+        ):
+            self._scheduler.every(seconds).seconds.do(  # type: ignore[arg-type] # fractions work
+                self._store_permitting, name, work
+            )
+        self._store_permitting("registration", self._announce)
+        self._store_permitting("lanes", self._learn_lanes)
+
+    def run_pending(self) -> None:
+        """Do what is due."""
+        self._scheduler.run_pending()
+
+    def idle_s(self, longest_s: float) -> float:
+        """Seconds until something is due, at most `longest_s`.
+
+        The library schedules by the host's clock: when that was set back, everything is scheduled afresh.
+        """
+        idle_s = self._scheduler.idle_seconds or 0.0
+        if idle_s > EXPIRE_S:
+            for job in self._scheduler.get_jobs():
+                job._schedule_next_run()
+        return max(0.0, min(idle_s, longest_s))
+
+    def end(self) -> None:
+        """Take the agent's row away."""
+        self._store_permitting("registration", self._sign_off)
+
+    def _sweep(self) -> None:
+        self._learn_lanes()
+        lanes = [lane for poller in self._pollers.values() for lane in poller.lanes]
+        for lease in self._janitor.take_over(lanes, self._room()):
+            self._workload.begin(lease)
+
+    def _room(self) -> Callable[[Task], float | None]:
+        """How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
+        left = {name: poller.free for name, poller in self._pollers.items()}
+
+        def lease_s(task: Task) -> float | None:
+            if task.job not in self._jobs or task.task_id in self._workload.held or left.get(task.queue, 0) <= 0:
+                return None
+            left[task.queue] -= 1
+            return self._jobs[task.job].lease_s or self._settings.lease_s
+
+        return lease_s
+
+    def _learn_lanes(self) -> None:
+        self._lanes = self._store.engine.lanes()
+        for name, poller in self._pollers.items():
+            lanes = {Lane(name, shard) for shard in range(self._settings.shards)}
+            lanes.update(lane for lane in self._lanes if lane.queue == name)
+            poller.lanes = sorted(lanes, key=lambda lane: lane.shard)
+
+    def _announce(self) -> None:
+        self._store.announce(
+            self._owner,
+            {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "version": __version__,
+                "queues": {name: poller.slots for name, poller in self._pollers.items()},
+                "running": {name: poller.running for name, poller in self._pollers.items()},
+                "jobs": sorted(self._jobs),
+                "health": dict(self._health()),
+            },
+            lives_s=max(ANNOUNCE_S, self._settings.sweep_s) * 4,
+        )
+
+    def _sign_off(self) -> None:
+        self._store.sign_off(self._owner)
+
+    def _count(self) -> None:
+        self._bus.emit(
+            events.Counted(
+                running=len(self._workload.held),
+                slots=sum(poller.slots for poller in self._pollers.values()),
+                skew_s=getattr(self._store.clock, "skew", None),
+            )
+        )
+
+    def _store_permitting(self, name: str, work: Callable[[], object]) -> None:
+        """Do a piece; a store that does not answer is told, and the piece comes again at its next time."""
+        try:
+            work()
+        except StoreError as error:
+            self._bus.emit(events.StoreFailed(during=name, error=str(error), next_try_s=self._settings.sweep_s))

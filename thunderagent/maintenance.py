@@ -1,0 +1,190 @@
+"""Sweeps that any agent may run: find the tasks of lost agents, and heal what a crash left between two writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from thunderagent import events, writes
+from thunderagent.dependents import Dependents, Ended
+from thunderagent.events import EventBus
+from thunderagent.settler import about
+from thunderagent.store import TaskStore
+from thunderagent.task import Candidate, Lane, Lease, Status, Task
+
+PAGES_A_SWEEP: Final = 100
+"""Index pages of 100 entries that one sweep of one lane reads at most; the rest comes with the next."""
+
+
+@dataclass(slots=True)
+class _Sighting:
+    """When `(fence, hb)` of a running task was first seen as it is, and when it is worth another look."""
+
+    fence: int
+    hb: int | None
+    since: float
+    look_again: float
+
+
+class LostLeases:
+    """Finds RUNNING tasks whose agents are gone.
+
+    A lease is over when its expiry and the guard are past on the shared clock, or when its beats stood still for a
+    whole lease and the guard on our own monotonic clock (counted from after the read that saw them first). Without a
+    usable shared clock only the second counts.
+    """
+
+    def __init__(self, store: TaskStore, *, guard_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._guard_s = guard_s
+        self._monotonic = monotonic
+        self._sightings: dict[str, _Sighting] = {}
+
+    def find(self, lanes: Sequence[Lane]) -> list[Task]:
+        """The tasks of these lanes that may be taken over. Reads only rows that are new or should have expired."""
+        seen: set[str] = set()
+        lost: list[Task] = []
+        for lane in lanes:
+            for entries in _pages(self._store, lane.value(Status.RUNNING)):
+                seen.update(entry.task_id for entry in entries)
+                now = self._monotonic()
+                due = [
+                    entry.task_id
+                    for entry in entries
+                    if (known := self._sightings.get(entry.task_id)) is None or known.look_again <= now
+                ]
+                if due:
+                    rows = self._store.get(due)
+                    lost += [task for task in rows.values() if self._is_lost(task, self._monotonic())]
+        for task_id in self._sightings.keys() - seen:
+            del self._sightings[task_id]
+        return lost
+
+    def _is_lost(self, task: Task, now: float) -> bool:
+        if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
+            return False
+        known = self._sightings.get(task.task_id)
+        if known is None or (known.fence, known.hb) != (task.fence, task.hb):
+            known = self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
+        clock = self._store.clock
+        still_for = now - known.since
+        if still_for > task.lease_sec + self._guard_s:
+            return True
+        known.look_again = now + task.lease_sec + self._guard_s - still_for
+        if not clock.is_usable:
+            return False
+        left = task.lock_time + self._guard_s - clock.earliest()
+        known.look_again = min(known.look_again, now + left)
+        return left < 0
+
+
+class Janitor:
+    """What an agent does for the fleet every `sweep_s`."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        dependents: Dependents,
+        *,
+        owner: str,
+        max_crashes: int,
+        guard_s: float,
+        sweep_s: float,
+        keep_failed_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._dependents = dependents
+        self._owner = owner
+        self._max_crashes = max_crashes
+        self._sweep_s = sweep_s
+        self._keep_failed_s = keep_failed_s
+        self.lost = LostLeases(store, guard_s=guard_s, monotonic=monotonic)
+
+    def take_over(self, lanes: Sequence[Lane], wanted: Callable[[Task], float | None]) -> list[Lease]:
+        """Take tasks of lost agents.
+
+        Args:
+            lanes: where to look.
+            wanted: the length of the lease for a task that this agent has the job and a slot for, or None.
+
+        Returns:
+            the leases won; each task goes on RUNNING, here.
+        """
+        mine: list[tuple[Task, float]] = []
+        for task in self.lost.find(lanes):
+            if task.crash_count >= self._max_crashes:
+                self._give_up(task)
+            elif (lease_s := wanted(task)) is not None:
+                mine.append((task, lease_s))
+        if not mine:
+            return []
+        before = {task.task_id: task for task, _ in mine}
+        leases = self._store.take_over(mine, owner=self._owner)
+        for lease in leases:
+            lost_agent = before[lease.task_id].lease_owner or "?"
+            self._bus.emit(events.TaskTakenOver(**about(lease), lost_agent=lost_agent))
+        return leases
+
+    def _give_up(self, task: Task) -> None:
+        now = self._store.clock.now()
+        error = (
+            f"{task.crash_count + 1} agents were lost while they ran it (max_crashes is {self._max_crashes}); "
+            f"the last was {task.lease_owner}"
+        )
+        [after] = self._store.apply([writes.give_up(task, error=error, now=now, expire_at=now + self._keep_failed_s)])
+        if after is not None:
+            lease = Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0)
+            self._bus.emit(events.TaskGivenUp(**about(lease), lost_agent=task.lease_owner or "?"))
+            self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+
+    def heal(self, lanes: Sequence[Lane]) -> None:
+        """Look at BLOCKED tasks for what a crash left undone; one agent of the fleet does so in each `sweep_s`.
+
+        * a parent has ended and its child was not told: tell it;
+        * a parent does not know its child (the client died between the two writes): make them known to each other.
+        """
+        if not self._store.take_turn("blocked", owner=self._owner, lasts_s=self._sweep_s * 0.9):
+            return
+        for lane in lanes:
+            for entries in _pages(self._store, lane.value(Status.BLOCKED)):
+                children = [
+                    task
+                    for task in self._store.get(entry.task_id for entry in entries).values()
+                    if task.status is Status.BLOCKED
+                ]
+                self._heal(children)
+
+    def _heal(self, children: Sequence[Task]) -> None:
+        names = sorted({parent for child in children for parent in child.waiting_for})
+        parents = self._store.get(names)
+        self._dependents.tell(
+            self._dependents.judge(
+                children, {name: parents[name].status if name in parents else None for name in names}
+            )
+        )
+        unknown = [
+            writes.register_dependent(parents[name], child.task_id)
+            for child in children
+            for name in sorted(child.waiting_for)
+            if name in parents
+            and not parents[name].status.is_terminal
+            and child.task_id not in parents[name].dependents
+        ]
+        if unknown:
+            self._store.apply(unknown)
+
+
+def _pages(store: TaskStore, status_value: str) -> Iterator[tuple[Candidate, ...]]:
+    after = None
+    for _ in range(PAGES_A_SWEEP):
+        page = store.engine.page(status_value, limit=100, after=after)
+        if page.entries:
+            yield page.entries
+        after = page.after
+        if after is None:
+            return

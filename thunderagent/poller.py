@@ -1,0 +1,147 @@
+"""Looks for work in one queue: what to claim, and when to look again."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Container, Sequence
+from typing import Any, Final
+
+from thunderagent import events
+from thunderagent.events import EventBus
+from thunderagent.pacing import PollPace
+from thunderagent.store import TaskStore, Wanted
+from thunderagent.task import Candidate, Lane
+
+PAGES_A_LOOK: Final = 10
+"""Pages that one look reads past jobs that this agent does not have; the next look goes on from there."""
+
+REMEMBERED: Final = 2000
+FORGET_S: Final = 5.0
+"""How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
+
+
+class QueuePoller:
+    """The slots of one queue, and the pace at which it asks for work.
+
+    `running` counts taken slots; `due` is the monotonic second of the next look, infinity while no slot is free.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        slots: int,
+        store: TaskStore,
+        *,
+        jobs: Container[str],
+        lease_s: Callable[[str], float],
+        page: int,
+        pace: PollPace,
+        bus: EventBus,
+        rng: random.Random,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.queue = queue
+        self.slots = slots
+        self.running = 0
+        self.due = 0.0
+        self.lanes: Sequence[Lane] = (Lane(queue),)
+        self._store = store
+        self._jobs = jobs
+        self._lease_s = lease_s
+        self._page = page
+        self._pace = pace
+        self._bus = bus
+        self._rng = rng
+        self._monotonic = monotonic
+        self._full = False
+        self._more = False
+        self._seen = 0
+        self._after: dict[Lane, Any] = {}
+        self._unknown: tuple[str, ...] = ()
+        self._recent: dict[str, tuple[float, float]] = {}
+
+    @property
+    def free(self) -> int:
+        """Slots that could take a task now."""
+        return self.slots - self.running
+
+    def look(self) -> list[Wanted]:
+        """Read the index for as many candidates as there are free slots, from a shuffled page of each lane.
+
+        Raises:
+            StoreError: the index could not be read.
+        """
+        if self.free <= 0:
+            self._full, self.due = True, math.inf
+            return []
+        self._more, self._seen, unknown = False, 0, set[str]()
+        found: list[Candidate] = []
+        lanes = list(self.lanes)
+        start = self._rng.randrange(len(lanes))
+        for lane in lanes[start:] + lanes[:start]:
+            found += self._read(lane, self.free - len(found), unknown)
+            if len(found) >= self.free:
+                break
+        self._tell_unknown(unknown)
+        self._rng.shuffle(found)
+        self._more = self._more or len(found) > self.free
+        return [Wanted(one, self._lease_s(one.job)) for one in found[: self.free]]
+
+    def took(self, won: Sequence[str], lost: Sequence[Candidate], wanted: Sequence[Wanted]) -> None:
+        """Learn what became of the last look, and decide when to look again."""
+        now = self._monotonic()
+        for one in wanted:
+            if one.candidate.task_id in won or one.candidate in lost:
+                self._recent[one.candidate.task_id] = (one.candidate.created_at, now)
+        while len(self._recent) > REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+        self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
+        if self.free <= 0:
+            self._full, self.due = True, math.inf
+            return
+        delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
+        self.due = now if self._after else now + delay  # read on at once behind pages of other agents' jobs
+
+    def freed(self) -> None:
+        """A slot is free again; look at once if slots were what we lacked."""
+        self.running -= 1
+        if self._full:
+            self.wake()
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._full, self.due = False, self._monotonic()
+
+    def postpone(self, seconds: float) -> None:
+        """Do not look before this time is over."""
+        self.due = self._monotonic() + seconds
+
+    def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
+        found: list[Candidate] = []
+        after = self._after.pop(lane, None)
+        for _ in range(PAGES_A_LOOK):
+            page = self._store.ready(lane, limit=self._page, after=after)
+            after = page.after
+            self._seen += len(page.entries)
+            for entry in page.entries:
+                if entry.job not in self._jobs:
+                    unknown.add(entry.job)
+                elif not self._is_recent(entry):
+                    found.append(entry)
+            if after is None or len(found) >= room:
+                break
+        self._more = self._more or after is not None
+        if after is not None and not found:
+            self._after[lane] = after
+        return found
+
+    def _is_recent(self, entry: Candidate) -> bool:
+        known = self._recent.get(entry.task_id)
+        return known is not None and known[0] == entry.created_at and self._monotonic() - known[1] < FORGET_S
+
+    def _tell_unknown(self, unknown: set[str]) -> None:
+        names = tuple(sorted(unknown))
+        if names and names != self._unknown:
+            self._bus.emit(events.UnknownJobsSeen(queue=self.queue, jobs=names))
+        self._unknown = names

@@ -1,0 +1,241 @@
+"""The client of DynamoDB: made once for each process and purpose, watched for the service's clock and capacity.
+
+A low-level client, because resources are not safe in threads. Retries and timeouts are explicit, because those of
+botocore differ between versions and one default call may take ten minutes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.session
+from botocore import xform_name
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from thunderagent.clock import DateClock
+from thunderagent.errors import ConfigurationError, CredentialsExpired
+from thunderagent.stores.failures import Place, Refused, code_of, translate
+
+Purpose = Literal["work", "lease"]
+
+LOCAL_REGION: Final = "us-east-1"
+RENEW_PAUSE_S: Final = 5.0
+"""Shortest time between two sessions made because the credentials were over."""
+
+_METERED: Final = frozenset(
+    {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchWriteItem"}
+)
+_READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
+
+_building = threading.Lock()
+"""Sessions and clients are made one at a time: botocore's loaders are not safe in threads."""
+
+
+def _unlock_in_child() -> None:
+    global _building
+    _building = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def client_config(purpose: Purpose, connections: int) -> Config:
+    """Timeouts, attempts and pool of a client.
+
+    A lease client answers within 6 s whatever happens, so that a heartbeat does not outlive its own lease.
+    """
+    connect_s, read_s, attempts = (1, 2, 2) if purpose == "lease" else (2, 5, 4)
+    return Config(
+        connect_timeout=connect_s,
+        read_timeout=read_s,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=connections,
+        tcp_keepalive=True,
+    )
+
+
+@dataclass(slots=True)
+class Consumed:
+    """What was asked of DynamoDB since the start; capacity is counted only when `enabled`.
+
+    DynamoDB bills a refused conditional write as one that is done but does not report its capacity: see `refused`.
+    """
+
+    enabled: bool = False
+    requests: int = 0
+    refused: int = 0
+    write_units: float = 0.0
+    index_write_units: float = 0.0
+    """The part of `write_units` that the index took."""
+    read_units: float = 0.0
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, action: str, reply: dict[str, Any]) -> None:
+        """Count one reply."""
+        told = reply.get("ConsumedCapacity") or []
+        parts = told if isinstance(told, list) else [told]
+        units = sum(part.get("CapacityUnits", 0.0) for part in parts)
+        index = sum(
+            one.get("CapacityUnits", 0.0) for part in parts for one in part.get("GlobalSecondaryIndexes", {}).values()
+        )
+        with self._guard:
+            self.requests += 1
+            if action in _READS:
+                self.read_units += units
+            else:
+                self.write_units += units
+                self.index_write_units += index
+
+    def add_refused(self) -> None:
+        """Count one write whose condition did not hold."""
+        with self._guard:
+            self.requests += 1
+            self.refused += 1
+
+
+class Connection:
+    """Calls to DynamoDB for one table, with errors translated. Safe in threads and after a fork.
+
+    Raises:
+        ConfigurationError: no region is known, or the endpoint is not a URL.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        purpose: Purpose = "work",
+        connections: int = 24,
+        clock: DateClock | None = None,
+        consumed: Consumed | None = None,
+    ) -> None:
+        self.purpose: Purpose = purpose
+        self.connections = connections
+        self.clock = clock or DateClock()
+        self.consumed = consumed or Consumed()
+        self.place = place
+        self._sent = threading.local()
+        self._renewed_at = -RENEW_PAUSE_S
+        with _building:
+            self._client, self._pid = self._build(), os.getpid()
+        self.place = replace(place, region=self._client.meta.region_name)
+
+    @property
+    def client(self) -> Any:
+        """The client of this process."""
+        if self._client is None or self._pid != os.getpid():
+            with _building:
+                if self._client is None or self._pid != os.getpid():
+                    self._client, self._pid = self._build(), os.getpid()
+        return self._client
+
+    def call(self, action: str, **arguments: Any) -> dict[str, Any]:
+        """Do one request, such as `UpdateItem`, and answer with its reply.
+
+        Raises:
+            Refused: the condition of a write did not hold.
+            StoreError: as `failures.translate` says.
+            ConfigurationError: there are no credentials.
+        """
+        if self.consumed.enabled and action in _METERED:
+            arguments["ReturnConsumedCapacity"] = "INDEXES"
+        client = self.client
+        try:
+            return self._call(client, action, arguments)
+        except CredentialsExpired:
+            if not self._renew(client):
+                raise
+            return self._call(self.client, action, arguments)
+
+    def close(self) -> None:
+        """Close the sockets; a later call opens new ones."""
+        client, self._client = self._client, None
+        if client is not None and self._pid == os.getpid():
+            client.close()
+
+    def _call(self, client: Any, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            reply: dict[str, Any] = getattr(client, xform_name(action))(**arguments)
+        except (ClientError, BotoCoreError) as error:
+            if code_of(error) == "ConditionalCheckFailedException":
+                self.consumed.add_refused()
+                raise Refused(getattr(error, "response", {}).get("Item")) from error
+            raise translate(error, action, self.place) from error
+        self.consumed.add(action, reply)
+        return reply
+
+    def _renew(self, expired: Any) -> bool:
+        """Replace a client whose credentials are over, one thread for all. False: that was done just now."""
+        with _building:
+            if self._client is not expired:
+                return True
+            if time.monotonic() - self._renewed_at < RENEW_PAUSE_S:
+                return False
+            self._renewed_at = time.monotonic()
+            self._client, self._pid = self._build(), os.getpid()
+            return True
+
+    def _build(self) -> Any:
+        place = self.place
+        try:
+            session = local_session() if is_loopback(place.endpoint) else boto3.Session()
+            region = place.region or session.region_name
+            if region is None and is_loopback(place.endpoint):
+                region = LOCAL_REGION
+            client: Any = session.client(
+                "dynamodb",
+                region_name=region,
+                endpoint_url=place.endpoint,
+                config=client_config(self.purpose, self.connections),
+            )
+        except BotoCoreError as error:
+            raise translate(error, "the first connection", place) from error
+        except ValueError as error:
+            raise ConfigurationError(f"{place}: {error}") from error
+        events = client.meta.events
+        events.register("before-send.dynamodb", self._note_sent)
+        events.register("response-received.dynamodb", self._note_received)
+        # A batch of puts has no conditions: repeated after a lost reply it would reset tasks that run by now.
+        events.register_first("needs-retry.dynamodb.BatchWriteItem", _never_by_itself)
+        return client
+
+    def _note_sent(self, **_: Any) -> None:
+        self._sent.at = time.monotonic()
+
+    def _note_received(self, response_dict: dict[str, Any] | None = None, **_: Any) -> None:
+        if response_dict is not None:
+            date = response_dict["headers"].get("date")
+            self.clock.observe(date, sent=self._sent.at, received=time.monotonic())
+
+
+def _never_by_itself(**_: Any) -> bool:
+    return False
+
+
+def is_loopback(endpoint: str | None) -> bool:
+    """True for an endpoint on this machine: a local engine, which checks no credentials."""
+    host = urlsplit(endpoint or "").hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def local_session() -> boto3.Session:
+    """A session that needs no credentials: those of the environment or profile if any, else dummies."""
+    core = botocore.session.Session()
+    resolver = core.get_component("credential_provider")
+    for slow in ("container-role", "iam-role"):  # would ask the network first
+        resolver.remove(slow)
+    session = boto3.Session(botocore_session=core)
+    if session.get_credentials() is None:
+        core.set_credentials("local", "local")
+    return session

@@ -1,0 +1,264 @@
+"""The DynamoDB engine: any number of machines on one table.
+
+Batches of writes are concurrent requests, one for each row, because only UpdateItem and PutItem have conditions; each
+row has its own outcome and none takes its neighbours along. DynamoDB itself deletes rows whose `expireAt` is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from thunderagent.clock import DateClock
+from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
+from thunderagent.store import Applied
+from thunderagent.stores import expressions
+from thunderagent.stores.batches import Batches, chunks
+from thunderagent.stores.connection import Connection, Consumed, Purpose
+from thunderagent.stores.expressions import INDEX
+from thunderagent.stores.failures import Place, Refused, Rejected
+from thunderagent.task import Lane, Page, Row, Status
+from thunderagent.writes import Write
+
+LANES_ID: Final = "lanes"
+"""Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""
+
+LANE_BATCH: Final = 50
+
+
+class DynamoEngine:
+    """Rows in a DynamoDB table. Safe in threads; after a fork the child makes connections of its own.
+
+    Args:
+        table: name of the table.
+        region: AWS region; None: the one of the environment.
+        endpoint: URL of another DynamoDB, such as a local engine.
+        purpose: `work` or `lease`, which has shorter timeouts (see `sibling`).
+        connections: size of the connection pool.
+        threads: requests of one batch at the same time; 1: one after the other in the calling thread.
+        meter: count the capacity that requests consume, in `consumed`.
+        clock: shared clock to go on with.
+        consumed: counts to go on with.
+        sleep: how to wait between the rounds of a batch, in seconds.
+
+    Raises:
+        ConfigurationError: no region is known, or the endpoint is not a URL.
+    """
+
+    inline_bytes = 512
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        purpose: Purpose = "work",
+        connections: int = 24,
+        threads: int = 8,
+        meter: bool = False,
+        clock: DateClock | None = None,
+        consumed: Consumed | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.table = table
+        self.sleep = sleep
+        self.threads = threads
+        self.connection = Connection(
+            Place(table, region, endpoint),
+            purpose=purpose,
+            connections=max(connections, threads),
+            clock=clock,
+            consumed=consumed or Consumed(enabled=meter),
+        )
+        self._batches = Batches(self.connection, threads=threads, sleep=sleep)
+        self._lanes = {""}
+
+    @property
+    def url(self) -> str:
+        return self.connection.place.url
+
+    @property
+    def clock(self) -> DateClock:
+        """The clock of DynamoDB, learnt from the replies of this engine and its siblings."""
+        return self.connection.clock
+
+    @property
+    def consumed(self) -> Consumed:
+        """Requests and capacity so far, siblings included."""
+        return self.connection.consumed
+
+    # Writing
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        try:
+            self._register_lanes(rows)
+        except StoreError as error:
+            return [Applied(won=False, error=error)] * len(rows)
+        if fresh and len(rows) > 1:
+            return self._batches.put(rows, self._put_one)
+        return self._batches.each(self._put_one, rows)
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        return self._batches.each(self._apply_one, batch)
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        answers = self._batches.each(self._delete_one, tasks)
+        for answer in answers:
+            if answer.error:
+                raise answer.error
+        return [answer.won for answer in answers]
+
+    def expire(self, now: float) -> int:
+        """Nothing: the table's time to live does it."""
+        return 0
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        def put(text_key: str) -> None:
+            arguments = expressions.put_text(self.table, text_key, texts[text_key], expire_at)
+            self.connection.call("PutItem", **arguments)
+
+        self._batches.each(put, list(texts))
+
+    # Reading
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        items = self._batches.fetch(task_ids)
+        return {task_id: expressions.decode_row(item) for task_id, item in items.items()}
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+        return {text_key: item["payload"]["S"] for text_key, item in self._batches.fetch(keys).items()}
+
+    def page(
+        self,
+        status_value: str,
+        *,
+        limit: int,
+        until: float | None = None,
+        after: Any = None,
+        newest_first: bool = False,
+    ) -> Page:
+        arguments = expressions.query(
+            self.table, status_value, until=until, limit=limit, after=after, newest_first=newest_first
+        )
+        reply = self.connection.call("Query", **arguments)
+        entries = tuple(map(expressions.decode_candidate, reply["Items"]))
+        return Page(entries, reply.get("LastEvaluatedKey"))
+
+    def count(self, status_value: str, *, until: float | None = None) -> int:
+        total = 0
+        after: Any = None
+        while True:
+            reply = self.connection.call(
+                "Query", **expressions.count(self.table, status_value, until=until, after=after)
+            )
+            total += int(reply["Count"])
+            after = reply.get("LastEvaluatedKey")
+            if after is None:
+                return total
+
+    def lanes(self) -> list[Lane]:
+        row = self._read(LANES_ID)
+        suffixes = {"", *(row or {}).get("dependents", ())}
+        self._lanes |= suffixes
+        return [Lane.parse(suffix) for suffix in sorted(suffixes)]
+
+    # The place
+
+    def check(self) -> None:
+        try:
+            table = self.connection.call("DescribeTable", TableName=self.table)["Table"]
+        except AccessDenied:  # an agent needs no such permission: ask what it does need
+            self.page(Status.PENDING, limit=1)
+            return
+        place = self.connection.place
+        if table["TableStatus"] in ("CREATING", "DELETING"):
+            raise StoreUnavailable(f"{place} is {table['TableStatus']}: wait until it is ACTIVE")
+        if INDEX not in {index["IndexName"] for index in table.get("GlobalSecondaryIndexes", ())}:
+            raise TableMissing(f"{place} has no index {INDEX!r}; see what is missing with: thunderagent table check")
+
+    def sibling(self) -> DynamoEngine:
+        """The same table through a client with short timeouts; clock and counts are shared."""
+        place = self.connection.place
+        return DynamoEngine(
+            self.table,
+            region=place.region,
+            endpoint=place.endpoint,
+            purpose="lease",
+            connections=12,
+            threads=self.threads,
+            clock=self.clock,
+            consumed=self.consumed,
+            sleep=self.sleep,
+        )
+
+    def close(self) -> None:
+        self._batches.close()
+        self.connection.close()
+
+    # One row
+
+    def _apply_one(self, write: Write) -> Applied:
+        try:
+            arguments = expressions.update(self.table, write)
+            reply = self.connection.call("UpdateItem", **arguments)
+            return Applied(won=True, row=expressions.decode_row(reply["Attributes"]))
+        except Refused as refusal:
+            return self._refused(write.task_id, refusal)
+        except StoreError as error:
+            return Applied(won=False, error=error)
+        except (TypeError, ValueError, KeyError) as error:
+            return Applied(won=False, error=Rejected(f"{write.verb} {write.task_id}: {error}"))
+
+    def _put_one(self, row: Row) -> Applied:
+        try:
+            self.connection.call("PutItem", **expressions.put(self.table, row))
+            return Applied(won=True, row=row)
+        except Refused as refusal:
+            answer = self._refused(row["taskId"], refusal)
+            if answer.row is None and answer.error is None:
+                gone = StoreUnavailable(f"{row['taskId']} was deleted while it was put: put it again")
+                return Applied(won=False, error=gone)
+            return answer
+        except StoreError as error:
+            return Applied(won=False, error=error)
+        except (TypeError, ValueError, KeyError) as error:
+            return Applied(won=False, error=Rejected(f"{row.get('taskId')} cannot be put: {error}"))
+
+    def _refused(self, task_id: str, refusal: Refused) -> Applied:
+        """The row that refused a write. When the reply has none, it is gone, or the engine does not tell: look."""
+        try:
+            row = expressions.decode_row(refusal.item) if refusal.item else self._read(task_id)
+            return Applied(won=False, row=row)
+        except StoreError as error:
+            return Applied(won=False, error=error)
+
+    def _delete_one(self, row: Row) -> Applied:
+        try:
+            reply = self.connection.call("DeleteItem", **expressions.delete(self.table, row))
+        except Refused:
+            return Applied(won=False)
+        except StoreError as error:
+            return Applied(won=False, error=error)
+        had = expressions.decode_row(reply.get("Attributes", {}))
+        for ref in (str(had.get("payloadRef", "")), str(had.get("resultRef", ""))):
+            if ref.startswith("item:"):
+                with suppress(StoreError):  # a text that stays has an `expireAt` of its own
+                    text_key = expressions.key(ref.removeprefix("item:"))
+                    self.connection.call("DeleteItem", TableName=self.table, Key=text_key)
+        return Applied(won=True, row=had)
+
+    def _read(self, task_id: str) -> Row | None:
+        reply = self.connection.call("GetItem", TableName=self.table, Key=expressions.key(task_id), ConsistentRead=True)
+        return expressions.decode_row(reply["Item"]) if "Item" in reply else None
+
+    def _register_lanes(self, rows: Sequence[Row]) -> None:
+        """Note lanes that are new to this process before their first task is put, so that agents find it."""
+        values = [row["status"].partition("#") for row in rows if "status" in row]
+        suffixes = {mark + lane for status, mark, lane in values if status in set(Status)}
+        for some in chunks(sorted(suffixes - self._lanes), LANE_BATCH):
+            with suppress(Refused):  # they are there already
+                self.connection.call("UpdateItem", **expressions.add_lanes(self.table, LANES_ID, list(some)))
+            self._lanes.update(some)

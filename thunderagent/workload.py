@@ -1,0 +1,251 @@
+"""What an agent holds: the tasks in its slots, from the claim to the moment their outcome is acknowledged.
+
+One thread, the agent's loop, calls everything here but `done`, by which executors hand over outcomes. The inbox is what
+the loop sleeps on, so that an outcome, a signal or a local enqueue wakes it.
+
+Outcomes that arrive together are written together, with the next claims behind them, in one exchange with the store
+(group commit). A slot is free for a claim when its handler has ended; while the store does not take outcomes nothing is
+claimed, so what waits to be written never exceeds the slots.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from thunderagent import events
+from thunderagent.dependents import Dependents, Ended
+from thunderagent.errors import StoreError, TaskCancelled
+from thunderagent.events import EventBus
+from thunderagent.executor import Executors, Running
+from thunderagent.heartbeat import CANCELLED, Heartbeat
+from thunderagent.job import Context, Registry
+from thunderagent.pacing import GATHER_S
+from thunderagent.poller import QueuePoller
+from thunderagent.settings import LEASE_MARGIN, Settings
+from thunderagent.settler import Outcome, Policy, Settlement, Stopped, about, settle
+from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
+from thunderagent.task import Lease, Status, Task
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A handler that has ended: its outcome, and the transition once it is decided.
+
+    The decision is kept until it is acknowledged: a repetition of the same write is recognised as landed.
+    """
+
+    running: Running
+    outcome: Outcome
+    settlement: Settlement | None = None
+
+
+class Workload:
+    """The running tasks of an agent and the outcomes that are still to be written."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        jobs: Registry,
+        settings: Settings,
+        bus: EventBus,
+        rng: random.Random,
+        *,
+        owner: str,
+        pollers: Mapping[str, QueuePoller],
+        heartbeat: Heartbeat,
+        dependents: Dependents,
+        policy: Policy,
+    ) -> None:
+        self.held: dict[str, Running] = {}
+        self.executors: Executors | None = None
+        self._store = store
+        self._jobs = jobs
+        self._settings = settings
+        self._bus = bus
+        self._rng = rng
+        self._owner = owner
+        self._pollers = pollers
+        self._heartbeat = heartbeat
+        self._dependents = dependents
+        self._policy = policy
+        self._inbox: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._backlog: list[_Ended] = []
+        self._doubts: list[Doubt] = []
+        self._batch = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing is held and no claim is in doubt."""
+        return not self.held and not self._doubts
+
+    def done(self, running: Running, outcome: Outcome) -> None:
+        """An executor says how a handler ended; any thread."""
+        self._inbox.put(_Ended(running, outcome))
+
+    def wake(self) -> None:
+        """Wake the loop. A SimpleQueue may be put to in a signal handler, at any point of the main thread."""
+        self._inbox.put(None)
+
+    def gather(self, pause: float) -> None:
+        """Wait for the first handler to end, at most `pause` seconds, and under load shortly for its company."""
+        found = 0
+        try:
+            found += self._receive(self._inbox.get(timeout=pause) if pause > 0 else self._inbox.get_nowait())
+            while True:
+                found += self._receive(self._inbox.get_nowait())
+        except queue.Empty:
+            until = self._store.monotonic() + GATHER_S
+        if found and self._batch > 1:
+            while len(self._backlog) < len(self.held) and (left := until - self._store.monotonic()) > 0:
+                try:
+                    found += self._receive(self._inbox.get(timeout=left))
+                except queue.Empty:
+                    break
+        self._batch = found
+
+    def begin(self, lease: Lease) -> None:
+        """Run the handler of a task that was claimed or taken over."""
+        task, job = lease.task, self._jobs[lease.task.job]
+        parents = partial(self._parent_results, task) if task.depends_on else None
+        context = Context(lease, parents)
+        beat_s = job.heartbeat_s or self._settings.heartbeat_s
+        running = Running(lease, job, context, LEASE_MARGIN, beat_s, started=self._store.monotonic())
+        self.held[task.task_id] = running
+        self._pollers[task.queue].running += 1
+        self._heartbeat.watch(running)
+        if task.cancel_requested:
+            self.done(running, Stopped(TaskCancelled(CANCELLED)))
+            return
+        waited_s = max(0.0, self._store.clock.now() - task.created_at)
+        self._bus.emit(events.TaskStarted(**about(lease), waited_s=waited_s))
+        if self.executors is not None:
+            self.executors.start(running)
+
+    def end(self, running: Running, outcome: Outcome) -> None:
+        """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
+        self._receive(_Ended(running, outcome))
+
+    def commit(self, *, claim: bool) -> None:
+        """Write what has ended and claim what comes next, in one exchange with the store.
+
+        Raises:
+            StoreError: something had no answer; it is kept for the next call.
+        """
+        self._resolve_doubts()
+        claim = claim and all(one.settlement is None for one in self._backlog)
+        settling = self._decide()
+        wanted = self._wanted() if claim else {}
+        batch = [one for several in wanted.values() for one in several]
+        if not settling and not batch:
+            self._claimed(wanted, Exchanged([], [], [], []))
+            return
+        writes = [one.settlement.write for one in settling if one.settlement]
+        exchanged = self._store.exchange(writes, batch, owner=self._owner)
+        self._claimed(wanted, exchanged)
+        self._settled(settling, exchanged)
+        if exchanged.error:
+            raise exchanged.error
+
+    def _receive(self, ended: _Ended | None) -> int:
+        if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:
+            return 0
+        if ended.running.settling:
+            return 0
+        ended.running.settling = True
+        self._backlog.append(ended)
+        self._pollers[ended.running.lease.task.queue].freed()
+        return 1
+
+    def _decide(self) -> list[_Ended]:
+        """Turn outcomes into transitions; those that mean no write are done with."""
+        settling = []
+        now = self._store.clock.now()
+        for ended in self._backlog:
+            running = ended.running
+            if ended.settlement is None:
+                ended.settlement = settle(
+                    running.lease,
+                    running.job,
+                    ended.outcome,
+                    policy=self._policy,
+                    now=now,
+                    seconds=self._store.monotonic() - running.started,
+                    rng=self._rng,
+                    keep=self._keep,
+                )
+            if ended.settlement is None:
+                self._let_go(ended)
+            else:
+                settling.append(ended)
+        self._backlog = list(settling)
+        return settling
+
+    def _keep(self, key: str, text: str, expire_at: float) -> str | None:
+        return self._store.keep_text(key, text, expire_at=expire_at)
+
+    def _let_go(self, ended: _Ended) -> None:
+        self.held.pop(ended.running.lease.task_id, None)
+        self._heartbeat.forget(ended.running)
+
+    def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
+        told: list[Ended] = []
+        self._backlog = [
+            ended for ended, answer in zip(settling, exchanged.settled, strict=True) if answer.error is not None
+        ]
+        for ended, answer in zip(settling, exchanged.settled, strict=True):
+            if answer.error or ended.settlement is None:
+                continue
+            write, event = ended.settlement.write, ended.settlement.event
+            self._let_go(ended)
+            if not answer.accepted:
+                event = events.SettleRefused(**about(ended.running.lease), verb=write.verb)
+            elif answer.dependents and (status := _final(write.set["status"])):
+                told.append(Ended(write.task_id, status, answer.dependents))
+            self._bus.emit(event)
+        if told:
+            self._tell(told)
+
+    def _tell(self, told: list[Ended]) -> None:
+        try:
+            self._dependents.tell(told)
+        except StoreError as error:  # the sweep finds children that were not told
+            self._bus.emit(
+                events.StoreFailed(during="telling dependents", error=str(error), next_try_s=self._settings.sweep_s)
+            )
+
+    def _wanted(self) -> dict[str, list[Wanted]]:
+        """Candidates by queue, for the queues whose time has come."""
+        now = self._store.monotonic()
+        return {name: poller.look() for name, poller in self._pollers.items() if poller.due <= now}
+
+    def _claimed(self, wanted: Mapping[str, list[Wanted]], exchanged: Exchanged) -> None:
+        self._doubts += exchanged.doubts
+        won: dict[str, list[str]] = {name: [] for name in wanted}
+        for lease in exchanged.leases:
+            won[lease.task.queue].append(lease.task_id)
+            self.begin(lease)
+        for name, tried in wanted.items():
+            self._pollers[name].took(won[name], exchanged.lost, tried)
+
+    def _resolve_doubts(self) -> None:
+        """Look whether claims without an answer did happen, before anything else is claimed."""
+        if self._doubts:
+            leases = self._store.resolve(self._doubts, owner=self._owner)
+            self._doubts.clear()
+            for lease in leases:
+                if lease.task_id not in self.held:
+                    self.begin(lease)
+
+    def _parent_results(self, task: Task) -> Mapping[str, Any]:
+        parents = self._store.get(task.depends_on)
+        return {name: parents[name].result if name in parents else None for name in task.depends_on}
+
+
+def _final(status_value: str) -> Status | None:
+    status = Status(status_value.partition("#")[0])
+    return status if status.is_terminal else None
