@@ -1,1 +1,30 @@
-__version__ = "0.1.0"
+"""ThunderAgent: a task-queue agent on Amazon DynamoDB, or on one SQLite file.
+
+The application needs `Client`, a jobs package `job`, `Context` and what a handler may answer, and whoever runs agents
+in a program of their own `Agent`.
+"""
+
+from thunderagent.agent import Agent
+from thunderagent.client import Client
+from thunderagent.job import Cancel, Context, Fail, Job, Registry, Snooze, job
+from thunderagent.pacing import Backoff
+from thunderagent.settings import Settings
+from thunderagent.task import Status, Task
+from thunderagent.version import __version__
+
+__all__ = [
+    "Agent",
+    "Backoff",
+    "Cancel",
+    "Client",
+    "Context",
+    "Fail",
+    "Job",
+    "Registry",
+    "Settings",
+    "Snooze",
+    "Status",
+    "Task",
+    "__version__",
+    "job",
+]

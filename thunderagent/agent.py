@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from thunderagent import events
 from thunderagent.dependents import Dependents
-from thunderagent.errors import AgentDraining, ConfigurationError, StoreError
+from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, LoopExecutor, Scope, ThreadExecutor, no_scope
 from thunderagent.heartbeat import Heartbeat
@@ -34,6 +34,7 @@ from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
+from thunderagent.task import DEFAULT_QUEUE
 from thunderagent.workload import Workload
 
 LONGEST_WAIT_S: Final = 10.0
@@ -263,10 +264,10 @@ class Agent:
             self.stop()
 
     def _queues(self) -> Mapping[str, int]:
-        queues = self.settings.queues or dict.fromkeys(self.jobs.queues, self.settings.slots)
-        if not queues:
-            raise ConfigurationError("the agent has no queue to serve: register a job or name a queue")
-        return queues
+        """Queues to serve: those of the settings, else those of the jobs and the plain one, to which names without
+        their code are enqueued."""
+        served = dict.fromkeys((*self.jobs.queues, DEFAULT_QUEUE), self.settings.slots)
+        return self.settings.queues or served
 
     def _poller(self, name: str, slots: int) -> QueuePoller:
         settings = self.settings

@@ -1,4 +1,4 @@
-"""Runs handlers: plain functions in a pool of threads, coroutine functions on one event loop, isolated ones in children.
+"""Runs handlers: plain functions in a pool of threads, coroutine functions on one event loop, others in children.
 
 A `Running` is one task in one slot. Its executor calls `done(running, outcome)` exactly once, when the handler has
 really ended: until then the slot is taken, whatever became of the lease.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import schedule
 
-from thunderagent import __version__, events
+from thunderagent import events
 from thunderagent.errors import StoreError
 from thunderagent.events import EventBus
 from thunderagent.job import Registry
@@ -18,6 +18,7 @@ from thunderagent.poller import QueuePoller
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import Lane, Task
+from thunderagent.version import __version__
 from thunderagent.workload import Workload
 
 COUNT_S: Final = 60.0

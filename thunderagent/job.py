@@ -248,7 +248,8 @@ def job(
         isolation: "thread" for a thread of the agent (or its event loop, for a coroutine function), "process" for a
             fresh process per task, which a lost lease, a cancel and the time limit can kill.
         lease_s: length of the lease; None takes the setting.
-        heartbeat_s: time between renewals, at most a third of the lease; None takes the setting, or a third of `lease_s`.
+        heartbeat_s: time between renewals, at most a third of the lease; None takes the setting, or a third of
+            `lease_s`.
         backoff: delay before retries; None takes the settings.
 
     Raises:
@@ -357,7 +358,8 @@ class Registry(Mapping[str, "Job[Any]"]):
         """Import every module of a package (or one module) and collect the jobs found there.
 
         Raises:
-            JobImportError: the package does not exist, a module does not import (with file and line), or no job is there.
+            JobImportError: the package does not exist, a module does not import (with file and line), or no
+                job is there.
             ConfigurationError: two jobs have one name, or a job's options cannot work.
         """
         registry = cls()

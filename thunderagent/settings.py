@@ -144,8 +144,8 @@ class Settings(BaseSettings):
             )
         if self.drain_s + 5 > self.stop_wait_s:
             problems.append(
-                f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor must "
-                "wait at least 5 s longer than the drain, or it kills the agent in the middle of it"
+                f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor "
+                "must wait at least 5 s longer than the drain, or it kills the agent in the middle of it"
             )
         if self.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             problems.append(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use DEBUG, INFO, WARNING or ERROR")

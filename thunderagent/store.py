@@ -86,7 +86,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Outcome of one settlement: `accepted` with the tasks that wait for this one, or refused; with an `error`: unknown."""
+    """Outcome of one settlement: `accepted` with the tasks that wait for it, or refused; with an `error`: unknown."""
 
     accepted: bool = False
     dependents: frozenset[str] = frozenset()
@@ -390,8 +390,8 @@ class TaskStore:
         if self.blobs:
             return self.blobs.put(key, text)
         raise PayloadTooLarge(
-            f"{key} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the data, "
-            "or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
+            f"{key} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the "
+            "data, or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
         )
 
     def _with_stored_payload(self, task: Task) -> Task:

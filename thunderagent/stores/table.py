@@ -7,24 +7,30 @@ recovery. What an engine on your own machine lacks of the last two is told, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from thunderagent.errors import AccessDenied, NotAllowed, StoreError, StoreUnavailable, TableMissing
+from thunderagent.errors import NotAllowed, StoreError, StoreUnavailable, TableMissing
+from thunderagent.stores.differences import (
+    EXPIRY,
+    INDEX_KEY,
+    KEY,
+    Difference,
+    check_table,
+    describe,
+    index_of,
+    of_backups,
+    of_expiry,
+)
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.expressions import INDEX, PROJECTED
 
-EXPIRY: Final = "expireAt"
+__all__ = ("Difference", "check_table", "create_table", "delete_table")
+
 WAIT_S: Final = 300.0
 _LOOK_S: Final = 1.0
 
-_KEY: Final = [{"AttributeName": "taskId", "KeyType": "HASH"}]
-_INDEX_KEY: Final = [
-    {"AttributeName": "status", "KeyType": "HASH"},
-    {"AttributeName": "createdAt", "KeyType": "RANGE"},
-]
 _KEY_TYPES: Final = [
     {"AttributeName": "taskId", "AttributeType": "S"},
     {"AttributeName": "status", "AttributeType": "S"},
@@ -32,18 +38,9 @@ _KEY_TYPES: Final = [
 ]
 _THE_INDEX: Final = {
     "IndexName": INDEX,
-    "KeySchema": _INDEX_KEY,
+    "KeySchema": INDEX_KEY,
     "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(PROJECTED)},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One thing in which a table is not as it should be; a warning does not keep agents from working."""
-
-    what: str
-    remedy: str
-    is_warning: bool = False
 
 
 def create_table(
@@ -73,14 +70,14 @@ def create_table(
     place, call = engine.connection.place, engine.connection.call
     deadline = time.monotonic() + wait_s
     try:
-        table = _describe(engine)
+        table = describe(engine)
     except TableMissing:
         progress(f"creating {place}")
         with suppress(StoreUnavailable):  # somebody else is creating it at this moment
             call(
                 "CreateTable",
                 TableName=engine.table,
-                KeySchema=_KEY,
+                KeySchema=KEY,
                 AttributeDefinitions=_KEY_TYPES,
                 GlobalSecondaryIndexes=[_THE_INDEX],
                 BillingMode="PAY_PER_REQUEST",
@@ -88,7 +85,7 @@ def create_table(
             )
     else:
         progress(f"{place} exists")
-        if _index_of(table) is None and table["KeySchema"] == _KEY:
+        if index_of(table) is None and table["KeySchema"] == KEY:
             progress(f"adding the index {INDEX}")
             updates = [{"Create": _THE_INDEX}]
             call(
@@ -104,25 +101,6 @@ def create_table(
     return check_table(engine)
 
 
-def check_table(engine: DynamoEngine) -> list[Difference]:
-    """Everything in which the table is not as it should be, each with its remedy; empty: all is well.
-
-    Raises:
-        StoreUnavailable: DynamoDB did not answer.
-    """
-    try:
-        table = _describe(engine)
-    except TableMissing as error:
-        return [Difference(f"{engine.connection.place} does not exist", str(error))]
-    except AccessDenied as error:
-        return [Difference(f"the table cannot be looked at: {error}", _allow("DescribeTable"))]
-    found = list(_of_keys(engine, table))
-    found += _of_index(engine, _index_of(table))
-    found += _of_expiry(engine)
-    found += _of_backups(engine)
-    return found
-
-
 def delete_table(engine: DynamoEngine, *, wait_s: float = WAIT_S, sleep: Callable[[float], None] = time.sleep) -> None:
     """Delete the table with all its tasks, and wait until it is gone.
 
@@ -130,7 +108,7 @@ def delete_table(engine: DynamoEngine, *, wait_s: float = WAIT_S, sleep: Callabl
         NotAllowed: its deletion protection is on.
         TableMissing: it does not exist.
     """
-    if _describe(engine).get("DeletionProtectionEnabled"):
+    if describe(engine).get("DeletionProtectionEnabled"):
         raise NotAllowed(
             f"{engine.connection.place} is protected against deletion; take the protection off with: aws dynamodb "
             f"update-table --table-name {engine.table} --no-deletion-protection-enabled"
@@ -138,18 +116,8 @@ def delete_table(engine: DynamoEngine, *, wait_s: float = WAIT_S, sleep: Callabl
     engine.connection.call("DeleteTable", TableName=engine.table)
     deadline = time.monotonic() + wait_s
     with suppress(TableMissing):
-        while _describe(engine):
+        while describe(engine):
             _pause(engine, "still there", deadline, sleep)
-
-
-def _describe(engine: DynamoEngine) -> dict[str, Any]:
-    table: dict[str, Any] = engine.connection.call("DescribeTable", TableName=engine.table)["Table"]
-    return table
-
-
-def _index_of(table: dict[str, Any]) -> dict[str, Any] | None:
-    indexes = table.get("GlobalSecondaryIndexes", ())
-    return next((index for index in indexes if index["IndexName"] == INDEX), None)
 
 
 def _pause(engine: DynamoEngine, state: str, deadline: float, sleep: Callable[[float], None]) -> None:
@@ -163,8 +131,8 @@ def _until_active(
 ) -> None:
     told = ""
     while True:
-        table = _describe(engine)
-        index = _index_of(table) or {}
+        table = describe(engine)
+        index = index_of(table) or {}
         states = {table["TableStatus"], index.get("IndexStatus", "ACTIVE")}
         if states == {"ACTIVE"}:
             return
@@ -181,13 +149,13 @@ def _switch_on(
     """Time to live and point-in-time recovery, each when it is off; a table without them works."""
     steps = (
         (
-            _of_expiry,
+            of_expiry,
             "UpdateTimeToLive",
             {"TimeToLiveSpecification": {"Enabled": True, "AttributeName": EXPIRY}},
             f"time to live on {EXPIRY}",
         ),
         (
-            _of_backups,
+            of_backups,
             "UpdateContinuousBackups",
             {"PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True}},
             "point-in-time recovery",
@@ -204,101 +172,3 @@ def _switch_on(
             except StoreError as error:
                 progress(f"{name} could not be switched on: {error}")
             break
-
-
-def _of_keys(engine: DynamoEngine, table: dict[str, Any]) -> Iterator[Difference]:
-    types = {kind["AttributeName"]: kind["AttributeType"] for kind in table["AttributeDefinitions"]}
-    if table["KeySchema"] != _KEY or types.get("taskId") != "S":
-        yield Difference(
-            f"the key of {engine.connection.place} is {_named(table['KeySchema'], types)}, not taskId (S)",
-            "a key cannot be changed: name another table in THUNDERAGENT_STORE and create it with: "
-            "thunderagent table create",
-        )
-    index = _index_of(table)
-    if index and (index["KeySchema"] != _INDEX_KEY or (types.get("status"), types.get("createdAt")) != ("S", "N")):
-        yield Difference(
-            f"the key of the index {INDEX} is {_named(index['KeySchema'], types)}, not status (S), createdAt (N)",
-            _again(engine),
-        )
-
-
-def _of_index(engine: DynamoEngine, index: dict[str, Any] | None) -> Iterator[Difference]:
-    if index is None:
-        yield Difference(f"there is no index {INDEX}", "add it with: thunderagent table create")
-        return
-    if index.get("IndexStatus", "ACTIVE") != "ACTIVE":
-        yield Difference(f"the index {INDEX} is {index['IndexStatus']}", "wait until it is ACTIVE")
-    projection = index["Projection"]
-    has = set(projection.get("NonKeyAttributes", ()))
-    if projection["ProjectionType"] == "ALL":
-        yield Difference(
-            f"the index {INDEX} projects ALL attributes: each heartbeat is billed twice",
-            _again(engine),
-            is_warning=True,
-        )
-    elif missing := [name for name in PROJECTED if name not in has]:
-        yield Difference(f"the index {INDEX} does not project {', '.join(missing)}", _again(engine))
-    elif more := sorted(has - set(PROJECTED)):
-        yield Difference(
-            f"the index {INDEX} projects {', '.join(more)} too: changing it is billed twice",
-            _again(engine),
-            is_warning=True,
-        )
-
-
-def _of_expiry(engine: DynamoEngine) -> Iterator[Difference]:
-    remedy = "switch it on with: thunderagent table create"
-    try:
-        reply = engine.connection.call("DescribeTimeToLive", TableName=engine.table)
-    except StoreUnavailable:
-        raise
-    except AccessDenied:
-        yield Difference("time to live cannot be looked at", _allow("DescribeTimeToLive"), is_warning=True)
-        return
-    except StoreError as error:
-        yield Difference(f"this engine has no time to live: {error}", "delete old tasks by hand", is_warning=True)
-        return
-    told = reply["TimeToLiveDescription"]
-    if told.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
-        yield Difference("time to live is off: ended tasks stay for ever", remedy)
-    elif told.get("AttributeName") != EXPIRY:
-        yield Difference(
-            f"time to live is on {told.get('AttributeName')}, not {EXPIRY}",
-            f"switch it off, wait an hour (DynamoDB asks for that), then {remedy}",
-        )
-
-
-def _of_backups(engine: DynamoEngine) -> Iterator[Difference]:
-    try:
-        reply = engine.connection.call("DescribeContinuousBackups", TableName=engine.table)
-    except StoreUnavailable:
-        raise
-    except AccessDenied:
-        yield Difference(
-            "point-in-time recovery cannot be looked at", _allow("DescribeContinuousBackups"), is_warning=True
-        )
-        return
-    except StoreError as error:
-        yield Difference(f"this engine has no point-in-time recovery: {error}", "none is needed", is_warning=True)
-        return
-    told = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
-    if told.get("PointInTimeRecoveryStatus") != "ENABLED":
-        yield Difference(
-            "point-in-time recovery is off", "switch it on with: thunderagent table create", is_warning=True
-        )
-
-
-def _named(schema: list[dict[str, str]], types: dict[str, str]) -> str:
-    return ", ".join(f"{key['AttributeName']} ({types.get(key['AttributeName'], '?')})" for key in schema)
-
-
-def _allow(action: str) -> str:
-    return f"allow dynamodb:{action} to see it"
-
-
-def _again(engine: DynamoEngine) -> str:
-    return (
-        "while no agent runs, delete the index with: aws dynamodb update-table "
-        f'--table-name {engine.table} --global-secondary-index-updates \'[{{"Delete":{{"IndexName":"{INDEX}"}}}}]\' '
-        "and add it with: thunderagent table create"
-    )

@@ -1,0 +1,5 @@
+"""`python -m thunderagent` is the command `thunderagent`."""
+
+from thunderagent.cli import main
+
+main()

@@ -1,0 +1,52 @@
+"""The command line `thunderagent`.
+
+Exit codes: 0 done, 1 refused (a state that does not permit it, a task that failed), 2 wrong input or configuration,
+3 the store cannot be used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thunderagent.cli import engine, fleet, tasks
+from thunderagent.cli.output import out
+from thunderagent.version import __version__
+
+app = typer.Typer(
+    name="thunderagent",
+    help="A task-queue agent on Amazon DynamoDB, or on one SQLite file.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(fleet.run)
+app.command()(tasks.enqueue)
+app.command("list")(tasks.list_)
+app.command()(tasks.show)
+app.command()(tasks.retry)
+app.command()(tasks.cancel)
+app.command()(tasks.purge)
+app.command()(fleet.agents)
+app.command()(fleet.stats)
+app.command()(engine.local)
+app.add_typer(engine.table_app, name="table")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"thunderagent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """A task-queue agent on Amazon DynamoDB, or on one SQLite file."""
+
+
+def main() -> None:
+    """The entry point."""
+    app()

@@ -1,0 +1,97 @@
+"""Commands on the place of the tasks: table create, check, delete, and the local engine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from thunderagent import local as local_engine
+from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, notes, out, tell
+from thunderagent.errors import ConfigurationError
+from thunderagent.settings import load_settings
+from thunderagent.stores import open_engine
+from thunderagent.stores.differences import check_table
+from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.table import create_table, delete_table
+
+table_app = typer.Typer(help="Create, check or delete the table of a DynamoDB store.", no_args_is_help=True)
+
+
+@table_app.command("create")
+def table_create(
+    store: StoreOption = None,
+    deletion_protection: Annotated[bool, typer.Option(help="Refuse to delete the table until this is off.")] = False,
+) -> None:
+    """Create the table with its index, time to live and point-in-time recovery; harmless when it exists."""
+    with errors():
+        engine = _dynamo(store)
+        create_table(engine, deletion_protection=deletion_protection, progress=notes.print)
+        out.print(f"the table of {engine.url} is ready")
+
+
+@table_app.command("check")
+def table_check(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Compare the table with what it should be; every difference is named with its remedy."""
+    with errors():
+        engine = _dynamo(store)
+        found = check_table(engine)
+        if as_json:
+            tell([asdict(one) for one in found], True)
+        else:
+            for one in found:
+                out.print(f"[{'yellow' if one.is_warning else 'red'}]{escape(one.what)}[/]\n  {escape(one.remedy)}")
+            if not found:
+                out.print(f"the table of {engine.url} is as it should be")
+        if any(not one.is_warning for one in found):
+            raise typer.Exit(REFUSED)
+
+
+@table_app.command("delete")
+def table_delete(
+    store: StoreOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete the table with all tasks."""
+    with errors():
+        engine = _dynamo(store)
+        if not yes:
+            typer.confirm(f"Delete the table of {engine.url} with all its tasks?", abort=True)
+        delete_table(engine)
+        out.print(f"the table of {engine.url} is deleted")
+
+
+def local(
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the engine; its tables are kept.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Tell whether it runs.")] = False,
+    port: Annotated[
+        int | None, typer.Option(help="Loopback port; a free one if not given.", show_default=False)
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where its state is kept.")] = Path(".thunderagent/local"),
+) -> None:
+    """Start a local DynamoDB in the background, with the table, and print the line to use it."""
+    with errors():
+        if stop:
+            out.print("stopped" if local_engine.stop(folder) else "it was not running")
+            return
+        running = local_engine.status(folder)
+        if status:
+            out.print(f"running as process {running.pid} with state in {running.folder}" if running else "not running")
+            if running is None:
+                raise typer.Exit(REFUSED)
+        else:
+            running = local_engine.start(folder, port)
+            create_table(_dynamo(running.url))
+        typer.echo(f"export THUNDERAGENT_STORE='{running.url}'")
+
+
+def _dynamo(store: str | None) -> DynamoEngine:
+    engine = open_engine(load_settings(store=store).store)
+    if not isinstance(engine, DynamoEngine):
+        raise ConfigurationError(
+            f"{engine.url} has no table to look after: SQLite makes its own. Use a dynamodb:// store"
+        )
+    return engine

@@ -1,0 +1,114 @@
+"""Commands on agents and queues: run, agents, stats."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from thunderagent.agent import Agent
+from thunderagent.cli.output import (
+    JsonOption,
+    StoreOption,
+    errors,
+    find_here,
+    make_table,
+    moment,
+    notes,
+    opened,
+    out,
+    tell,
+)
+from thunderagent.errors import ConfigurationError
+from thunderagent.events import EventBus
+from thunderagent.job import Registry
+from thunderagent.settings import load_settings
+from thunderagent.stores.opening import open_store
+from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+
+
+def run(
+    jobs: Annotated[str, typer.Argument(help="Package whose modules hold the jobs, for example: jobs")],
+    store: StoreOption = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue", "-q", metavar="NAME[:SLOTS]", help="Queue to serve with its slots; may be given several times."
+        ),
+    ] = None,
+    slots: Annotated[int | None, typer.Option(help="Slots of a queue without a number.", show_default=False)] = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a log line.")] = False,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.", show_default=False)] = None,
+) -> None:
+    """Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries."""
+    with errors():
+        settings = load_settings(
+            store=store, slots=slots, log_json=log_json or None, log_level=log_level, queues=_queues(queue, slots)
+        )
+        configure_logging(settings.log_level, as_json=settings.log_json)
+        find_here()
+        bus = EventBus()
+        Telemetry(bus)
+        registry = Registry.from_package(jobs)
+        agent = Agent(open_store(settings), registry, settings, bus=bus, scope=task_scope)
+        stuck = agent.run()
+    if stuck:  # handlers that ignore every request to stop: their tasks are released, so this process must end now
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the agents that are alive."""
+    with errors(), opened(store) as client:
+        found = client.agents()
+        if as_json:
+            tell(
+                [{"name": one.name, "started_at": one.started_at, "seen_at": one.seen_at, **one.info} for one in found],
+                True,
+            )
+            return
+        table = make_table("agent", "since", "seen", "slots in use", "health")
+        for one in found:
+            slots = ", ".join(
+                f"{queue} {one.info['running'].get(queue, 0)}/{number}" for queue, number in one.info["queues"].items()
+            )
+            health = one.info["health"]
+            fine = health["heartbeat_alive"] and health["store_answers"]
+            state = "draining" if health["draining"] else "ok" if fine else "[red]not well[/red]"
+            table.add_row(escape(one.name), moment(one.started_at), moment(one.seen_at), escape(slots), state)
+        out.print(table if found else "no agents")
+
+
+def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show each queue in numbers."""
+    with errors(), opened(store) as client:
+        found = client.stats()
+        if as_json:
+            tell([asdict(one) for one in found], True)
+            return
+        table = make_table("queue", "ready", "delayed", "running", "blocked", "failed", "oldest ready", "agents")
+        for one in found:
+            age = "" if one.oldest_ready_s is None else f"{one.oldest_ready_s:.0f} s"
+            numbers = (one.ready, one.delayed, one.running, one.blocked, one.failed)
+            table.add_row(one.queue, *map(str, numbers), age, str(one.agents))
+        out.print(table if found else "no tasks and no agents")
+        for one in found:
+            if one.unknown_jobs:
+                notes.print(f"queue {one.queue}: no agent has the jobs {', '.join(one.unknown_jobs)}", style="yellow")
+            elif one.ready and not one.agents:
+                notes.print(f"queue {one.queue}: no agent serves it", style="yellow")
+
+
+def _queues(given: list[str] | None, slots: int | None) -> dict[str, int] | None:
+    queues = {}
+    for one in given or ():
+        name, mark, number = one.partition(":")
+        if mark and not number.isdecimal():
+            raise ConfigurationError(f"--queue {one}: write NAME or NAME:SLOTS, for example reports:4")
+        queues[name] = int(number) if mark else slots or load_settings(slots=slots).slots
+    return queues or None

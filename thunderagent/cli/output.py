@@ -1,0 +1,166 @@
+"""What the commands share: options, errors, and how things are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from thunderagent.client import Client
+from thunderagent.errors import (
+    ConfigurationError,
+    JobImportError,
+    NotAllowed,
+    ParentNotFound,
+    PayloadError,
+    StoreError,
+    TaskNotFound,
+    ThunderAgentError,
+    UnknownJob,
+    WaitTimeout,
+)
+from thunderagent.task import Status, Task
+
+REFUSED: Final = 1
+WRONG: Final = 2
+STORE: Final = 3
+
+out = Console(highlight=False)
+notes = Console(stderr=True, highlight=False)
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", "-s", metavar="URL", help="Store, instead of THUNDERAGENT_STORE.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", "-q", help="Only this queue.", show_default=False)]
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """One clear message and an exit code that means something, instead of a traceback."""
+    try:
+        yield
+    except ThunderAgentError as error:
+        notes.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(_code(error)) from error
+    except BrokenPipeError:
+        os._exit(0)
+
+
+def _code(error: ThunderAgentError) -> int:
+    match error:
+        case ConfigurationError() | JobImportError() | PayloadError() | UnknownJob() | ParentNotFound():
+            return WRONG
+        case NotAllowed() | TaskNotFound() | WaitTimeout():
+            return REFUSED
+        case StoreError():
+            return STORE
+        case _:
+            return REFUSED
+
+
+@contextmanager
+def opened(store: str | None) -> Iterator[Client]:
+    client = Client.from_settings(store=store)
+    try:
+        client.store.engine.check()
+        yield client
+    finally:
+        client.close()
+
+
+def find_here() -> None:
+    """Let packages of the current folder be imported, as `python -m` does."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def choice(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ConfigurationError(f"{option} is {value!r}; use one of {', '.join(allowed)}")
+    return value
+
+
+def tell(what: Any, as_json: bool) -> None:
+    typer.echo(json.dumps(what, indent=2, default=str) if as_json else what)
+
+
+def as_dict(task: Task) -> dict[str, Any]:
+    row = {**task.to_row(), "queue": task.queue, "attempt": task.attempt, "status": str(task.status)}
+    for name in ("payload", "result", "progress"):
+        if name in row:
+            row[name] = getattr(task, name)
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in row.items()}
+
+
+def details(task: Task) -> Iterator[tuple[str, str]]:
+    yield "task", escape(task.task_id)
+    yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
+    yield "job", escape(task.job)
+    yield "queue", task.status_value.partition("#")[2] or task.queue
+    yield "attempt", f"{task.attempt} (retries {task.retry_count}/{task.max_retry}, lost agents {task.crash_count})"
+    yield "fence", str(task.fence)
+    if task.lease_owner:
+        yield "leased by", f"{escape(task.lease_owner)} until {moment(task.lock_time)}, beats {task.hb}"
+    elif task.last_agent:
+        yield "last agent", escape(task.last_agent)
+    yield "submitted", moment(task.submitted_at)
+    yield "due", moment(task.created_at)
+    for name, at in (("started", task.started_at), ("finished", task.finished_at)):
+        if at is not None:
+            yield name, moment(at)
+    if task.started_at and task.finished_at:
+        yield "seconds", seconds(task)
+    yield "payload", escape(task.payload_text[:2000])
+    if task.progress_text:
+        yield "progress", escape(task.progress_text)
+    if task.result_text is not None:
+        yield "result", escape(task.result_text[:2000])
+    if task.error:
+        yield "error", escape(task.error)
+    if task.done_reason:
+        yield "reason", escape(task.done_reason)
+
+
+def make_table(*columns: str) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
+    return table
+
+
+_NUMBERS: Final = frozenset({"attempt", "seconds", "ready", "delayed", "running", "blocked", "failed", "oldest ready"})
+_COLOURS: Final = {
+    Status.SUCCESS: "green",
+    Status.FAILED: "red",
+    Status.RUNNING: "cyan",
+    Status.BLOCKED: "yellow",
+    Status.DONE: "dim",
+    Status.PENDING: "default",
+}
+
+
+def colour(status: Status) -> str:
+    return f"[{_COLOURS[status]}]{status}[/]"
+
+
+def moment(at: float | None) -> str:
+    """Epoch seconds for people; the empty string for none."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def seconds(task: Task) -> str:
+    if task.started_at is None or task.finished_at is None:
+        return ""
+    return f"{task.finished_at - task.started_at:.2f}"

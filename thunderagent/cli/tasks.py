@@ -1,0 +1,168 @@
+"""Commands on tasks: enqueue, list, show, retry, cancel, purge."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from thunderagent.cli.output import (
+    REFUSED,
+    JsonOption,
+    QueueOption,
+    StoreOption,
+    as_dict,
+    choice,
+    colour,
+    details,
+    errors,
+    find_here,
+    make_table,
+    moment,
+    opened,
+    out,
+    seconds,
+    tell,
+)
+from thunderagent.client import Client
+from thunderagent.errors import PayloadInvalid
+from thunderagent.job import Registry
+from thunderagent.task import Status, Task
+
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the task.")]
+
+
+def enqueue(
+    job: Annotated[str, typer.Argument(help="Name of the job, for example: report.build")],
+    payload: Annotated[str, typer.Argument(help="Payload as JSON, or - to read it from standard input.")] = "null",
+    store: StoreOption = None,
+    task_id: Annotated[str | None, typer.Option(help="Idempotency id.", show_default=False)] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Queue, instead of the job's.")] = None,
+    delay_s: Annotated[float, typer.Option(help="Seconds until the task may run.")] = 0.0,
+    depends_on: Annotated[list[str] | None, typer.Option(help="Id of a task to wait for; several times.")] = None,
+    on_parent_failure: Annotated[str, typer.Option(help="fail, cancel or run.")] = "fail",
+    max_retry: Annotated[int | None, typer.Option(help="Retries, instead of the job's.", show_default=False)] = None,
+    jobs: Annotated[
+        str | None,
+        typer.Option(help="Package of the jobs: checks the payload and knows the queue.", show_default=False),
+    ] = None,
+    wait_s: Annotated[float | None, typer.Option("--wait", help="Wait so many seconds for its end.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put a task into its queue and print its id."""
+    with errors(), opened(store) as client:
+        text = sys.stdin.read() if payload == "-" else payload
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PayloadInvalid(f"the payload is not JSON ({error}): {text[:200]}") from error
+        options: dict[str, Any] = {
+            "task_id": task_id,
+            "queue": queue,
+            "delay_s": delay_s,
+            "depends_on": depends_on or (),
+            "on_parent_failure": choice("--on-parent-failure", on_parent_failure, ("fail", "cancel", "run")),
+            "max_retry": max_retry,
+        }
+        if jobs:
+            find_here()
+            known = Registry.from_package(jobs)[job]
+            task = client.enqueue(known, known.load_payload(text), **options)
+        else:
+            task = client.enqueue(job, data, **options)
+        if wait_s is not None:
+            task = client.wait(task, timeout_s=wait_s)
+        tell(as_dict(task) if as_json else task.task_id, as_json)
+        if task.status in (Status.FAILED, Status.DONE):
+            raise typer.Exit(REFUSED)
+
+
+def list_(
+    status: Annotated[str | None, typer.Option(help="Only this status.", show_default=False)] = None,
+    queue: QueueOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    oldest_first: Annotated[bool, typer.Option("--oldest-first", help="Instead of newest first.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List tasks."""
+    with errors(), opened(store) as client:
+        wanted = choice("--status", status.upper(), tuple(Status)) if status else None
+        tasks = list(client.list(status=wanted, queue=queue, newest_first=not oldest_first, limit=limit))
+        if as_json:
+            tell([as_dict(task) for task in tasks], True)
+            return
+        table = make_table("task", "status", "job", "queue", "attempt", "due", "seconds", "error")
+        for task in tasks:
+            table.add_row(
+                escape(task.task_id),
+                colour(task.status),
+                escape(task.job),
+                task.queue,
+                str(task.attempt),
+                moment(task.created_at),
+                seconds(task),
+                escape((task.error or task.done_reason or "").partition("\n")[0]),
+            )
+        out.print(table if tasks else "no tasks")
+
+
+def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show a task: its state, times, dependencies, errors and result."""
+    with errors(), opened(store) as client:
+        task = client.get(task_id)
+        if as_json:
+            tell(as_dict(task), True)
+            return
+        related = client.store.get([*task.depends_on, *task.dependents])
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, value in details(task):
+            table.add_row(f"[dim]{name}[/dim]", value)
+        for title, names in (("depends on", task.depends_on), ("waited for by", sorted(task.dependents))):
+            for name in names:
+                state = colour(related[name].status) if name in related else "gone"
+                table.add_row(f"[dim]{title}[/dim]", f"{escape(name)}  {state}")
+        for entry in task.errors:
+            when = moment(entry.get("at"))
+            table.add_row(f"[dim]attempt {entry.get('attempt')}[/dim]", escape(f"{when}  {entry.get('error')}"))
+        out.print(table)
+
+
+def cancel(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Close a waiting task, or ask the agent of a running one to stop it."""
+    _change(store, as_json, lambda client: client.cancel(task_id))
+
+
+def retry(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Put a FAILED or DONE task back into its queue, with fresh retries."""
+    _change(store, as_json, lambda client: client.retry(task_id))
+
+
+def purge(
+    status: Annotated[str, typer.Argument(help="SUCCESS, FAILED or DONE.")],
+    queue: QueueOption = None,
+    older_than_days: Annotated[float, typer.Option(min=0.0, help="Only tasks that ended so long ago.")] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete ended tasks for good."""
+    with errors(), opened(store) as client:
+        wanted = choice("STATUS", status.upper(), tuple(Status))
+        if not yes:
+            where = f"of queue {queue} " if queue else ""
+            typer.confirm(f"Delete all {wanted} tasks {where}in {client.store.engine.url}?", abort=True)
+        deleted = client.purge(wanted, queue=queue, older_than_s=older_than_days * 86400)
+        tell({"deleted": deleted} if as_json else f"{deleted} tasks deleted", as_json)
+
+
+def _change(store: str | None, as_json: bool, change: Callable[[Client], Task]) -> None:
+    with errors(), opened(store) as client:
+        task = change(client)
+        asked = " (its agent was asked to stop it)" if task.cancel_requested else ""
+        tell(as_dict(task) if as_json else f"{task.task_id} is {task.status}{asked}", as_json)

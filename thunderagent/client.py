@@ -1,0 +1,539 @@
+"""The client: what applications import to enqueue tasks and to look after them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, overload
+
+from thunderagent import writes
+from thunderagent.dependencies import OnParentFailure
+from thunderagent.dependents import Dependents, Ended
+from thunderagent.errors import (
+    NotAllowed,
+    ParentNotFound,
+    PayloadError,
+    PayloadInvalid,
+    TaskNotFound,
+    WaitTimeout,
+)
+from thunderagent.events import EventBus
+from thunderagent.job import Job, dump_json
+from thunderagent.pacing import wait_delays
+from thunderagent.settings import Settings, load_settings
+from thunderagent.store import AgentInfo, Enqueued, TaskStore
+from thunderagent.stores.opening import open_store
+from thunderagent.task import DEFAULT_QUEUE, TERMINAL, Candidate, Lane, Status, Task, new_task_id, timestamp
+
+P = TypeVar("P")
+
+BULK: Final = 500
+"""Tasks that `enqueue_many` gives to the store in one call."""
+
+TRIES: Final = 5
+"""How often a command is tried on a task that changes under it."""
+
+NAMED: Final = 1000
+"""Ready entries of a queue that `stats` looks through for jobs that no agent has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """A queue in numbers."""
+
+    queue: str
+    ready: int
+    delayed: int
+    running: int
+    blocked: int
+    failed: int
+    oldest_ready_s: float | None
+    agents: int
+    """Live agents that serve the queue."""
+    unknown_jobs: tuple[str, ...]
+    """Jobs of ready tasks that no live agent of the queue has."""
+
+
+class Client:
+    """Enqueues tasks, looks them up, and changes their fate. Safe in threads."""
+
+    def __init__(self, store: TaskStore, settings: Settings, *, on_enqueue: Callable[[], None] | None = None) -> None:
+        """Make a client.
+
+        Args:
+            store: where the tasks are.
+            settings: defaults of new tasks.
+            on_enqueue: called after each enqueue, for example `agent.wake` of an agent in the same process.
+        """
+        self.store = store
+        self.settings = settings
+        self._on_enqueue = on_enqueue
+        self._dependents = Dependents(
+            store,
+            EventBus(),
+            keep_success_s=settings.keep_success_days * 86400,
+            keep_failed_s=settings.keep_failed_days * 86400,
+        )
+
+    @classmethod
+    def from_settings(cls, **overrides: Any) -> Client:
+        """A client with the settings of the environment and these overrides.
+
+        Raises:
+            ConfigurationError: the settings cannot work.
+        """
+        settings = load_settings(**overrides)
+        return cls(open_store(settings), settings)
+
+    def close(self) -> None:
+        """Let go of the connections of the store."""
+        self.store.engine.close()
+
+    # Enqueue
+
+    @overload
+    def enqueue(
+        self,
+        job: Job[P],
+        payload: P,
+        *,
+        task_id: str | None = None,
+        depends_on: Sequence[Task | str] = (),
+        on_parent_failure: str = OnParentFailure.FAIL,
+        delay_s: float = 0.0,
+        run_at: float | None = None,
+        max_retry: int | None = None,
+        queue: str | None = None,
+    ) -> Task: ...
+
+    @overload
+    def enqueue(
+        self,
+        job: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        task_id: str | None = None,
+        depends_on: Sequence[Task | str] = (),
+        on_parent_failure: str = OnParentFailure.FAIL,
+        delay_s: float = 0.0,
+        run_at: float | None = None,
+        max_retry: int | None = None,
+        queue: str | None = None,
+    ) -> Task: ...
+
+    def enqueue(
+        self,
+        job: Job[Any] | str,
+        payload: Any = None,
+        *,
+        task_id: str | None = None,
+        depends_on: Sequence[Task | str] = (),
+        on_parent_failure: str = OnParentFailure.FAIL,
+        delay_s: float = 0.0,
+        run_at: float | None = None,
+        max_retry: int | None = None,
+        queue: str | None = None,
+    ) -> Task:
+        """Put a task into its queue.
+
+        Args:
+            job: a job, whose payload type is checked here; or the name of one whose code is not at hand.
+            payload: the input of the handler.
+            task_id: an idempotency id. Enqueued twice with the same job and payload, there is one task.
+            depends_on: tasks that must succeed first. They must exist.
+            on_parent_failure: what happens when one of them does not: "fail", "cancel" or "run".
+            delay_s: seconds until the task may run.
+            run_at: epoch seconds at which the task may run, instead of a delay.
+            max_retry: retries after errors of the handler, instead of the job's.
+            queue: name of the queue, instead of the job's.
+
+        Returns:
+            the task in the store: the new one, or the one that has the id already.
+
+        Raises:
+            PayloadInvalid: the payload does not fit the job, or is not JSON data.
+            PayloadTooLarge: the payload is over 350 KB and there is no bucket for it.
+            DuplicateTask: the id is taken by a task with another job or payload.
+            ParentNotFound: a task in `depends_on` does not exist.
+            StoreError: the store did not take it.
+        """
+        task = self._new_task(
+            job, payload, task_id=task_id, delay_s=delay_s, run_at=run_at, max_retry=max_retry, queue=queue
+        )
+        if depends_on:
+            names = tuple(dict.fromkeys(one if isinstance(one, str) else one.task_id for one in depends_on))
+            task = self._park(replace(task, depends_on=names, on_parent_failure=OnParentFailure(on_parent_failure)))
+        else:
+            [answer] = self.store.enqueue([task], fresh=False)
+            if answer.error:
+                raise answer.error
+            task = answer.task
+        if self._on_enqueue:
+            self._on_enqueue()
+        return task
+
+    def enqueue_many(
+        self,
+        job: Job[P] | str,
+        payloads: Iterable[P] | Iterable[Mapping[str, Any]],
+        *,
+        task_ids: Iterable[str] | None = None,
+        delay_s: float = 0.0,
+        run_at: float | None = None,
+        max_retry: int | None = None,
+        queue: str | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[Enqueued]:
+        """Put many tasks of one job into its queue, in batches.
+
+        Args:
+            job: as for `enqueue`.
+            payloads: one for each task; read as needed.
+            task_ids: an idempotency id for each; None: random ones, which is faster.
+            delay_s: as for `enqueue`.
+            run_at: as for `enqueue`.
+            max_retry: as for `enqueue`.
+            queue: as for `enqueue`.
+            on_progress: called after each batch with the number of tasks handled so far.
+
+        Returns:
+            one outcome for each payload, in order: an `error` there concerns that task alone.
+        """
+        outcomes: list[Enqueued] = []
+        pairs = zip(payloads, task_ids, strict=True) if task_ids is not None else ((one, None) for one in payloads)
+        while batch := list(itertools.islice(pairs, BULK)):
+            made = [self._new_or_error(job, one, name, delay_s, run_at, max_retry, queue) for one, name in batch]
+            good = [task for task, error in made if error is None]
+            answers = iter(self.store.enqueue(good, fresh=task_ids is None) if good else ())
+            outcomes += [
+                next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made
+            ]
+            if on_progress:
+                on_progress(len(outcomes))
+        if self._on_enqueue:
+            self._on_enqueue()
+        return outcomes
+
+    # Look
+
+    def get(self, task_id: str | Task) -> Task:
+        """The task as it is now.
+
+        Raises:
+            TaskNotFound: there is none, or its time to live is over.
+        """
+        name = _id(task_id)
+        task = self.store.get([name]).get(name)
+        if task is None or (task.expire_at is not None and task.expire_at < self.store.clock.earliest()):
+            raise TaskNotFound(f"there is no task {name!r} in {self.store.engine.url}")
+        return task
+
+    def wait(self, task_id: str | Task, *, timeout_s: float = 300.0) -> Task:
+        """Wait until a task has ended, whatever its end.
+
+        Raises:
+            WaitTimeout: it has not within the time; it goes on.
+            TaskNotFound: there is none.
+        """
+        until = time.monotonic() + timeout_s
+        for delay in wait_delays():
+            task = self.get(task_id)
+            left = until - time.monotonic()
+            if task.status.is_terminal:
+                return task
+            if left <= 0:
+                break
+            time.sleep(min(delay, left))
+        raise _late(task, timeout_s)
+
+    async def wait_async(self, task_id: str | Task, *, timeout_s: float = 300.0) -> Task:
+        """As `wait`, for coroutines; the store is read in a thread."""
+        until = time.monotonic() + timeout_s
+        for delay in wait_delays():
+            task = await asyncio.to_thread(self.get, task_id)
+            left = until - time.monotonic()
+            if task.status.is_terminal:
+                return task
+            if left <= 0:
+                break
+            await asyncio.sleep(min(delay, left))
+        raise _late(task, timeout_s)
+
+    def list(
+        self,
+        *,
+        status: Status | str | None = None,
+        queue: str | None = None,
+        newest_first: bool = True,
+        limit: int | None = 100,
+    ) -> Iterator[Task]:
+        """Tasks in the order of `created_at`, read page by page as they are asked for.
+
+        Args:
+            status: only these; None: every status.
+            queue: only these; None: every queue.
+            newest_first: or oldest first.
+            limit: at most so many; None: all.
+        """
+        wanted = [Status(status)] if status else list(Status)
+        streams = [
+            self._entries(lane.value(one), newest_first)
+            for one in wanted
+            for lane in self.store.engine.lanes()
+            if queue is None or lane.queue == queue
+        ]
+        merged = heapq.merge(*streams, key=lambda entry: entry.created_at, reverse=newest_first)
+        return itertools.islice(self._whole(merged, min(limit or 100, 100)), limit)
+
+    def stats(self) -> Sequence[QueueStats]:
+        """Every queue in numbers. On DynamoDB this reads the index entries of all open and failed tasks."""
+        agents = self.agents()
+        lanes: dict[str, list[Lane]] = {}
+        for lane in self.store.engine.lanes():
+            lanes.setdefault(lane.queue, []).append(lane)
+        for agent in agents:
+            for queue in agent.info["queues"]:
+                lanes.setdefault(queue, [Lane(queue)])
+        return [self._stats(queue, lanes[queue], agents) for queue in sorted(lanes)]
+
+    def agents(self) -> Sequence[AgentInfo]:
+        """The agents that are alive."""
+        return self.store.agents()
+
+    # Change
+
+    def cancel(self, task_id: str | Task) -> Task:
+        """Close a task that waits as DONE, with its children; ask the agent of a running one to stop it.
+
+        A running handler is told with the next heartbeat, see `ctx.check()`. Cancelling twice is harmless.
+
+        Raises:
+            NotAllowed: it has ended already.
+            TaskNotFound: there is none.
+        """
+        for _ in range(TRIES):
+            task, now = self.get(task_id), self.store.clock.now()
+            if task.status is Status.DONE or (task.status is Status.RUNNING and task.cancel_requested):
+                return task
+            if task.status.is_terminal:
+                raise NotAllowed(f"the task {task.task_id!r} has ended as {task.status}: nothing is left to cancel")
+            if task.status is Status.RUNNING:
+                write = writes.request_cancel(task, now=now)
+            else:
+                expire_at = now + self.settings.keep_success_days * 86400
+                write = writes.cancel_waiting(task, reason="cancelled", now=now, expire_at=expire_at)
+            [after] = self.store.apply([write])
+            if after is not None:
+                if after.status.is_terminal:
+                    self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+                return after
+        raise NotAllowed(f"the task {_id(task_id)!r} changes all the time: try again")
+
+    def retry(self, task_id: str | Task) -> Task:
+        """Put a FAILED or DONE task back into its queue with fresh retries; its history of errors stays.
+
+        A task whose parents have not all succeeded waits for those that are open.
+
+        Raises:
+            NotAllowed: its status is another, or a parent has not succeeded: retry that first.
+            TaskNotFound: there is none.
+        """
+        task = self.get(task_id)
+        if task.status not in (Status.FAILED, Status.DONE):
+            raise NotAllowed(f"the task {task.task_id!r} is {task.status}: only FAILED and DONE can be retried")
+        waiting_for = self._open_parents(task)
+        [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
+        if after is None:
+            raise NotAllowed(f"the task {task.task_id!r} was changed by somebody else: look again")
+        if after.status is Status.BLOCKED:
+            after = self._introduce(after)
+        if self._on_enqueue:
+            self._on_enqueue()
+        return after
+
+    def purge(
+        self, status: Status | str, *, queue: str | None = None, older_than_s: float = 0.0, limit: int | None = None
+    ) -> int:
+        """Delete ended tasks of a status, with their texts.
+
+        Args:
+            status: SUCCESS, FAILED or DONE.
+            queue: only of this queue.
+            older_than_s: only those that ended so many seconds ago.
+            limit: at most so many.
+
+        Returns:
+            how many were deleted.
+
+        Raises:
+            NotAllowed: tasks of this status have not ended.
+        """
+        if Status(status) not in TERMINAL:
+            raise NotAllowed(f"{status} tasks have not ended: cancel them first")
+        before = self.store.clock.now() - older_than_s
+        deleted = 0
+        tasks = (
+            task
+            for task in self.list(status=status, queue=queue, newest_first=False, limit=None)
+            if (task.finished_at or 0.0) <= before
+        )
+        while limit is None or deleted < limit:
+            size = 100 if limit is None else min(100, limit - deleted)
+            batch = list(itertools.islice(tasks, size))
+            if not batch:
+                break
+            deleted += sum(self.store.engine.delete([task.to_row() for task in batch]))
+        return deleted
+
+    # Inside
+
+    def _new_task(
+        self,
+        job: Job[Any] | str,
+        payload: Any,
+        *,
+        task_id: str | None,
+        delay_s: float,
+        run_at: float | None,
+        max_retry: int | None,
+        queue: str | None,
+    ) -> Task:
+        now = self.store.clock.now()
+        name = task_id or new_task_id(now)
+        if not 1 <= len(name.encode()) <= 512 or "#" in name or name.startswith(("agent:", "turn:")):
+            raise PayloadInvalid(
+                f"{name!r} cannot be a task_id: use 1 to 512 bytes without '#', not starting with 'agent:' or 'turn:'"
+            )
+        if isinstance(job, str):
+            known, text, retries = None, dump_json(payload, f"the payload of {job!r}", PayloadInvalid), max_retry
+        else:
+            known, text = job, job.dump_payload(payload)
+            retries = job.max_retry if max_retry is None else max_retry
+        lane_queue = queue or (known.queue if known else DEFAULT_QUEUE)
+        return Task(
+            task_id=name,
+            status=Status.PENDING,
+            lane=Lane.of(name, lane_queue, self.settings.shards),
+            created_at=timestamp(run_at if run_at is not None else now + max(0.0, delay_s)),
+            submitted_at=timestamp(now),
+            job=known.name if known else str(job),
+            kind=known.kind if known else "batch",
+            payload_text=text,
+            max_retry=self.settings.max_retry if retries is None else retries,
+        )
+
+    def _new_or_error(
+        self,
+        job: Job[Any] | str,
+        payload: Any,
+        task_id: str | None,
+        delay_s: float,
+        run_at: float | None,
+        max_retry: int | None,
+        queue: str | None,
+    ) -> tuple[Task, PayloadError | None]:
+        options: Mapping[str, Any] = {
+            "task_id": task_id,
+            "delay_s": delay_s,
+            "run_at": run_at,
+            "max_retry": max_retry,
+            "queue": queue,
+        }
+        try:
+            return self._new_task(job, payload, **options), None
+        except PayloadError as error:
+            name = job if isinstance(job, str) else job.name
+            return self._new_task(name, None, **{**options, "task_id": None}), error
+
+    def _park(self, task: Task) -> Task:
+        """Put a task that depends on others: child first, then the parents, so that no end of a parent is missed."""
+        parents = self.store.get(task.depends_on)
+        if missing := [name for name in task.depends_on if name not in parents]:
+            raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
+        waiting_for = frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
+        if waiting_for:
+            task = replace(task, status=Status.BLOCKED, waiting_for=waiting_for)
+        [answer] = self.store.enqueue([task])
+        if answer.error:
+            raise answer.error
+        return self._introduce(answer.task) if answer.task.status is Status.BLOCKED else answer.task
+
+    def _introduce(self, child: Task) -> Task:
+        """Make a BLOCKED task known to its parents, and act on those that have ended meanwhile."""
+        parents = self.store.get(child.waiting_for)
+        known = [parent for parent in parents.values() if not parent.status.is_terminal]
+        told = self.store.apply([writes.register_dependent(parent, child.task_id) for parent in known])
+        if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
+            parents |= self.store.get(ended)
+        statuses = {name: parents[name].status if name in parents else None for name in child.waiting_for}
+        if all(status is not None and not status.is_terminal for status in statuses.values()):
+            return child
+        self._dependents.tell(self._dependents.judge([child], statuses))
+        return self.get(child.task_id)
+
+    def _open_parents(self, task: Task) -> frozenset[str]:
+        if not task.depends_on or task.on_parent_failure == OnParentFailure.RUN:
+            return frozenset()
+        parents = self.store.get(task.depends_on)
+        for name in task.depends_on:
+            status = parents[name].status if name in parents else None
+            if status is None or status in (Status.FAILED, Status.DONE):
+                what = f"is {status}" if status else "no longer exists"
+                raise NotAllowed(f"the task {task.task_id!r} depends on {name!r}, which {what}: retry that first")
+        return frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
+
+    def _entries(self, status_value: str, newest_first: bool) -> Iterator[Candidate]:
+        after = None
+        while True:
+            page = self.store.engine.page(status_value, limit=100, after=after, newest_first=newest_first)
+            yield from page.entries
+            after = page.after
+            if after is None:
+                return
+
+    def _whole(self, entries: Iterator[Candidate], size: int) -> Iterator[Task]:
+        while batch := list(itertools.islice(entries, size)):
+            tasks = self.store.get(entry.task_id for entry in batch)
+            for entry in batch:
+                task = tasks.get(entry.task_id)
+                if task is not None and task.status_value == entry.status_value:
+                    yield task
+
+    def _stats(self, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo]) -> QueueStats:
+        engine, now = self.store.engine, self.store.clock.now()
+        serving = [agent for agent in agents if queue in agent.info["queues"]]
+        jobs = {name for agent in serving for name in agent.info["jobs"]}
+        counts = {
+            status: sum(engine.count(lane.value(status)) for lane in lanes)
+            for status in (Status.PENDING, Status.RUNNING, Status.BLOCKED, Status.FAILED)
+        }
+        ready = sum(engine.count(lane.value(Status.PENDING), until=now) for lane in lanes)
+        oldest: list[float] = []
+        unknown: set[str] = set()
+        for lane in lanes:
+            page = engine.page(lane.value(Status.PENDING), limit=NAMED, until=now)
+            oldest += [entry.created_at for entry in page.entries[:1]]
+            unknown.update(entry.job for entry in page.entries if entry.job not in jobs)
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            delayed=max(0, counts[Status.PENDING] - ready),
+            running=counts[Status.RUNNING],
+            blocked=counts[Status.BLOCKED],
+            failed=counts[Status.FAILED],
+            oldest_ready_s=max(0.0, now - min(oldest)) if oldest else None,
+            agents=len(serving),
+            unknown_jobs=tuple(sorted(unknown)) if serving else (),
+        )
+
+
+def _id(task: str | Task) -> str:
+    return task if isinstance(task, str) else task.task_id
+
+
+def _late(task: Task, timeout_s: float) -> WaitTimeout:
+    return WaitTimeout(f"the task {task.task_id!r} is still {task.status} after {timeout_s:g} s; it goes on")

@@ -1,0 +1,159 @@
+"""The only place that formats log lines and counts what happened: listeners of the events of the engine.
+
+A line is written when a task changes its state, and one line of counters a minute; polls are only counted. Payloads and
+results are never logged.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import Counter
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from loguru import logger
+
+from thunderagent import events
+from thunderagent.events import Event, EventBus, TaskEvent
+from thunderagent.task import Lease
+
+if TYPE_CHECKING:
+    from loguru import Record
+
+LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
+    events.AgentStarted: ("INFO", "agent started"),
+    events.AgentDraining: ("INFO", "agent draining"),
+    events.AgentStopped: ("INFO", "agent stopped"),
+    events.TaskStarted: ("DEBUG", "task started"),
+    events.TaskTakenOver: ("WARNING", "task taken over from a lost agent"),
+    events.TaskGivenUp: ("ERROR", "task failed: too many agents were lost with it"),
+    events.TaskSucceeded: ("INFO", "task succeeded"),
+    events.TaskRetried: ("WARNING", "task will be retried"),
+    events.TaskFailed: ("ERROR", "task failed"),
+    events.TaskClosed: ("INFO", "task closed"),
+    events.TaskSnoozed: ("INFO", "task snoozed"),
+    events.TaskReleased: ("INFO", "task released"),
+    events.LeaseLost: ("WARNING", "lease lost"),
+    events.SettleRefused: ("WARNING", "late outcome refused: the task is another agent's"),
+    events.TaskOverran: ("WARNING", "handler goes on although it was told to stop"),
+    events.ChildUnparked: ("INFO", "task unparked"),
+    events.ChildDoomed: ("WARNING", "task ended without a run"),
+    events.UnknownJobsSeen: ("WARNING", "tasks of jobs that this agent does not have are left alone"),
+    events.StoreFailed: ("WARNING", "store does not answer"),
+    events.StoreRecovered: ("INFO", "store answers again"),
+    events.HeartbeatLate: ("WARNING", "heartbeat is late"),
+    events.ThreadDied: ("ERROR", "a thread of the agent has died"),
+}
+"""Level and message of each event that is a line of its own."""
+
+COUNTED: Final[dict[type[Event], str]] = {
+    events.TaskStarted: "started",
+    events.TaskSucceeded: "succeeded",
+    events.TaskRetried: "retried",
+    events.TaskFailed: "failed",
+    events.TaskClosed: "closed",
+    events.TaskSnoozed: "snoozed",
+    events.TaskReleased: "released",
+    events.TaskTakenOver: "taken_over",
+    events.TaskGivenUp: "given_up",
+    events.LeaseLost: "leases_lost",
+    events.SettleRefused: "refused",
+    events.StoreFailed: "store_failures",
+}
+"""Names of the counters of the minute's line."""
+
+
+def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Send log lines of this process to a stream, standard error by default.
+
+    Tracebacks are printed without the values of variables, which may be secrets.
+    """
+    logger.remove()
+    logger.add(
+        stream or sys.stderr,
+        level=level.upper(),
+        format=_as_json if as_json else _as_text,
+        colorize=False if as_json else None,
+        backtrace=False,
+        diagnose=False,
+    )
+
+
+def task_scope(lease: Lease) -> AbstractContextManager[None]:
+    """Bind task id, fence and attempt to every line that is logged inside, in this thread or coroutine."""
+    return logger.contextualize(task_id=lease.task_id, fence=lease.fence, attempt=lease.task.attempt)
+
+
+class Telemetry:
+    """Listens to a bus, writes lines and counts."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        bus.subscribe(self.listen)
+
+    def listen(self, event: Event) -> None:
+        """Count the event and write its line."""
+        kind = type(event)
+        name = COUNTED.get(kind)
+        if name is not None:
+            with self._guard:
+                self._counts[name] += 1
+        if isinstance(event, events.Polled):
+            with self._guard:
+                self._counts["polls"] += 1
+                self._counts["claims_lost"] += event.tried - event.won
+        elif isinstance(event, events.Counted):
+            self._count(event)
+        elif kind in LEVELS:
+            level, message = LEVELS[kind]
+            logger.bind(**_facts(event)).log(level, message)
+
+    def take(self) -> dict[str, int]:
+        """The counters since the last call."""
+        with self._guard:
+            counts, self._counts = self._counts, Counter()
+        return dict(counts)
+
+    def _count(self, event: events.Counted) -> None:
+        facts: dict[str, Any] = {"slots": f"{event.running}/{event.slots}", **self.take()}
+        if event.skew_s is not None:
+            facts["clock_skew_s"] = round(event.skew_s, 2)
+        logger.bind(**facts).info("last minute")
+
+
+def _facts(event: Event) -> dict[str, Any]:
+    facts = {field.name: getattr(event, field.name) for field in fields(event)}
+    if not isinstance(event, TaskEvent):
+        return facts
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in facts.items()}
+
+
+def _as_text(record: Record) -> str:
+    record["extra"]["line"] = " ".join(f"{name}={_plain(value)}" for name, value in _shown(record))
+    return "{time:YYYY-MM-DD HH:mm:ss.SSS} <level>{level: <7}</level> {message} <dim>{extra[line]}</dim>\n{exception}"
+
+
+def _shown(record: Record) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in record["extra"].items() if name != "line" and value is not None]
+
+
+def _plain(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return json.dumps(text, ensure_ascii=False) if any(letter in text for letter in ' \n"') else text
+
+
+def _as_json(record: Record) -> str:
+    line: dict[str, Any] = {
+        "time": record["time"].isoformat(),
+        "level": record["level"].name,
+        "message": record["message"],
+        **dict(_shown(record)),
+    }
+    if record["exception"] is not None:
+        line["exception"] = repr(record["exception"].value)
+    record["extra"]["line"] = json.dumps(line, default=str, ensure_ascii=False)
+    return "{extra[line]}\n"
