@@ -6,8 +6,10 @@ in a program of their own `Agent`.
 
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.job import Cancel, Context, Fail, Job, Registry, Snooze, job
+from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff
+from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.task import Status, Task
 from thunderagent.version import __version__

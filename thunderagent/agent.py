@@ -26,10 +26,10 @@ from thunderagent.executor import Executors, LoopExecutor, Scope, ThreadExecutor
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.isolation import ProcessExecutor
-from thunderagent.job import Registry
 from thunderagent.maintenance import Janitor
 from thunderagent.pacing import HURRY_S, PollPace, first_poll, outage_delays
 from thunderagent.poller import QueuePoller
+from thunderagent.registry import Registry
 from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
@@ -81,6 +81,7 @@ class Agent:
         self._last_poll = self._monotonic()
         policy = Policy(
             backoff=settings.backoff,
+            max_retry=settings.max_retry,
             keep_success_s=settings.keep_success_days * 86400,
             keep_failed_s=settings.keep_failed_days * 86400,
         )

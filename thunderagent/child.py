@@ -13,8 +13,10 @@ from dataclasses import asdict
 from typing import Any
 
 from thunderagent import errors
+from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.executor import run_handler
-from thunderagent.job import Cancel, Context, Fail, Job, Snooze, dump_result
+from thunderagent.job import Job
+from thunderagent.jsondata import dump_result
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.task import Lease, Task
 

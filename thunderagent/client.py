@@ -7,7 +7,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar, overload
 
 from thunderagent import writes
@@ -22,9 +22,11 @@ from thunderagent.errors import (
     WaitTimeout,
 )
 from thunderagent.events import EventBus
-from thunderagent.job import Job, dump_json
+from thunderagent.job import Job
+from thunderagent.jsondata import dump_json
 from thunderagent.pacing import wait_delays
 from thunderagent.settings import Settings, load_settings
+from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, Enqueued, TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.task import DEFAULT_QUEUE, TERMINAL, Candidate, Lane, Status, Task, new_task_id, timestamp
@@ -36,26 +38,6 @@ BULK: Final = 500
 
 TRIES: Final = 5
 """How often a command is tried on a task that changes under it."""
-
-NAMED: Final = 1000
-"""Ready entries of a queue that `stats` looks through for jobs that no agent has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStats:
-    """A queue in numbers."""
-
-    queue: str
-    ready: int
-    delayed: int
-    running: int
-    blocked: int
-    failed: int
-    oldest_ready_s: float | None
-    agents: int
-    """Live agents that serve the queue."""
-    unknown_jobs: tuple[str, ...]
-    """Jobs of ready tasks that no live agent of the queue has."""
 
 
 class Client:
@@ -291,14 +273,7 @@ class Client:
 
     def stats(self) -> Sequence[QueueStats]:
         """Every queue in numbers. On DynamoDB this reads the index entries of all open and failed tasks."""
-        agents = self.agents()
-        lanes: dict[str, list[Lane]] = {}
-        for lane in self.store.engine.lanes():
-            lanes.setdefault(lane.queue, []).append(lane)
-        for agent in agents:
-            for queue in agent.info["queues"]:
-                lanes.setdefault(queue, [Lane(queue)])
-        return [self._stats(queue, lanes[queue], agents) for queue in sorted(lanes)]
+        return queue_stats(self.store)
 
     def agents(self) -> Sequence[AgentInfo]:
         """The agents that are alive."""
@@ -409,10 +384,11 @@ class Client:
                 f"{name!r} cannot be a task_id: use 1 to 512 bytes without '#', not starting with 'agent:' or 'turn:'"
             )
         if isinstance(job, str):
-            known, text, retries = None, dump_json(payload, f"the payload of {job!r}", PayloadInvalid), max_retry
+            known, text = None, dump_json(payload, f"the payload of {job!r}", PayloadInvalid)
         else:
             known, text = job, job.dump_payload(payload)
-            retries = job.max_retry if max_retry is None else max_retry
+            if max_retry is None:
+                max_retry = self.settings.max_retry if job.max_retry is None else job.max_retry
         lane_queue = queue or (known.queue if known else DEFAULT_QUEUE)
         return Task(
             task_id=name,
@@ -423,7 +399,7 @@ class Client:
             job=known.name if known else str(job),
             kind=known.kind if known else "batch",
             payload_text=text,
-            max_retry=self.settings.max_retry if retries is None else retries,
+            max_retry=max_retry,
         )
 
     def _new_or_error(
@@ -502,33 +478,6 @@ class Client:
                 task = tasks.get(entry.task_id)
                 if task is not None and task.status_value == entry.status_value:
                     yield task
-
-    def _stats(self, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo]) -> QueueStats:
-        engine, now = self.store.engine, self.store.clock.now()
-        serving = [agent for agent in agents if queue in agent.info["queues"]]
-        jobs = {name for agent in serving for name in agent.info["jobs"]}
-        counts = {
-            status: sum(engine.count(lane.value(status)) for lane in lanes)
-            for status in (Status.PENDING, Status.RUNNING, Status.BLOCKED, Status.FAILED)
-        }
-        ready = sum(engine.count(lane.value(Status.PENDING), until=now) for lane in lanes)
-        oldest: list[float] = []
-        unknown: set[str] = set()
-        for lane in lanes:
-            page = engine.page(lane.value(Status.PENDING), limit=NAMED, until=now)
-            oldest += [entry.created_at for entry in page.entries[:1]]
-            unknown.update(entry.job for entry in page.entries if entry.job not in jobs)
-        return QueueStats(
-            queue=queue,
-            ready=ready,
-            delayed=max(0, counts[Status.PENDING] - ready),
-            running=counts[Status.RUNNING],
-            blocked=counts[Status.BLOCKED],
-            failed=counts[Status.FAILED],
-            oldest_ready_s=max(0.0, now - min(oldest)) if oldest else None,
-            agents=len(serving),
-            unknown_jobs=tuple(sorted(unknown)) if serving else (),
-        )
 
 
 def _id(task: str | Task) -> str:

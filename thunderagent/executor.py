@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from thunderagent.context import Context
 from thunderagent.errors import PayloadInvalid, TaskStopped
-from thunderagent.job import Context, Job
+from thunderagent.job import Job
 from thunderagent.pacing import THREAD_JOIN_S
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.task import Lease

@@ -12,9 +12,9 @@ import schedule
 from thunderagent import events
 from thunderagent.errors import StoreError
 from thunderagent.events import EventBus
-from thunderagent.job import Registry
 from thunderagent.maintenance import Janitor
 from thunderagent.poller import QueuePoller
+from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import Lane, Task

@@ -19,9 +19,10 @@ from contextlib import suppress
 from typing import IO, Any, Final
 
 from thunderagent import errors
+from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.errors import TaskStopped
 from thunderagent.executor import Done, Running, Scope, no_scope
-from thunderagent.job import Cancel, Context, Fail, Snooze, Unstorable
+from thunderagent.jsondata import Unstorable
 from thunderagent.pacing import KILL_GRACE_S
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 

@@ -6,10 +6,12 @@ import random
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from thunderagent import events, writes
+from thunderagent.conditions import Write
+from thunderagent.context import Cancel, Fail, Snooze
 from thunderagent.errors import (
     AgentDraining,
     LeaseLost,
@@ -19,10 +21,10 @@ from thunderagent.errors import (
     ThunderAgentError,
     TimeLimitExceeded,
 )
-from thunderagent.job import Cancel, Fail, Job, Snooze, dump_result
+from thunderagent.job import Job
+from thunderagent.jsondata import dump_result
 from thunderagent.pacing import Backoff
 from thunderagent.task import Lease, Task
-from thunderagent.writes import Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,14 @@ class Stopped:
 Outcome = Returned | Raised | Stopped
 
 _MESSAGE: Final = 700
+_HERE: Final = str(Path(__file__).parent)
 
 
 def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = ()) -> Raised:
     """The outcome of an exception: its type and message, then the innermost frames."""
     message = writes.cut(f"{type(error).__name__}: {error}", _MESSAGE)
-    frames = traceback.extract_tb(error.__traceback__)[-3:]
-    places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
+    places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-3:])
     return Raised(message + places, fatal=isinstance(error, fatal))
 
 
@@ -69,6 +72,7 @@ class Policy:
     """The numbers that settling needs."""
 
     backoff: Backoff
+    max_retry: int
     keep_success_s: float
     keep_failed_s: float
 
@@ -148,12 +152,19 @@ def _failed(
     rng: random.Random,
 ) -> Settlement:
     task = lease.task
-    if outcome.fatal or task.retry_count >= task.max_retry:
+    if outcome.fatal or task.retry_count >= _retries(task, job, policy):
         write = writes.fail(lease, error=outcome.error, now=now, expire_at=now + policy.keep_failed_s)
         return Settlement(write, events.TaskFailed(**fields, error=outcome.error))
     delay = (job.backoff or policy.backoff).delay(task.retry_count, rng)
     write = writes.retry(lease, due=now + delay, error=outcome.error, now=now)
     return Settlement(write, events.TaskRetried(**fields, error=outcome.error, delay_s=delay))
+
+
+def _retries(task: Task, job: Job[Any], policy: Policy) -> int:
+    """Allowed retries: the task's own, else the job's, else the setting's."""
+    if task.max_retry is not None:
+        return task.max_retry
+    return policy.max_retry if job.max_retry is None else job.max_retry
 
 
 def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple[str | None, str | None, str | None]:

@@ -184,7 +184,8 @@ class Task:
     payload_ref: str | None = None
     retry_count: int = 0
     """Handler errors so far. It grows when a retry is written; snooze, drain and lost agents leave it alone."""
-    max_retry: int = 3
+    max_retry: int | None = None
+    """Retries allowed; None for a task that was enqueued without its job's code: the agent's job knows."""
     crash_count: int = 0
     """Agents lost while they ran it."""
     fence: int = 0

@@ -18,14 +18,15 @@ from functools import partial
 from typing import Any
 
 from thunderagent import events
+from thunderagent.context import Context
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import StoreError, TaskCancelled
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, Running
 from thunderagent.heartbeat import CANCELLED, Heartbeat
-from thunderagent.job import Context, Registry
 from thunderagent.pacing import GATHER_S
 from thunderagent.poller import QueuePoller
+from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Outcome, Policy, Settlement, Stopped, about, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted

@@ -11,95 +11,11 @@ whose reply was lost).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final
 
-from thunderagent.task import LEASE_ATTRIBUTES, TERMINAL, Candidate, Lease, Row, Status, Task, timestamp
-
-
-@dataclass(frozen=True, slots=True)
-class Is:
-    """The attribute has exactly this value."""
-
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """The attribute is not there."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """The attribute is there."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """The attribute is a number smaller than this one."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The attribute has one of these values."""
-
-    name: str
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Either:
-    """At least one of these conditions holds."""
-
-    conditions: tuple[Condition, ...]
-
-
-Condition = Is | Absent | Present | Below | OneOf | Either
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """One conditional change of one row."""
-
-    verb: str
-    task_id: str
-    set: Mapping[str, Any] = field(default_factory=dict)
-    increase: Mapping[str, int] = field(default_factory=dict)
-    remove: Sequence[str] = ()
-    insert: Mapping[str, str] = field(default_factory=dict)
-    """Member to put into the string set of that name."""
-    discard: Mapping[str, str] = field(default_factory=dict)
-    """Member to take out of the string set of that name; an empty set is an absent attribute."""
-    require: Sequence[Condition]
-
-    def __post_init__(self) -> None:
-        if not self.require:
-            raise ValueError(f"the write {self.verb!r} has no condition")
-
-    def landed_on(self, row: Row) -> bool:
-        """True when the row looks exactly as this write leaves it: a lost reply, not a lost race.
-
-        Owners are unique per process start and times have milliseconds, so no other writer leaves the same values.
-        """
-        if not self.set or any(row.get(name) != value for name, value in self.set.items()):
-            return False
-        if any(name in row for name in self.remove):
-            return False
-        return all(
-            row.get(condition.name) == condition.value
-            for condition in self.require
-            if isinstance(condition, Is) and condition.name == "fence" and "fence" not in self.increase
-        )
-
+from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
+from thunderagent.task import LEASE_ATTRIBUTES, TERMINAL, Candidate, Lease, Status, Task, timestamp
 
 ERRORS_KEPT: Final = 10
 ERROR_BYTES: Final = 1024

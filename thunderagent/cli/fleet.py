@@ -25,7 +25,7 @@ from thunderagent.cli.output import (
 )
 from thunderagent.errors import ConfigurationError
 from thunderagent.events import EventBus
-from thunderagent.job import Registry
+from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope

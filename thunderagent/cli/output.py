@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -34,8 +34,8 @@ REFUSED: Final = 1
 WRONG: Final = 2
 STORE: Final = 3
 
-out = Console(highlight=False)
-notes = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+notes = Console(stderr=True, highlight=False, emoji=False)
 
 StoreOption = Annotated[
     str | None,
@@ -109,7 +109,7 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
     yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
     yield "job", escape(task.job)
     yield "queue", task.status_value.partition("#")[2] or task.queue
-    yield "attempt", f"{task.attempt} (retries {task.retry_count}/{task.max_retry}, lost agents {task.crash_count})"
+    yield "attempt", f"{task.attempt} (retries {task.retry_count} of {_allowed(task)}, lost agents {task.crash_count})"
     yield "fence", str(task.fence)
     if task.lease_owner:
         yield "leased by", f"{escape(task.lease_owner)} until {moment(task.lock_time)}, beats {task.hb}"
@@ -133,14 +133,27 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
         yield "reason", escape(task.done_reason)
 
 
+def _allowed(task: Task) -> str:
+    return "the job's" if task.max_retry is None else str(task.max_retry)
+
+
 def make_table(*columns: str) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in columns:
-        table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
+        whole = name in ("task", "agent")  # an id that is cut is of no use
+        justify: JustifyMethod = "right" if name in _NUMBERS else "left"
+        table.add_column(
+            name,
+            no_wrap=True,
+            overflow="fold" if whole else "ellipsis",
+            justify=justify,
+            min_width=_LEAST.get(name),
+        )
     return table
 
 
 _NUMBERS: Final = frozenset({"attempt", "seconds", "ready", "delayed", "running", "blocked", "failed", "oldest ready"})
+_LEAST: Final = {"task": 36, "status": 7, "job": 12, "queue": 8, "due": 20}
 _COLOURS: Final = {
     Status.SUCCESS: "green",
     Status.FAILED: "red",

@@ -31,7 +31,7 @@ from thunderagent.cli.output import (
 )
 from thunderagent.client import Client
 from thunderagent.errors import PayloadInvalid
-from thunderagent.job import Registry
+from thunderagent.registry import Registry
 from thunderagent.task import Status, Task
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the task.")]
@@ -97,18 +97,20 @@ def list_(
         if as_json:
             tell([as_dict(task) for task in tasks], True)
             return
-        table = make_table("task", "status", "job", "queue", "attempt", "due", "seconds", "error")
+        wide = out.width >= 120
+        table = make_table("task", "status", "job", *(("queue", "due", "seconds") if wide else ()), "attempt", "error")
         for task in tasks:
-            table.add_row(
+            error = (task.error or task.done_reason or "").partition("\n")[0]
+            more = (task.queue, moment(task.created_at), seconds(task)) if wide else ()
+            shown = (
                 escape(task.task_id),
                 colour(task.status),
                 escape(task.job),
-                task.queue,
+                *more,
                 str(task.attempt),
-                moment(task.created_at),
-                seconds(task),
-                escape((task.error or task.done_reason or "").partition("\n")[0]),
+                escape(error),
             )
+            table.add_row(*shown)
         out.print(table if tasks else "no tasks")
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from thunderagent.errors import ConfigurationError
-from thunderagent.store import Engine
+from thunderagent.port import Engine
 
 SQLITE_EXAMPLE: Final = "sqlite:///thunderagent.db"
 DYNAMODB_EXAMPLE: Final = "dynamodb://TaskTable?region=eu-central-1"

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from thunderagent.errors import StoreError, StoreThrottled
 from thunderagent.pacing import batch_delays
-from thunderagent.store import Applied
+from thunderagent.port import Applied
 from thunderagent.stores import expressions
 from thunderagent.stores.connection import Connection
 from thunderagent.task import Row

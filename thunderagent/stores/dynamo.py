@@ -12,15 +12,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 from thunderagent.clock import DateClock
+from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
-from thunderagent.store import Applied
+from thunderagent.port import Applied
 from thunderagent.stores import expressions
 from thunderagent.stores.batches import Batches, chunks
 from thunderagent.stores.connection import Connection, Consumed, Purpose
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused, Rejected
 from thunderagent.task import Lane, Page, Row, Status
-from thunderagent.writes import Write
 
 LANES_ID: Final = "lanes"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
 from thunderagent.task import ATTRIBUTES, Candidate, Row
-from thunderagent.writes import Absent, Below, Condition, Either, Is, OneOf, Present, Write
 
 INDEX: Final = "status-createdAt-index"
 PROJECTED: Final = ("job", "kind")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
 from thunderagent.task import ATTRIBUTES, Row
-from thunderagent.writes import Absent, Below, Condition, Either, Is, OneOf, Present, Write
 
 COLUMNS: Final = tuple(ATTRIBUTES)
 _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT", "L": "TEXT", "M": "TEXT"}

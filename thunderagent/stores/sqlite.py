@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from thunderagent.clock import HostClock, SharedClock
+from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
-from thunderagent.store import MAX_TEXT_BYTES, Applied
+from thunderagent.port import MAX_TEXT_BYTES, Applied
 from thunderagent.stores import sql
 from thunderagent.task import Candidate, Lane, Page, Row, Status
-from thunderagent.writes import Write
 
 BUSY_S: Final = 5.0
 MEMORY: Final = ":memory:"

@@ -1,0 +1,146 @@
+"""What a handler is given, and what it may answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from thunderagent.errors import TaskStopped
+from thunderagent.jsondata import dump_json
+from thunderagent.task import Lease
+
+PROGRESS_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """A handler's answer: run me again after `seconds`; no retry is used up.
+
+    >>> Snooze(60)
+    Snooze(seconds=60)
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A handler's answer: close the task as DONE, on purpose; dependents follow `on_parent_failure`."""
+
+    reason: str = "cancelled by its handler"
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """A handler's answer: FAILED at once, whatever retries are left."""
+
+    reason: str
+
+
+class Context:
+    """What a handler knows of its task and can ask of its agent.
+
+    One context belongs to one run under one fence. All methods may be called from any thread.
+    """
+
+    __slots__ = ("_guard", "_parents", "_progress", "_stop", "_stopped", "_told", "lease")
+
+    def __init__(self, lease: Lease, parents: Callable[[], Mapping[str, Any]] | None = None) -> None:
+        self.lease = lease
+        self._parents = parents
+        self._stopped = threading.Event()
+        self._stop: TaskStopped | None = None
+        self._told: Callable[[TaskStopped], None] | None = None
+        self._progress: str | None = None
+        self._guard = threading.Lock()
+
+    @property
+    def task_id(self) -> str:
+        """Id of the task: the same in every attempt, so a good name for what the handler writes."""
+        return self.lease.task_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of this run, from 1."""
+        return self.lease.task.attempt
+
+    @property
+    def fence(self) -> int:
+        """A number that grows with each run; a resource that remembers the largest can refuse a run that is over."""
+        return self.lease.fence
+
+    @property
+    def idempotency_key(self) -> str:
+        """Task id and fence: the same only within this run."""
+        return f"{self.task_id}:{self.fence}"
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the handler should stop: cancelled, lease lost, time over, or the agent is stopping."""
+        return self._stop is not None
+
+    @property
+    def stop_reason(self) -> TaskStopped | None:
+        """Why the handler should stop, or None."""
+        return self._stop
+
+    def check(self) -> None:
+        """Stop here if the task should stop; call it between steps of long work.
+
+        Raises:
+            TaskStopped: one of its subclasses says why.
+        """
+        if self._stop is not None:
+            raise self._stop
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not past a request to stop.
+
+        Returns:
+            True when the task should stop.
+        """
+        return self._stopped.wait(seconds)
+
+    def progress(self, value: Any) -> None:
+        """Tell how far the work is: JSON data up to 1 KB. It rides on the next heartbeat and costs no extra write.
+
+        Raises:
+            ValueError: the value is not JSON data or too large.
+        """
+        text = dump_json(value, "the progress")
+        if len(text.encode()) > PROGRESS_BYTES:
+            raise ValueError(f"the progress has {len(text.encode())} bytes, at most {PROGRESS_BYTES} can be kept")
+        with self._guard:
+            self._progress = text
+
+    def parent_results(self) -> Mapping[str, Any]:
+        """Results of the tasks this one depends on, by task id; None for a parent that left no result."""
+        return self._parents() if self._parents else {}
+
+    def take_progress(self) -> str | None:
+        """For the engine: the progress told since the last call."""
+        with self._guard:
+            text, self._progress = self._progress, None
+        return text
+
+    def stop(self, why: TaskStopped) -> bool:
+        """For the engine: ask the handler to stop. The first reason stays; True if this was it."""
+        with self._guard:
+            if self._stop is not None:
+                return False
+            self._stop = why
+            told = self._told
+        self._stopped.set()
+        if told:
+            told(why)
+        return True
+
+    def when_stopped(self, call: Callable[[TaskStopped], None]) -> None:
+        """For the engine: call this with the reason as soon as the handler should stop."""
+        with self._guard:
+            self._told = call
+            why = self._stop
+        if why is not None:
+            call(why)

@@ -1,0 +1,101 @@
+"""The port of the store: what it needs from the place that keeps the rows, and from a place for large texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from thunderagent.clock import SharedClock
+from thunderagent.conditions import Write
+from thunderagent.errors import StoreError
+from thunderagent.task import Lane, Page, Row
+
+MAX_TEXT_BYTES: Final = 350 * 1024
+"""Largest payload or result that the table itself keeps; a DynamoDB row may have 400 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Outcome of one write.
+
+    `row` is the row after a write that was done, and the row that refused one that was not (None: there is no row).
+    With an `error` nothing is known of the outcome.
+    """
+
+    won: bool
+    row: Row | None = None
+    error: StoreError | None = None
+
+
+class Engine(Protocol):
+    """What a store needs from the place that keeps the rows. Every verb takes many and answers for each, in order."""
+
+    @property
+    def url(self) -> str:
+        """Where the rows are, without secrets."""
+
+    @property
+    def clock(self) -> SharedClock:
+        """The clock that all agents of this engine share."""
+
+    @property
+    def inline_bytes(self) -> int:
+        """Texts up to this size live in the row; larger ones go to `put_texts`."""
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        """Put rows whose ids are not taken. `fresh` promises that the ids are random, so that nobody needs to look."""
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        """Do conditional writes, each on its own."""
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        """Rows by id, as they are now; ids without a row are left out."""
+
+    def page(
+        self,
+        status_value: str,
+        *,
+        limit: int,
+        until: float | None = None,
+        after: Any = None,
+        newest_first: bool = False,
+    ) -> Page:
+        """Entries of the index for one status value in the order of `createdAt`, up to `until`. May be stale."""
+
+    def count(self, status_value: str, *, until: float | None = None) -> int:
+        """Number of index entries for one status value."""
+
+    def lanes(self) -> list[Lane]:
+        """Every lane that ever held a task."""
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        """Delete rows that still have the status and fence given, with their texts."""
+
+    def expire(self, now: float) -> int:
+        """Delete rows whose `expireAt` is over, if the engine does not do so by itself."""
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        """Keep texts that are too large for a row."""
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+        """The texts that `put_texts` kept."""
+
+    def check(self) -> None:
+        """Raise what is wrong with the place: missing table, missing permission, unreadable file."""
+
+    def sibling(self) -> Engine:
+        """The same place through connections of its own, for the heartbeat."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class Blobs(Protocol):
+    """A place for texts over the limit of the table."""
+
+    def put(self, key: str, text: str) -> str:
+        """Keep a text; the answer is the reference to it."""
+
+    def get(self, ref: str) -> str:
+        """The text of a reference."""

@@ -1,0 +1,97 @@
+"""Collects the jobs of a package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from thunderagent.errors import ConfigurationError, JobImportError, UnknownJob
+from thunderagent.job import Job
+
+
+class Registry(Mapping[str, Job[Any]]):
+    """The jobs that an agent can run, by name."""
+
+    def __init__(self, *jobs: Job[Any]) -> None:
+        self._jobs: dict[str, Job[Any]] = {}
+        for one in jobs:
+            self.add(one)
+
+    def add(self, one: Job[Any]) -> None:
+        """Add a job.
+
+        Raises:
+            ConfigurationError: another job has this name.
+        """
+        other = self._jobs.setdefault(one.name, one)
+        if other is not one:
+            raise ConfigurationError(f"two jobs are named {one.name!r}: {other.where} and {one.where}; rename one")
+
+    def __getitem__(self, name: str) -> Job[Any]:
+        try:
+            return self._jobs[name]
+        except KeyError:
+            known = ", ".join(sorted(self._jobs)) or "none"
+            raise UnknownJob(f"no job is named {name!r}; known are: {known}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._jobs
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Names of the queues that the jobs go to, without repetition."""
+        return tuple(dict.fromkeys(one.queue for one in self._jobs.values()))
+
+    @classmethod
+    def from_package(cls, package: str) -> Registry:
+        """Import every module of a package (or one module) and collect the jobs found there.
+
+        Raises:
+            JobImportError: the package does not exist, a module does not import (with file and line), or no
+                job is there.
+            ConfigurationError: two jobs have one name, or a job's options cannot work.
+        """
+        registry = cls()
+        for module in _modules(package):
+            for value in vars(module).values():
+                if isinstance(value, Job):
+                    registry.add(value)
+        if not registry:
+            raise JobImportError(f"there is no job in {package!r}: decorate a handler with @job")
+        return registry
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    root = _import(package)
+    yield root
+    for found in pkgutil.walk_packages(getattr(root, "__path__", ()), f"{package}."):
+        if found.name.rpartition(".")[2] != "__main__":
+            yield _import(found.name)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+            raise JobImportError(
+                f"there is no package {name!r}: run the command in the folder that holds it, or install it"
+            ) from error
+        if isinstance(error, SyntaxError):
+            place = f"{error.filename}:{error.lineno}"
+        else:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{last.filename}:{last.lineno}"
+        raise JobImportError(f"{name} does not import: {type(error).__name__}: {error} ({place})") from error
