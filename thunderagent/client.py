@@ -7,7 +7,6 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, TypeVar, overload
 
 from thunderagent import writes
@@ -15,21 +14,18 @@ from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import (
     NotAllowed,
-    ParentNotFound,
-    PayloadError,
-    PayloadInvalid,
     TaskNotFound,
     WaitTimeout,
 )
 from thunderagent.events import EventBus
+from thunderagent.intake import Intake, NewTask
 from thunderagent.job import Job
-from thunderagent.jsondata import dump_json
 from thunderagent.pacing import wait_delays
 from thunderagent.settings import Settings, load_settings
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, Enqueued, TaskStore
 from thunderagent.stores.opening import open_store
-from thunderagent.task import DEFAULT_QUEUE, TERMINAL, Candidate, Lane, Status, Task, new_task_id, timestamp
+from thunderagent.task import TERMINAL, Candidate, Status, Task
 
 P = TypeVar("P")
 
@@ -60,6 +56,8 @@ class Client:
             keep_success_s=settings.keep_success_days * 86400,
             keep_failed_s=settings.keep_failed_days * 86400,
         )
+
+        self._intake = Intake(store, settings, self._dependents)
 
     @classmethod
     def from_settings(cls, **overrides: Any) -> Client:
@@ -143,19 +141,10 @@ class Client:
             ParentNotFound: a task in `depends_on` does not exist.
             StoreError: the store did not take it.
         """
-        task = self._new_task(
-            job, payload, task_id=task_id, delay_s=delay_s, run_at=run_at, max_retry=max_retry, queue=queue
-        )
-        if depends_on:
-            names = tuple(dict.fromkeys(one if isinstance(one, str) else one.task_id for one in depends_on))
-            task = self._park(replace(task, depends_on=names, on_parent_failure=OnParentFailure(on_parent_failure)))
-        else:
-            [answer] = self.store.enqueue([task], fresh=False)
-            if answer.error:
-                raise answer.error
-            task = answer.task
-        if self._on_enqueue:
-            self._on_enqueue()
+        names = tuple(dict.fromkeys(map(_id, depends_on)))
+        new = NewTask(job, task_id, delay_s, run_at, max_retry, queue, names, on_parent_failure)
+        task = self._intake.put(self._intake.make(new, payload))
+        self._enqueued()
         return task
 
     def enqueue_many(
@@ -185,19 +174,14 @@ class Client:
         Returns:
             one outcome for each payload, in order: an `error` there concerns that task alone.
         """
-        outcomes: list[Enqueued] = []
+        new = NewTask(job, None, delay_s, run_at, max_retry, queue)
         pairs = zip(payloads, task_ids, strict=True) if task_ids is not None else ((one, None) for one in payloads)
+        outcomes: list[Enqueued] = []
         while batch := list(itertools.islice(pairs, BULK)):
-            made = [self._new_or_error(job, one, name, delay_s, run_at, max_retry, queue) for one, name in batch]
-            good = [task for task, error in made if error is None]
-            answers = iter(self.store.enqueue(good, fresh=task_ids is None) if good else ())
-            outcomes += [
-                next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made
-            ]
+            outcomes += self._intake.put_many(new, batch, fresh=task_ids is None)
             if on_progress:
                 on_progress(len(outcomes))
-        if self._on_enqueue:
-            self._on_enqueue()
+        self._enqueued()
         return outcomes
 
     # Look
@@ -325,9 +309,8 @@ class Client:
         if after is None:
             raise NotAllowed(f"the task {task.task_id!r} was changed by somebody else: look again")
         if after.status is Status.BLOCKED:
-            after = self._introduce(after)
-        if self._on_enqueue:
-            self._on_enqueue()
+            after = self._intake.introduce(after)
+        self._enqueued()
         return after
 
     def purge(
@@ -366,90 +349,9 @@ class Client:
 
     # Inside
 
-    def _new_task(
-        self,
-        job: Job[Any] | str,
-        payload: Any,
-        *,
-        task_id: str | None,
-        delay_s: float,
-        run_at: float | None,
-        max_retry: int | None,
-        queue: str | None,
-    ) -> Task:
-        now = self.store.clock.now()
-        name = task_id or new_task_id(now)
-        if not 1 <= len(name.encode()) <= 512 or "#" in name or name.startswith(("agent:", "turn:")):
-            raise PayloadInvalid(
-                f"{name!r} cannot be a task_id: use 1 to 512 bytes without '#', not starting with 'agent:' or 'turn:'"
-            )
-        if isinstance(job, str):
-            known, text = None, dump_json(payload, f"the payload of {job!r}", PayloadInvalid)
-        else:
-            known, text = job, job.dump_payload(payload)
-            if max_retry is None:
-                max_retry = self.settings.max_retry if job.max_retry is None else job.max_retry
-        lane_queue = queue or (known.queue if known else DEFAULT_QUEUE)
-        return Task(
-            task_id=name,
-            status=Status.PENDING,
-            lane=Lane.of(name, lane_queue, self.settings.shards),
-            created_at=timestamp(run_at if run_at is not None else now + max(0.0, delay_s)),
-            submitted_at=timestamp(now),
-            job=known.name if known else str(job),
-            kind=known.kind if known else "batch",
-            payload_text=text,
-            max_retry=max_retry,
-        )
-
-    def _new_or_error(
-        self,
-        job: Job[Any] | str,
-        payload: Any,
-        task_id: str | None,
-        delay_s: float,
-        run_at: float | None,
-        max_retry: int | None,
-        queue: str | None,
-    ) -> tuple[Task, PayloadError | None]:
-        options: Mapping[str, Any] = {
-            "task_id": task_id,
-            "delay_s": delay_s,
-            "run_at": run_at,
-            "max_retry": max_retry,
-            "queue": queue,
-        }
-        try:
-            return self._new_task(job, payload, **options), None
-        except PayloadError as error:
-            name = job if isinstance(job, str) else job.name
-            return self._new_task(name, None, **{**options, "task_id": None}), error
-
-    def _park(self, task: Task) -> Task:
-        """Put a task that depends on others: child first, then the parents, so that no end of a parent is missed."""
-        parents = self.store.get(task.depends_on)
-        if missing := [name for name in task.depends_on if name not in parents]:
-            raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
-        waiting_for = frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
-        if waiting_for:
-            task = replace(task, status=Status.BLOCKED, waiting_for=waiting_for)
-        [answer] = self.store.enqueue([task])
-        if answer.error:
-            raise answer.error
-        return self._introduce(answer.task) if answer.task.status is Status.BLOCKED else answer.task
-
-    def _introduce(self, child: Task) -> Task:
-        """Make a BLOCKED task known to its parents, and act on those that have ended meanwhile."""
-        parents = self.store.get(child.waiting_for)
-        known = [parent for parent in parents.values() if not parent.status.is_terminal]
-        told = self.store.apply([writes.register_dependent(parent, child.task_id) for parent in known])
-        if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
-            parents |= self.store.get(ended)
-        statuses = {name: parents[name].status if name in parents else None for name in child.waiting_for}
-        if all(status is not None and not status.is_terminal for status in statuses.values()):
-            return child
-        self._dependents.tell(self._dependents.judge([child], statuses))
-        return self.get(child.task_id)
+    def _enqueued(self) -> None:
+        if self._on_enqueue:
+            self._on_enqueue()
 
     def _open_parents(self, task: Task) -> frozenset[str]:
         if not task.depends_on or task.on_parent_failure == OnParentFailure.RUN:

@@ -43,7 +43,7 @@ class Dependents:
             parent = open_ends.pop()
             ids = sorted(parent.dependents)
             for start in range(0, len(ids), AT_ONCE):
-                children = self._store.get(ids[start : start + AT_ONCE])
+                children = self._store.peek(ids[start : start + AT_ONCE])
                 open_ends += self.judge(list(children.values()), {parent.task_id: parent.status})
 
     def judge(self, children: Sequence[Task], parents: Mapping[str, Status | None]) -> list[Ended]:

@@ -68,24 +68,17 @@ class ProcessExecutor:
             finally:
                 os.close(writer)
             with child:
-                timers: list[threading.Timer] = []
-                send = threading.Lock()
+                send, over = threading.Lock(), threading.Event()
 
                 def stop(why: TaskStopped) -> None:
-                    with send:
-                        _send(child.stdin, {"stop": type(why).__name__, "text": str(why)})
-                    hard = isinstance(why, errors.LeaseLost | errors.TimeLimitExceeded)
-                    timer = threading.Timer(0.0 if hard else KILL_GRACE_S, _kill, (child,))
-                    timer.daemon = True
-                    timers.append(timer)
-                    timer.start()
+                    """Ask the child, then kill it; in a thread, so that a child that does not read holds nobody up."""
+                    threading.Thread(target=_end, args=(child, why, send, over), daemon=True).start()
 
                 with send:
                     _send(child.stdin, _instructions(running))
                 context.when_stopped(stop)
                 outcome = _listen(told, context)
-                for timer in timers:
-                    timer.cancel()
+                over.set()
                 with suppress(OSError):
                     child.stdin and child.stdin.close()
                 try:
@@ -138,6 +131,16 @@ def _send(stream: IO[str] | None, message: Mapping[str, Any]) -> None:
         if stream is not None:
             stream.write(json.dumps(message) + "\n")
             stream.flush()
+
+
+def _end(child: subprocess.Popen[str], why: TaskStopped, send: threading.Lock, over: threading.Event) -> None:
+    if isinstance(why, errors.LeaseLost | errors.TimeLimitExceeded):
+        _kill(child)
+        return
+    with send:
+        _send(child.stdin, {"stop": type(why).__name__, "text": str(why)})
+    if not over.wait(KILL_GRACE_S):
+        _kill(child)
 
 
 def _kill(child: subprocess.Popen[str]) -> None:

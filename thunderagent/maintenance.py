@@ -56,7 +56,7 @@ class LostLeases:
                     if (known := self._sightings.get(entry.task_id)) is None or known.look_again <= now
                 ]
                 if due:
-                    rows = self._store.get(due)
+                    rows = self._store.peek(due)
                     lost += [task for task in rows.values() if self._is_lost(task, self._monotonic())]
         for task_id in self._sightings.keys() - seen:
             del self._sightings[task_id]
@@ -154,14 +154,14 @@ class Janitor:
             for entries in _pages(self._store, lane.value(Status.BLOCKED)):
                 children = [
                     task
-                    for task in self._store.get(entry.task_id for entry in entries).values()
+                    for task in self._store.peek(entry.task_id for entry in entries).values()
                     if task.status is Status.BLOCKED
                 ]
                 self._heal(children)
 
     def _heal(self, children: Sequence[Task]) -> None:
         names = sorted({parent for child in children for parent in child.waiting_for})
-        parents = self._store.get(names)
+        parents = self._store.peek(names)
         self._dependents.tell(
             self._dependents.judge(
                 children, {name: parents[name].status if name in parents else None for name in names}

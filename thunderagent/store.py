@@ -19,7 +19,7 @@ from typing import Any
 from thunderagent import writes
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import DuplicateTask, PayloadTooLarge, StoreError
+from thunderagent.errors import DuplicateTask, PayloadTooLarge, StoreError, StoreUnavailable
 from thunderagent.port import MAX_TEXT_BYTES, Applied, Blobs, Engine
 from thunderagent.task import Candidate, Lane, Lease, Page, Status, Task, timestamp
 
@@ -130,8 +130,12 @@ class TaskStore:
 
     def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """Tasks by id with payload and result; ids without a task are left out."""
+        return {task.task_id: task for task in self._inflate(list(self.peek(task_ids).values()))}
+
+    def peek(self, task_ids: Iterable[str]) -> dict[str, Task]:
+        """As `get`, without the texts that are kept outside of their rows."""
         rows = self.engine.get(list(dict.fromkeys(task_ids)))
-        return {task.task_id: task for task in self._inflate([Task.from_row(row) for row in rows.values()])}
+        return {name: Task.from_row(row) for name, row in rows.items() if "job" in row}
 
     def ready(self, lane: Lane, *, limit: int, after: Any = None) -> Page:
         """Entries of tasks of a lane that are due, oldest first. They may be stale: only a claim decides."""
@@ -155,16 +159,25 @@ class TaskStore:
         answers = self._apply([*settlements, *claims])
         settled = [_settled(answer, won) for answer, won in answers[: len(settlements)]]
         claimed = answers[len(settlements) :]
+        doubts = [Doubt(one, sent) for one, (answer, _) in zip(wanted, claimed, strict=True) if answer.error]
+        error = next((answer.error for answer, _ in answers if answer.error), None)
+        leases = self._leases(claimed, [one.lease_s for one in wanted], owner, sent)
+        try:
+            leases = self._whole(leases)
+        except StoreUnavailable as failure:  # ours, but not whole: look again
+            won = {lease.task_id for lease in leases}
+            doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won]
+            leases, error = [], failure
         return Exchanged(
             settled=settled,
-            leases=self._leases(claimed, [one.lease_s for one in wanted], owner, sent),
+            leases=leases,
             lost=[
                 one.candidate
                 for one, (answer, won) in zip(wanted, claimed, strict=True)
                 if not won and not answer.error
             ],
-            doubts=[Doubt(one, sent) for one, (answer, _) in zip(wanted, claimed, strict=True) if answer.error],
-            error=next((answer.error for answer, _ in answers if answer.error), None),
+            doubts=doubts,
+            error=error,
         )
 
     def claim(self, wanted: Sequence[Wanted], *, owner: str) -> list[Lease]:
@@ -200,7 +213,7 @@ class TaskStore:
             for task, lease_s in seen
         ]
         sent = self.monotonic()
-        return self._leases(self._apply(batch), [lease_s for _, lease_s in seen], owner, sent)
+        return self._whole(self._leases(self._apply(batch), [lease_s for _, lease_s in seen], owner, sent))
 
     def renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         """Send heartbeats. No answer is neither a win nor a loss: the holder goes on until its deadline."""
@@ -318,17 +331,26 @@ class TaskStore:
         texts = {f"item:{key}": text for key, text in self.engine.get_texts(keys).items()} if keys else {}
         for ref in refs - texts.keys():
             if not ref.startswith("item:"):
-                if self.blobs is None:
-                    raise StoreError(f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored")
-                texts[ref] = self.blobs.get(ref)
+                texts[ref] = self._blob(ref)
         return [
             replace(
                 task,
-                payload_text=texts.get(task.payload_ref, "null") if task.payload_ref else task.payload_text,
+                payload_text=texts.get(task.payload_ref, "") if task.payload_ref else task.payload_text,
                 result_text=texts.get(task.result_ref) if task.result_ref else task.result_text,
             )
             for task in tasks
         ]
+
+    def _blob(self, ref: str) -> str:
+        """A text in the bucket. One that is gone for good is empty, so that its task fails and blocks nobody."""
+        if self.blobs is None:
+            raise StoreUnavailable(f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored")
+        try:
+            return self.blobs.get(ref)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return ""
 
     def _enqueued(self, task: Task, answer: Applied) -> Enqueued:
         if answer.error:
@@ -356,10 +378,13 @@ class TaskStore:
             if won and answer.row:
                 task = Task.from_row(answer.row)
                 leases.append(Lease(task=task, owner=owner, fence=task.fence, lease_s=lease_s, held_from=sent))
-        if any(lease.task.payload_ref for lease in leases):
-            whole = self._inflate([lease.task for lease in leases])
-            leases = [replace(lease, task=task) for lease, task in zip(leases, whole, strict=True)]
         return leases
+
+    def _whole(self, leases: list[Lease]) -> list[Lease]:
+        if not any(lease.task.payload_ref for lease in leases):
+            return leases
+        tasks = self._inflate([lease.task for lease in leases])
+        return [replace(lease, task=task) for lease, task in zip(leases, tasks, strict=True)]
 
     def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:
         """The answers, each with whether the write is done: at once, or before a reply that was lost."""

@@ -98,19 +98,13 @@ def list_(
             tell([as_dict(task) for task in tasks], True)
             return
         wide = out.width >= 120
-        table = make_table("task", "status", "job", *(("queue", "due", "seconds") if wide else ()), "attempt", "error")
+        room = max(12, out.width - (112 if wide else 66))
+        table = make_table("task", "status", "job", *(("queue", "due", "seconds") if wide else ()), "error")
         for task in tasks:
             error = (task.error or task.done_reason or "").partition("\n")[0]
             more = (task.queue, moment(task.created_at), seconds(task)) if wide else ()
-            shown = (
-                escape(task.task_id),
-                colour(task.status),
-                escape(task.job),
-                *more,
-                str(task.attempt),
-                escape(error),
-            )
-            table.add_row(*shown)
+            who = (escape(task.task_id), colour(task.status), escape(task.job))
+            table.add_row(*who, *more, escape(error if len(error) <= room else error[: room - 1] + "…"))
         out.print(table if tasks else "no tasks")
 
 
