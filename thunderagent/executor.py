@@ -7,6 +7,7 @@ really ended: until then the slot is taken, whatever became of the lease.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 from thunderagent.context import Context
 from thunderagent.errors import PayloadInvalid, TaskStopped
 from thunderagent.job import Job
-from thunderagent.pacing import THREAD_JOIN_S
+from thunderagent.pacing import LOOP_JOIN_S
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.task import Lease
 
@@ -72,7 +73,11 @@ def run_handler(job: Job[Any], context: Context) -> Outcome:
     except PayloadInvalid as error:
         return Raised(str(error), fatal=True)
     try:
-        return Returned(job.handler(context, payload))
+        value = job.handler(context, payload)
+        if inspect.iscoroutine(value):
+            value.close()
+            return Raised(f"{job.where} answered with a coroutine: make the job an `async def` itself", fatal=True)
+        return Returned(value)
     except BaseException as error:
         return outcome_of(error, job, context)
 
@@ -138,7 +143,7 @@ class LoopExecutor:
                 payload = job.load_payload(context.lease.task.payload_text)
             except PayloadInvalid as error:
                 return self._done(running, Raised(str(error), fatal=True))
-            handler = self._loop.create_task(job.handler(context, payload))
+            handler = self._loop.create_task(self._outcome(job, context, payload))
             loop = self._loop
 
             def cancel(_: TaskStopped) -> None:
@@ -146,10 +151,16 @@ class LoopExecutor:
 
             context.when_stopped(cancel)
             try:
-                outcome: Outcome = Returned(await handler)
-            except BaseException as error:
+                outcome = await handler
+            except BaseException as error:  # stopped before its first step
                 outcome = outcome_of(error, job, context)
         return self._done(running, outcome)
+
+    async def _outcome(self, job: Job[Any], context: Context, payload: Any) -> Outcome:
+        try:
+            return Returned(await job.handler(context, payload))
+        except BaseException as error:  # here: SystemExit out of a task of its own would end the loop
+            return outcome_of(error, job, context)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -170,7 +181,7 @@ class LoopExecutor:
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).add_done_callback(
             lambda _: self._loop.call_soon_threadsafe(self._loop.stop)
         )
-        self._thread.join(THREAD_JOIN_S)
+        self._thread.join(LOOP_JOIN_S)
 
 
 class Executors:

@@ -122,6 +122,9 @@ def job(
     def decorate(handler: Handler[P]) -> Job[P]:
         beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
         problems = [*_option_problems(name, queue, max_retry, timeout_s, isolation, handler)]
+        for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
+            if value is not None and value <= 0:
+                problems.append(f"{option} is {value:g}; it must be over 0")
         if lease_s is not None and beat is not None:
             problems += lease_problems(lease_s, beat, "lease_s", "heartbeat_s")
         if problems:
@@ -158,6 +161,10 @@ def _option_problems(
         yield f"timeout_s is {timeout_s:g}; it must be over 0"
     if isolation not in ("thread", "process"):
         yield f"isolation is {isolation!r}; use 'thread' or 'process'"
+    if isolation == "process" and inspect.iscoroutinefunction(handler):
+        yield 'isolation="process" needs a plain function; call asyncio.run() in it'
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        yield "the handler must return, not yield"
     if isolation == "process" and (handler.__module__ == "__main__" or "<locals>" in handler.__qualname__):
         yield 'isolation="process" needs a handler at the top level of a module that a child process can import'
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,10 @@ def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str
         error: the value holds something that is not JSON data; `what` names it.
     """
     try:
-        return json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        if not text.isascii():
+            text.encode()  # half a surrogate pair is no text: no engine can keep it
+        return text
     except (TypeError, ValueError, RecursionError) as problem:
         raise error(
             f"{what} is not JSON data: {problem}; use str, int, finite float, bool, None, list and dict "
@@ -45,6 +48,6 @@ def dump_result(value: Any) -> str | None:
         raise ValueError(value.why)
     try:
         data = to_jsonable_python(value, inf_nan_mode="constants")
-    except (PydanticSerializationError, UnicodeDecodeError) as problem:
+    except Exception as problem:  # the value may run code of its own: a serializer, a generator
         raise ValueError(f"the result is not JSON data: {problem}") from problem
     return dump_json(data, "the result")

@@ -102,5 +102,8 @@ KILL_GRACE_S: Final = 5.0
 STUCK_WAIT_S: Final = 60.0
 """Pause between warnings about a handler that runs on after its time limit or its lost lease."""
 
+LOOP_JOIN_S: Final = 1.0
+"""Longest wait for the event loop to end after a drain: with `HURRY_S` under the 5 s that a supervisor adds to it."""
+
 THREAD_JOIN_S: Final = 10.0
 """Longest wait for one of our own threads to end."""

@@ -55,6 +55,7 @@ class QueuePoller:
         self._rng = rng
         self._monotonic = monotonic
         self._full = False
+        self._woken = False
         self._more = False
         self._seen = 0
         self._after: dict[Lane, Any] = {}
@@ -76,6 +77,7 @@ class QueuePoller:
             self._full, self.due = True, math.inf
             return []
         self._more, self._seen, unknown = False, 0, set[str]()
+        self._woken = False
         found: list[Candidate] = []
         lanes = list(self.lanes)
         start = self._rng.randrange(len(lanes))
@@ -101,7 +103,8 @@ class QueuePoller:
             self._full, self.due = True, math.inf
             return
         delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
-        self.due = now if self._after else now + delay  # read on at once behind pages of other agents' jobs
+        # At once: behind pages of other agents' jobs, and after a call of `wake` during the look.
+        self.due = now if self._after or self._woken else now + delay
 
     def freed(self) -> None:
         """A slot is free again; look at once if slots were what we lacked."""
@@ -111,7 +114,7 @@ class QueuePoller:
 
     def wake(self) -> None:
         """Look at once."""
-        self._full, self.due = False, self._monotonic()
+        self._full, self._woken, self.due = False, True, self._monotonic()
 
     def postpone(self, seconds: float) -> None:
         """Do not look before this time is over."""

@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from thunderagent.errors import ConfigurationError
 from thunderagent.pacing import Backoff
+from thunderagent.task import Lane
 
 PREFIX = "THUNDERAGENT_"
 LEASE_MARGIN = 0.2
@@ -136,6 +137,11 @@ class Settings(BaseSettings):
             for queue, slots in self.queues.items()
             if not 1 <= slots <= 1000
         ]
+        for queue in self.queues:
+            try:
+                Lane(queue)
+            except ConfigurationError as error:
+                problems.append(f"{PREFIX}QUEUES: {error}")
         problems += lease_problems(self.lease_s, self.heartbeat_s, f"{PREFIX}LEASE_S", f"{PREFIX}HEARTBEAT_S")
         if not self.poll_min_s <= self.poll_max_s <= self.poll_idle_s:
             problems.append(
@@ -179,6 +185,9 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         rest = "\n".join(str(problem["msg"]) for problem in error.errors())
+        problems = "\n".join(filter(None, (problems, rest)))
+    except SettingsError as error:  # of all settings, only the queues are JSON
+        rest = f'  - {PREFIX}QUEUES is not JSON ({error.__cause__}); write for example {{"default": 10, "reports": 2}}'
         problems = "\n".join(filter(None, (problems, rest)))
     if problems:
         raise ConfigurationError(f"these settings cannot work:\n{problems}")

@@ -15,7 +15,7 @@ from thunderagent.context import Cancel, Fail, Snooze
 from thunderagent.errors import (
     AgentDraining,
     LeaseLost,
-    StoreError,
+    StoreUnavailable,
     TaskCancelled,
     TaskStopped,
     ThunderAgentError,
@@ -57,7 +57,11 @@ _HERE: Final = str(Path(__file__).parent)
 
 def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = ()) -> Raised:
     """The outcome of an exception: its type and message, then the innermost frames."""
-    message = writes.cut(f"{type(error).__name__}: {error}", _MESSAGE)
+    try:
+        text = str(error)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    message = writes.cut(f"{type(error).__name__}: {text}", _MESSAGE)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-3:])
     return Raised(message + places, fatal=isinstance(error, fatal))
@@ -173,8 +177,8 @@ def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple
         text = dump_result(value)
         ref = None if text is None else keep(f"{task.task_id}#result", text, expire_at)
     except (ValueError, ThunderAgentError) as error:
-        if isinstance(error, StoreError):
-            raise
+        if isinstance(error, StoreUnavailable):
+            raise  # it passes: the outcome is kept and written later
         return None, None, f"the result was not stored: {error}"
     return (text, None, None) if ref is None else (None, ref, None)
 

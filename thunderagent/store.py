@@ -125,8 +125,12 @@ class TaskStore:
     def enqueue(self, tasks: Sequence[Task], *, fresh: bool = False) -> list[Enqueued]:
         """Put new tasks. An id that is taken by the same job and payload answers with the task that has it."""
         stored = [self._with_stored_payload(task) for task in tasks]
-        answers = self.engine.put([task.to_row() for task in stored], fresh=fresh)
-        return [self._enqueued(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+        rows = [one.to_row() for one in stored if isinstance(one, Task)]
+        answers = iter(self.engine.put(rows, fresh=fresh) if rows else ())
+        return [
+            self._enqueued(task, next(answers)) if isinstance(one, Task) else Enqueued(task, created=False, error=one)
+            for task, one in zip(tasks, stored, strict=True)
+        ]
 
     def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """Tasks by id with payload and result; ids without a task are left out."""
@@ -319,8 +323,12 @@ class TaskStore:
             "data, or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
         )
 
-    def _with_stored_payload(self, task: Task) -> Task:
-        ref = self.keep_text(f"{task.task_id}#payload", task.payload_text, expire_at=task.created_at + 365 * 86400.0)
+    def _with_stored_payload(self, task: Task) -> Task | PayloadTooLarge:
+        expire_at = task.created_at + 365 * 86400.0
+        try:
+            ref = self.keep_text(f"{task.task_id}#payload", task.payload_text, expire_at=expire_at)
+        except PayloadTooLarge as error:
+            return error
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
 
     def _inflate(self, tasks: list[Task]) -> list[Task]:

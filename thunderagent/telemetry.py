@@ -7,17 +7,19 @@ results are never logged.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
 from thunderagent import events
-from thunderagent.events import Event, EventBus, TaskEvent
+from thunderagent.events import Event, EventBus
 from thunderagent.task import Lease
 
 if TYPE_CHECKING:
@@ -66,19 +68,30 @@ COUNTED: Final[dict[type[Event], str]] = {
 """Names of the counters of the minute's line."""
 
 
+_TEXT: Final = "{extra[at]} <level>{level: <7}</level> {message} <dim>{extra[line]}</dim>"
+_JSON: Final = "{extra[line]}"
+_QUOTED: Final = re.compile(r'[\s"]')
+_OURS: Final = frozenset({"at", "line"})
+
+
 def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: TextIO | None = None) -> None:
     """Send log lines of this process to a stream, standard error by default.
 
-    Tracebacks are printed without the values of variables, which may be secrets.
+    Tracebacks are printed without the values of variables, which may be secrets. The format is fixed text and a patcher
+    fills in the facts: a format that is a function would be parsed anew for each line.
     """
-    logger.remove()
-    logger.add(
-        stream or sys.stderr,
-        level=level.upper(),
-        format=_as_json if as_json else _as_text,
-        colorize=False if as_json else None,
-        backtrace=False,
-        diagnose=False,
+    logger.configure(
+        handlers=[
+            {
+                "sink": stream or sys.stderr,
+                "level": level.upper(),
+                "format": _JSON if as_json else _TEXT,
+                "colorize": False if as_json else None,
+                "backtrace": False,
+                "diagnose": False,
+            }
+        ],
+        patcher=_as_json if as_json else _as_text,
     )
 
 
@@ -125,35 +138,43 @@ class Telemetry:
         logger.bind(**facts).info("last minute")
 
 
+@cache
+def _names(kind: type[Event]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
 def _facts(event: Event) -> dict[str, Any]:
-    facts = {field.name: getattr(event, field.name) for field in fields(event)}
-    if not isinstance(event, TaskEvent):
-        return facts
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in facts.items()}
+    return {name: getattr(event, name) for name in _names(type(event))}  # type: ignore[arg-type] # classes hash
 
 
-def _as_text(record: Record) -> str:
-    record["extra"]["line"] = " ".join(f"{name}={_plain(value)}" for name, value in _shown(record))
-    return "{time:YYYY-MM-DD HH:mm:ss.SSS} <level>{level: <7}</level> {message} <dim>{extra[line]}</dim>\n{exception}"
+def _as_text(record: Record) -> None:
+    extra = record["extra"]
+    extra["line"] = " ".join(f"{name}={_plain(value)}" for name, value in _shown(extra))
+    extra["at"] = record["time"].isoformat(" ", "milliseconds")[:23]
 
 
-def _shown(record: Record) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in record["extra"].items() if name != "line" and value is not None]
+def _shown(extra: dict[Any, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in extra.items() if value is not None and name not in _OURS]
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, int):
+        return str(value)
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return json.dumps(text, ensure_ascii=False) if any(letter in text for letter in ' \n"') else text
+    return json.dumps(text, ensure_ascii=False) if _QUOTED.search(text) else text
 
 
-def _as_json(record: Record) -> str:
+def _as_json(record: Record) -> None:
+    extra = record["extra"]
     line: dict[str, Any] = {
         "time": record["time"].isoformat(),
         "level": record["level"].name,
         "message": record["message"],
-        **dict(_shown(record)),
+        **dict(_shown(extra)),
     }
     if record["exception"] is not None:
         line["exception"] = repr(record["exception"].value)
-    record["extra"]["line"] = json.dumps(line, default=str, ensure_ascii=False)
-    return "{extra[line]}\n"
+        record["exception"] = None
+    extra["line"] = json.dumps(line, default=str, ensure_ascii=False)

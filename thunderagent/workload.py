@@ -28,7 +28,7 @@ from thunderagent.pacing import GATHER_S
 from thunderagent.poller import QueuePoller
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Settlement, Stopped, about, settle
+from thunderagent.settler import Outcome, Policy, Settlement, Stopped, about, raised, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.task import Lease, Status, Task
 
@@ -169,22 +169,29 @@ class Workload:
         for ended in self._backlog:
             running = ended.running
             if ended.settlement is None:
-                ended.settlement = settle(
-                    running.lease,
-                    running.job,
-                    ended.outcome,
-                    policy=self._policy,
-                    now=now,
-                    seconds=self._store.monotonic() - running.started,
-                    rng=self._rng,
-                    keep=self._keep,
-                )
+                try:
+                    ended.settlement = self._settle(running, ended.outcome, now)
+                except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+                    # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
+                    ended.settlement = self._settle(running, raised(error), now)
             if ended.settlement is None:
                 self._let_go(ended)
             else:
                 settling.append(ended)
         self._backlog = list(settling)
         return settling
+
+    def _settle(self, running: Running, outcome: Outcome, now: float) -> Settlement | None:
+        return settle(
+            running.lease,
+            running.job,
+            outcome,
+            policy=self._policy,
+            now=now,
+            seconds=self._store.monotonic() - running.started,
+            rng=self._rng,
+            keep=self._keep,
+        )
 
     def _keep(self, key: str, text: str, expire_at: float) -> str | None:
         return self._store.keep_text(key, text, expire_at=expire_at)

@@ -23,8 +23,8 @@ ERROR_BYTES: Final = 1024
 
 def cut(text: str, limit: int = ERROR_BYTES) -> str:
     """The text within a number of UTF-8 bytes; what is over is replaced by an ellipsis."""
-    raw = text.encode()
-    return text if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "…"
+    raw = text.encode(errors="backslashreplace")  # half a surrogate pair, of a file's name for example
+    return raw.decode() if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "…"
 
 
 def error_history(task: Task, message: str, *, agent: str | None, now: float) -> list[dict[str, Any]]:

@@ -1,0 +1,195 @@
+"""An engine that fails on request, to see what becomes of tasks when requests and replies are lost."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from thunderagent.clock import SharedClock
+from thunderagent.conditions import Write
+from thunderagent.errors import StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.port import Applied, Engine
+from thunderagent.task import Lane, Page, Row
+
+T = TypeVar("T")
+
+ANY: Final = "*"
+_PAGES_KEPT: Final = 8
+
+
+class Fault(StrEnum):
+    """What can happen to a request.
+
+    * `LOST_REQUEST`: it is not done, and there is no answer.
+    * `LOST_REPLY`: it is done, and there is no answer.
+    * `REPEATED`: it is done, the reply is lost, and the SDK sends it again: the answer is the second.
+    * `THROTTLED`: it is not done, and the answer says so.
+    * `BROKEN_CALL`: it is done, and the whole call raises.
+    * `STALE`: a page of the index as it was at an earlier call; the oldest kept of the same query.
+    """
+
+    LOST_REQUEST = "lost request"
+    LOST_REPLY = "lost reply"
+    REPEATED = "repeated"
+    THROTTLED = "throttled"
+    BROKEN_CALL = "broken call"
+    STALE = "stale"
+
+
+_NOT_DONE: Final = (Fault.LOST_REQUEST, Fault.THROTTLED)
+
+
+class FaultyEngine:
+    """An engine in front of another that loses requests and replies, throttles, and shows stale pages.
+
+    Faults are named by verb: that of a `Write` ("claim", "renew", "succeed", …) or the name of a method of the port
+    ("put", "get", "page", "delete", …); `ANY` stands for all of them.
+    """
+
+    def __init__(self, engine: Engine, *, seed: int = 0) -> None:
+        self._engine = engine
+        self._rng = random.Random(seed)
+        self._guard = threading.RLock()
+        self._script: dict[str, deque[Fault]] = defaultdict(deque)
+        self._chances: dict[tuple[str, Fault], float] = {}
+        self._pages: dict[Any, deque[Page]] = {}
+        self._down = threading.Event()
+        self.hits: list[tuple[str, Fault]] = []
+        """The faults that happened, in order."""
+
+    def fail(self, verb: str, *faults: Fault) -> None:
+        """Let the next requests of a verb have these faults, one each."""
+        with self._guard:
+            self._script[verb].extend(faults)
+
+    def chance(self, verb: str, fault: Fault, probability: float) -> None:
+        """Let every request of a verb have this fault by chance."""
+        self._chances[verb, fault] = probability
+
+    def outage(self, down: bool = True) -> None:
+        """From now on nothing answers; with `down=False` everything does again."""
+        (self._down.set if down else self._down.clear)()
+
+    def calm(self) -> None:
+        """No more faults."""
+        self._down.clear()
+        self._script.clear()
+        self._chances.clear()
+
+    @property
+    def url(self) -> str:
+        return self._engine.url
+
+    @property
+    def clock(self) -> SharedClock:
+        return self._engine.clock
+
+    @property
+    def inline_bytes(self) -> int:
+        return self._engine.inline_bytes
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        return self._each(["put"] * len(rows), rows, partial(self._engine.put, fresh=fresh))
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        return self._each([write.verb for write in batch], batch, self._engine.apply)
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        return self._once("get", lambda: self._engine.get(task_ids))
+
+    def page(self, status_value: str, **options: Any) -> Page:
+        key = status_value, options.get("limit"), repr(options.get("after")), options.get("newest_first", False)
+        kept = self._pages.setdefault(key, deque(maxlen=_PAGES_KEPT))
+        fault = self._next("page")
+        if fault is Fault.STALE and kept:
+            return kept[0]
+        fresh = self._once("page", lambda: self._engine.page(status_value, **options), fault)
+        kept.append(fresh)
+        return fresh
+
+    def count(self, status_value: str, *, until: float | None = None) -> int:
+        return self._once("count", lambda: self._engine.count(status_value, until=until))
+
+    def lanes(self) -> list[Lane]:
+        return self._once("lanes", self._engine.lanes)
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        return self._once("delete", lambda: self._engine.delete(tasks))
+
+    def expire(self, now: float) -> int:
+        return self._once("expire", lambda: self._engine.expire(now))
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        self._once("put_texts", lambda: self._engine.put_texts(texts, expire_at=expire_at))
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+        return self._once("get_texts", lambda: self._engine.get_texts(keys))
+
+    def check(self) -> None:
+        self._once("check", self._engine.check)
+
+    def sibling(self) -> FaultyEngine:
+        """The sibling of the engine behind, with the same faults."""
+        inner = self._engine.sibling()
+        if inner is self._engine:
+            return self
+        other = copy.copy(self)
+        other._engine = inner
+        return other
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _next(self, verb: str) -> Fault | None:
+        with self._guard:
+            fault: Fault | None = None
+            if self._down.is_set():
+                fault = Fault.LOST_REQUEST
+            elif script := self._script.get(verb) or self._script.get(ANY):
+                fault = script.popleft()
+            else:
+                for (name, one), probability in self._chances.items():
+                    if name in (verb, ANY) and self._rng.random() < probability:
+                        fault = one
+                        break
+            if fault is not None:
+                self.hits.append((verb, fault))
+            return fault
+
+    def _once(self, verb: str, call: Callable[[], T], fault: Fault | None = None) -> T:
+        fault = fault or self._next(verb)
+        if fault in _NOT_DONE:
+            raise _error(verb, fault)
+        answer = call()
+        if fault in (Fault.LOST_REPLY, Fault.BROKEN_CALL):
+            raise _error(verb, fault)
+        return call() if fault is Fault.REPEATED else answer
+
+    def _each(
+        self, verbs: Sequence[str], members: Sequence[T], call: Callable[[Sequence[T]], list[Applied]]
+    ) -> list[Applied]:
+        faults = [self._next(verb) for verb in verbs]
+        sent = [member for member, fault in zip(members, faults, strict=True) if fault not in _NOT_DONE]
+        answers = iter(call(sent) if sent else ())
+        outcomes = []
+        for verb, member, fault in zip(verbs, members, faults, strict=True):
+            answer = Applied(won=False) if fault in _NOT_DONE else next(answers)
+            if fault is Fault.REPEATED:
+                [answer] = call([member])
+            elif fault is not None and fault is not Fault.STALE:
+                answer = Applied(won=False, error=_error(verb, fault))
+            outcomes.append(answer)
+        if Fault.BROKEN_CALL in faults:
+            raise _error(verbs[faults.index(Fault.BROKEN_CALL)], Fault.BROKEN_CALL)
+        return outcomes
+
+
+def _error(verb: str, fault: Fault | None) -> StoreError:
+    kind = StoreThrottled if fault is Fault.THROTTLED else StoreUnavailable
+    return kind(f"injected: {fault} of {verb}")

@@ -1,0 +1,188 @@
+"""For tests: time that moves by hand, a store that fails on request, events to wait for, an agent that runs dry."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from thunderagent import events
+from thunderagent.agent import Agent
+from thunderagent.client import Client
+from thunderagent.errors import WaitTimeout
+from thunderagent.events import Event, EventBus
+from thunderagent.faults import ANY as ANY
+from thunderagent.faults import Fault as Fault
+from thunderagent.faults import FaultyEngine as FaultyEngine
+from thunderagent.job import Job
+from thunderagent.jsondata import dump_json
+from thunderagent.settings import load_settings
+from thunderagent.store import TaskStore
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Lane, Lease, Status, Task
+
+E = TypeVar("E", bound=Event)
+
+
+class FakeClock:
+    """A shared clock and a monotonic one that move only when they are told to."""
+
+    is_usable = True
+
+    def __init__(self, now: float = 1_800_000_000.0, monotonic: float = 1_000.0) -> None:
+        self._now = now
+        self._monotonic = monotonic
+
+    def now(self) -> float:
+        return self._now
+
+    earliest = latest = now
+
+    def monotonic(self) -> float:
+        """Seconds of the clock that nobody can set; pass this method where a `monotonic` is asked for."""
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+        self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Set the shared clock forward or back; no time passes."""
+        self._now += seconds
+
+
+class Recorder:
+    """Keeps every event of a bus, and waits for those that are still to come."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._events: list[Event] = []
+        self._changed = threading.Condition()
+        self.close = bus.subscribe(self._listen)
+        """Stop listening."""
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind so far."""
+        with self._changed:
+            return [event for event in self._events if isinstance(event, kind)]
+
+    def wait_for(self, kind: type[E], predicate: Callable[[E], bool] | None = None, timeout_s: float = 10.0) -> E:
+        """The first event of a kind for which the predicate holds, whether it has come already or comes in time.
+
+        Raises:
+            WaitTimeout: it did not come.
+        """
+
+        def found() -> E | None:
+            return next(
+                (one for one in self._events if isinstance(one, kind) and (not predicate or predicate(one))), None
+            )
+
+        with self._changed:
+            event = self._changed.wait_for(found, timeout_s)
+            if event is None:
+                last = "".join(f"\n  {one}" for one in self._events[-5:]) or " none"
+                raise WaitTimeout(f"no {kind.__name__} came within {timeout_s:g} s; the last events were:{last}")
+            return event
+
+    def _listen(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+
+def memory_store(clock: FakeClock | None = None) -> TaskStore:
+    """A store in memory, on a clock that moves by hand if one is given."""
+    monotonic = clock.monotonic if clock else time.monotonic
+    return TaskStore(SqliteEngine(MEMORY, clock=clock), monotonic=monotonic)
+
+
+def memory_client(clock: FakeClock | None = None, **settings: Any) -> Client:
+    """A client with a store in memory; give its `store` and `settings` to an `Agent` to run what it enqueues."""
+    return Client(memory_store(clock), load_settings(store=f"sqlite://{MEMORY}", **settings))
+
+
+def make_lease(job: Job[Any] | str = "test", payload: Any = None, *, lease_s: float = 300.0, **fields: Any) -> Lease:
+    """A lease of a running task that is in no store, to call a handler with `Context(make_lease(...))`.
+
+    Args:
+        job: the job, which checks the payload, or its name.
+        payload: the input of the handler.
+        lease_s: length of the lease.
+        fields: further fields of the `Task`, such as `task_id` or `retry_count`.
+    """
+    now = time.time()
+    known = None if isinstance(job, str) else job
+    values: dict[str, Any] = {
+        "task_id": "task-1",
+        "status": Status.RUNNING,
+        "lane": Lane(known.queue) if known else Lane(),
+        "created_at": now,
+        "submitted_at": now,
+        "started_at": now,
+        "job": known.name if known else job,
+        "payload_text": known.dump_payload(payload) if known else dump_json(payload, "the payload"),
+        "fence": 1,
+        "lock_time": now + lease_s,
+        "lease_owner": "agent-1",
+        "lease_sec": lease_s,
+        "hb": 0,
+        "last_agent": "agent-1",
+    }
+    task = Task(**(values | fields))
+    return Lease(task=task, owner=task.lease_owner or "", fence=task.fence, lease_s=lease_s, held_from=time.monotonic())
+
+
+_ENDS = (events.TaskEvent, events.ChildDoomed)
+
+
+def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Recorder:
+    """Run an agent in a thread until no task is open (queued, delayed, running or blocked), then stop it.
+
+    Returns:
+        everything that the agent did.
+
+    Raises:
+        WaitTimeout: tasks are still open.
+        Exception: what ended the agent.
+    """
+    recorder, moved, failures = Recorder(agent.bus), threading.Event(), list[BaseException]()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, events.AgentStarted):
+            agent.wake()
+        if isinstance(event, (events.AgentStarted, *_ENDS)):
+            moved.set()
+
+    def run() -> None:
+        try:
+            agent.run()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            moved.set()
+
+    unsubscribe = agent.bus.subscribe(listen)
+    thread = threading.Thread(target=run, name="agent", daemon=True)
+    thread.start()
+    until = time.monotonic() + timeout_s
+    try:
+        while not failures and (still := _open(client)):
+            if (left := until - time.monotonic()) <= 0:
+                raise WaitTimeout(f"{still} tasks are still open after {timeout_s:g} s")
+            moved.wait(min(left, 0.5))
+            moved.clear()
+    finally:
+        agent.stop()
+        thread.join(timeout_s)
+        unsubscribe()
+        recorder.close()
+    if failures:
+        raise failures[0]
+    return recorder
+
+
+def _open(client: Client) -> int:
+    engine, statuses = client.store.engine, [status for status in Status if not status.is_terminal]
+    return sum(engine.count(lane.value(status)) for lane in engine.lanes() for status in statuses)
