@@ -234,12 +234,14 @@ class Agent:
 
     def _commit(self, *, claim: bool) -> None:
         try:
-            self._workload.commit(claim=claim)
+            answered = self._workload.commit(claim=claim)
         except StoreError as error:
             self._failed(error)
         else:
-            self._last_poll = self._monotonic()
-            if self._outage is not None:
+            if self._outage is None:
+                self._last_poll = self._monotonic()
+            elif answered:  # a round that asked for nothing is no sign that the store is back
+                self._last_poll = self._monotonic()
                 self._outage = None
                 seconds = self._last_poll - self._outage_since
                 self.bus.emit(events.StoreRecovered(during="polling", seconds=seconds))

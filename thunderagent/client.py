@@ -354,15 +354,15 @@ class Client:
             self._on_enqueue()
 
     def _open_parents(self, task: Task) -> frozenset[str]:
-        if not task.depends_on or task.on_parent_failure == OnParentFailure.RUN:
+        if not task.depends_on:
             return frozenset()
         parents = self.store.get(task.depends_on)
-        for name in task.depends_on:
+        for name in task.depends_on if task.on_parent_failure != OnParentFailure.RUN else ():
             status = parents[name].status if name in parents else None
             if status is None or status in (Status.FAILED, Status.DONE):
                 what = f"is {status}" if status else "no longer exists"
                 raise NotAllowed(f"the task {task.task_id!r} depends on {name!r}, which {what}: retry that first")
-        return frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
+        return frozenset(name for name, parent in parents.items() if not parent.status.is_terminal)
 
     def _entries(self, status_value: str, newest_first: bool) -> Iterator[Candidate]:
         after = None

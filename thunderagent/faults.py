@@ -109,7 +109,7 @@ class FaultyEngine:
         fault = self._next("page")
         if fault is Fault.STALE and kept:
             return kept[0]
-        fresh = self._once("page", lambda: self._engine.page(status_value, **options), fault)
+        fresh = _do("page", fault, lambda: self._engine.page(status_value, **options))
         kept.append(fresh)
         return fresh
 
@@ -162,14 +162,8 @@ class FaultyEngine:
                 self.hits.append((verb, fault))
             return fault
 
-    def _once(self, verb: str, call: Callable[[], T], fault: Fault | None = None) -> T:
-        fault = fault or self._next(verb)
-        if fault in _NOT_DONE:
-            raise _error(verb, fault)
-        answer = call()
-        if fault in (Fault.LOST_REPLY, Fault.BROKEN_CALL):
-            raise _error(verb, fault)
-        return call() if fault is Fault.REPEATED else answer
+    def _once(self, verb: str, call: Callable[[], T]) -> T:
+        return _do(verb, self._next(verb), call)
 
     def _each(
         self, verbs: Sequence[str], members: Sequence[T], call: Callable[[Sequence[T]], list[Applied]]
@@ -188,6 +182,15 @@ class FaultyEngine:
         if Fault.BROKEN_CALL in faults:
             raise _error(verbs[faults.index(Fault.BROKEN_CALL)], Fault.BROKEN_CALL)
         return outcomes
+
+
+def _do(verb: str, fault: Fault | None, call: Callable[[], T]) -> T:
+    if fault in _NOT_DONE:
+        raise _error(verb, fault)
+    answer = call()
+    if fault in (Fault.LOST_REPLY, Fault.BROKEN_CALL):
+        raise _error(verb, fault)
+    return call() if fault is Fault.REPEATED else answer
 
 
 def _error(verb: str, fault: Fault | None) -> StoreError:

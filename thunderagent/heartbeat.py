@@ -94,10 +94,12 @@ class Heartbeat:
     def _renew(self, due: Sequence[Running]) -> list[Renewal]:
         beats = [Beat(one.lease, progress=one.context.take_progress()) for one in due]
         try:
-            return self._store.renew(beats)
-        except StoreError as error:
+            renewals = self._store.renew(beats)
+        except StoreError as problem:
+            renewals = [Renewal(error=problem) for _ in due]
+        if error := next((one.error for one in renewals if one.error), None):
             self._bus.emit(events.StoreFailed(during="heartbeat", error=str(error), next_try_s=HEARTBEAT_RETRY_S))
-            return [Renewal() for _ in due]
+        return renewals
 
     def _take(self, running: Running, renewal: Renewal) -> None:
         now = self._monotonic()

@@ -6,9 +6,10 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from thunderagent.context import Context
@@ -31,6 +32,8 @@ class Job(Generic[P]):
     name: str
     handler: Handler[P]
     payload: TypeAdapter[P]
+    dumper: TypeAdapter[list[P]]
+    """Of a list, as a model's own configuration does not reach through it: NaN must stay NaN and not become null."""
     queue: str = DEFAULT_QUEUE
     max_retry: int | None = None
     timeout_s: float | None = None
@@ -63,10 +66,10 @@ class Job(Generic[P]):
         """
         try:
             value = self.payload.validate_python(payload)
-            data = self.payload.dump_python(value, mode="json", warnings=False)
+            [data] = self.dumper.dump_python([value], mode="json", warnings=False)
         except ValidationError as error:
             raise self._misfit(error) from None
-        except PydanticSerializationError as error:
+        except (PydanticSerializationError, UnicodeDecodeError) as error:
             raise PayloadInvalid(f"the payload of {self.name!r} is not JSON data: {error}") from None
         return dump_json(data, f"the payload of {self.name!r}", PayloadInvalid)
 
@@ -125,14 +128,17 @@ def job(
         for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
             if value is not None and value <= 0:
                 problems.append(f"{option} is {value:g}; it must be over 0")
-        if lease_s is not None and beat is not None:
-            problems += lease_problems(lease_s, beat, "lease_s", "heartbeat_s")
+        if lease_s is not None and heartbeat_s is not None:
+            problems += lease_problems(lease_s, heartbeat_s, "lease_s", "heartbeat_s")
         if problems:
             raise ConfigurationError(f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+        hint = _payload_type(handler, name)
+        several: Any = GenericAlias(list, (hint,))
         return Job(
             name=name,
             handler=handler,
-            payload=TypeAdapter(_payload_type(handler, name)),
+            payload=TypeAdapter(hint),
+            dumper=TypeAdapter(several, config=ConfigDict(ser_json_inf_nan="constants")),
             queue=queue,
             max_retry=max_retry,
             timeout_s=timeout_s,

@@ -192,17 +192,20 @@ def _end(engine: LocalEngine) -> bool:
 
 
 def _lives(engine: LocalEngine) -> bool:
-    if process := _processes.get(engine.pid):
-        process.poll()  # a child of ours that ended stays a zombie until somebody asks
-    return bool(engine.born) and _born(engine.pid) == engine.born
+    alive = bool(engine.born) and _born(engine.pid) == engine.born
+    if not alive and (process := _processes.get(engine.pid)):
+        process.poll()  # a child of ours that ended stays a zombie until it is asked
+    return alive
 
 
 def _born(pid: int) -> str | None:
     """The start of a process, None if there is none: a pid alone may belong to another process by now."""
     try:
         # Field 2 is the program's name and may hold anything, so count from the parenthesis behind it.
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state in "ZX" else rest[18]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # A zombie with threads is still on its way out and holds its port until the last of them has gone.
+        state, threads, born = fields[0], int(fields[17]), fields[19]
+        return None if state == "X" or (state == "Z" and threads <= 1) else born
     except (FileNotFoundError, ProcessLookupError):
         pass
     if Path("/proc/self/stat").exists():

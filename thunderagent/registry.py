@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import traceback
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,14 @@ def _import(name: str) -> ModuleType:
         if isinstance(error, SyntaxError):
             place = f"{error.filename}:{error.lineno}"
         else:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{last.filename}:{last.lineno}"
+            place = _place(error, name.partition(".")[0])
         raise JobImportError(f"{name} does not import: {type(error).__name__}: {error} ({place})") from error
+
+
+def _place(error: Exception, package: str) -> str:
+    """The last line of the package that led to an error; what it calls in libraries is of less use."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = importlib.util.find_spec(package)
+    ours = tuple(found.submodule_search_locations or [found.origin or ""]) if found else ()
+    last = next((frame for frame in reversed(frames) if frame.filename.startswith(ours)), frames[-1])
+    return f"{last.filename}:{last.lineno}"

@@ -67,6 +67,7 @@ class Renewal:
     lease: Lease | None = None
     lost: bool = False
     taken_by: str | None = None
+    error: StoreError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +404,7 @@ class TaskStore:
 
     def _renewal(self, lease: Lease, answer: Applied, sent: float) -> Renewal:
         if answer.error:
-            return Renewal()
+            return Renewal(error=answer.error)
         if answer.won and answer.row:
             return Renewal(lease=replace(lease, task=Task.from_row(answer.row), held_from=sent))
         return Renewal(lost=True, taken_by=answer.row.get("leaseOwner") if answer.row else None)

@@ -131,8 +131,11 @@ class Workload:
         """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
         self._receive(_Ended(running, outcome))
 
-    def commit(self, *, claim: bool) -> None:
+    def commit(self, *, claim: bool) -> bool:
         """Write what has ended and claim what comes next, in one exchange with the store.
+
+        Returns:
+            False when there was nothing to ask the store for.
 
         Raises:
             StoreError: something had no answer; it is kept for the next call.
@@ -144,13 +147,14 @@ class Workload:
         batch = [one for several in wanted.values() for one in several]
         if not settling and not batch:
             self._claimed(wanted, Exchanged([], [], [], []))
-            return
+            return any(self._pollers[name].free > 0 for name in wanted)
         writes = [one.settlement.write for one in settling if one.settlement]
         exchanged = self._store.exchange(writes, batch, owner=self._owner)
         self._claimed(wanted, exchanged)
         self._settled(settling, exchanged)
         if exchanged.error:
             raise exchanged.error
+        return True
 
     def _receive(self, ended: _Ended | None) -> int:
         if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:

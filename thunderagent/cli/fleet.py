@@ -72,7 +72,8 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
                 True,
             )
             return
-        table = make_table("agent", "since", "seen", "slots in use", "health")
+        names = [one.name for one in found]
+        table = make_table("agent", "since", "seen", "slots in use", "health", ids=names)
         for one in found:
             slots = ", ".join(
                 f"{queue} {one.info['running'].get(queue, 0)}/{number}" for queue, number in one.info["queues"].items()

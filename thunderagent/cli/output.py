@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -137,17 +137,18 @@ def _allowed(task: Task) -> str:
     return "the job's" if task.max_retry is None else str(task.max_retry)
 
 
-def make_table(*columns: str) -> Table:
+def make_table(*columns: str, ids: Iterable[str] = ()) -> Table:
+    """A table whose first column is wide enough for all `ids`, as an id that is cut is of no use."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    longest = {columns[0]: max(map(len, ids), default=0)}
     for name in columns:
-        whole = name in ("task", "agent")  # an id that is cut is of no use
         justify: JustifyMethod = "right" if name in _NUMBERS else "left"
         table.add_column(
             name,
             no_wrap=True,
-            overflow="fold" if whole else "ellipsis",
+            overflow="ellipsis",
             justify=justify,
-            min_width=_LEAST.get(name),
+            min_width=max(_LEAST.get(name, 0), longest.get(name, 0)),
         )
     return table
 

@@ -38,6 +38,8 @@ _READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
 _building = threading.Lock()
 """Sessions and clients are made one at a time: botocore's loaders are not safe in threads."""
 
+_descriptions: Any = None
+
 
 def _unlock_in_child() -> None:
     global _building
@@ -186,10 +188,9 @@ class Connection:
     def _build(self) -> Any:
         place = self.place
         try:
-            session = local_session() if is_loopback(place.endpoint) else boto3.Session()
-            region = place.region or session.region_name
-            if region is None and is_loopback(place.endpoint):
-                region = LOCAL_REGION
+            local = is_loopback(place.endpoint)
+            session = new_session(local=local)
+            region = place.region or session.region_name or (LOCAL_REGION if local else None)
             client: Any = session.client(
                 "dynamodb",
                 region_name=region,
@@ -230,12 +231,26 @@ def is_loopback(endpoint: str | None) -> bool:
 
 
 def local_session() -> boto3.Session:
-    """A session that needs no credentials: those of the environment or profile if any, else dummies."""
+    """A session for an engine on this machine."""
+    return new_session(local=True)
+
+
+def new_session(*, local: bool) -> boto3.Session:
+    """A session of its own, with the credentials of the environment or the profile.
+
+    A local engine checks none, so `local` asks neither the network for them nor the caller: without any, dummies do.
+    The descriptions of the services are read once a process, which makes every client but the first cheap.
+    """
+    global _descriptions
     core = botocore.session.Session()
-    resolver = core.get_component("credential_provider")
-    for slow in ("container-role", "iam-role"):  # would ask the network first
-        resolver.remove(slow)
+    if _descriptions is None:
+        _descriptions = core.get_component("data_loader")
+    core.register_component("data_loader", _descriptions)
     session = boto3.Session(botocore_session=core)
-    if session.get_credentials() is None:
-        core.set_credentials("local", "local")
+    if local:
+        resolver = core.get_component("credential_provider")
+        for asks_the_network in ("container-role", "iam-role"):
+            resolver.remove(asks_the_network)
+        if session.get_credentials() is None:
+            core.set_credentials("local", "local")
     return session

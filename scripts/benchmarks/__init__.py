@@ -1,0 +1,1 @@
+"""What `scripts/bench` is made of: places to measure on, processes to measure, and the report."""

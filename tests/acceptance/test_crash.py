@@ -1,0 +1,97 @@
+"""An agent is gone, or thinks it is not: its tasks go on elsewhere, and what it says too late is refused."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from tests.acceptance.conftest import GUARD_S, LEASE_S, SWEEP_S, Place, Start
+from tests.acceptance.processes import Marks, is_alive, until
+from thunderagent.task import Status
+
+pytestmark = pytest.mark.processes
+
+SLACK_S = 1.5
+"""What a busy machine may add to a promise of ours."""
+
+
+def test_tasks_of_a_killed_agent_are_taken_over_within_lease_guard_and_sweep(
+    place: Place, start: Start, marks: Marks, record_property: Callable[[str, object], None]
+) -> None:
+    victim = start(place)
+    tasks = [place.client.enqueue(f"hold.{kind}", marks.payload) for kind in ("sync", "async", "isolated")]
+    child = [marks.read(task.id, 1, "started")["pid"] for task in tasks][2]
+    assert {place.task(task.id).lease_owner for task in tasks} == {victim.name}
+    heir = start(place)
+    assert heir.name != victim.name
+    assert is_alive(child)
+
+    killed = victim.kill()
+    expiries = [place.task(task.id).lock_time or 0.0 for task in tasks]
+    until(lambda: not is_alive(child), 3.0, "the end of the isolated child of the killed agent")
+    lines = heir.wait_lines(3, "task taken over from a lost agent", within_s=30)
+    taken = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
+    record_property("takeover_s", [round(at - killed, 2) for at in taken])
+
+    assert {line["task_id"] for line in lines} == {task.id for task in tasks}
+    assert {line["lost_agent"] for line in lines} == {victim.name}
+    assert min(taken) > min(expiries) + GUARD_S - 0.01, "a lease was not respected"
+    assert max(taken) < killed + LEASE_S + GUARD_S + SWEEP_S + place.clock_width_s + SLACK_S
+
+    for task in tasks:
+        marks.read(task.id, 2, "started")
+    marks.release()
+    for task in tasks:
+        done = place.wait(task.id, Status.SUCCESS)
+        assert (done.fence, done.crash_count, done.retry_count) == (2, 1, 0)
+        assert [victim.name in str(entry["error"]) for entry in done.errors] == [True]
+        assert done.result["fence"] == 2
+        assert heir.pid in (done.result["pid"], done.result["parent"])
+    assert heir.stop() == 0
+
+
+def test_a_stopped_agent_that_comes_back_is_refused_and_its_handlers_end(
+    place: Place, start: Start, marks: Marks
+) -> None:
+    sleeper = start(place)
+    polite = place.client.enqueue("hold.sync", marks.payload, task_id="polite")
+    coroutine = place.client.enqueue("hold.async", marks.payload, task_id="coroutine")
+    isolated = place.client.enqueue("hold.isolated", marks.payload, task_id="isolated")
+    deaf = place.client.enqueue("deaf.sync", marks.payload, task_id="deaf")
+    tasks = [polite, coroutine, isolated, deaf]
+    for task in tasks:
+        marks.read(task.id, 1, "started")
+    child = marks.read(isolated.id, 1, "started")["pid"]
+    heir = start(place)
+    heir.line("agent started")
+
+    place.pause(sleeper)
+    marks.release(2)
+    first = [place.wait(task.id, Status.SUCCESS, within_s=30) for task in tasks]
+    assert not sleeper.log.lines("lease lost"), "the agent was not stopped"
+    assert is_alive(child), "a stopped agent cannot end its child"
+    marks.release(deaf.id)
+    sleeper.send(signal.SIGCONT)
+
+    for task in (polite, coroutine, isolated):
+        sleeper.line("lease lost", task_id=task.id)
+    for task in (polite, coroutine):
+        assert marks.read(task.id, 1, "stopped")["why"] == "LeaseLost"
+    until(lambda: not is_alive(child), 5.0, "the end of the isolated child")
+    refused = sleeper.line("late outcome refused: the task is another agent's", task_id=deaf.id)
+    assert refused["verb"] == "succeed"
+
+    for before in first:
+        after = place.task(before.id)
+        assert after == before, "a write of the stopped agent was accepted"
+        assert (after.fence, after.crash_count) == (2, 1)
+        assert after.result["fence"] == 2
+        assert heir.pid in (after.result["pid"], after.result["parent"])
+
+    assert heir.stop() == 0
+    again = place.client.enqueue("quick.add", {"a": 1})
+    assert place.wait(again.id, Status.SUCCESS).result == {"sum": 2}, "the agent that came back serves no more"
+    assert sleeper.stop() == 0

@@ -1,0 +1,82 @@
+"""Many agents and many tasks while agents die and sleep: nothing is lost and nothing runs twice under one fence."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.acceptance.conftest import Place, Start
+from tests.acceptance.processes import AgentProcess, Marks, until
+from thunderagent.task import Status, Task
+
+pytestmark = pytest.mark.processes
+
+AGENTS = 5
+SLOTS = 4
+LONGEST_S = 90.0
+
+
+def test_every_task_ends_once_although_one_agent_is_killed_and_one_sleeps_past_its_leases(
+    place: Place, start: Start, marks: Marks, record_property: Callable[[str, object], None]
+) -> None:
+    number = 5000 if place.kind == "sqlite" else 1000
+    pace = {} if place.kind == "sqlite" else {"poll_min_s": 0.2, "poll_max_s": 1, "poll_idle_s": 1}
+    agents = [start(place, slots=SLOTS, log_level="INFO", **pace) for _ in range(AGENTS)]
+    # Every slot of the fleet is taken before the pile is there, so that all agents begin with it at once.
+    holders = place.client.enqueue_many("hold.sync", [marks.payload] * AGENTS * SLOTS)
+    for holder in holders:
+        marks.read(holder.task.id, 1, "started", within_s=30)
+    piled = place.client.enqueue_many("quick.count", [marks.payload] * number)
+    assert all(one.created for one in piled)
+
+    def progress(share: float) -> None:
+        until(lambda: marks.count() >= number * share, LONGEST_S, lambda: f"{share:.0%}, there are {marks.count()}")
+
+    def holds(agent: AgentProcess) -> bool:
+        owners = [task.lease_owner for task in place.client.list(status=Status.RUNNING, limit=None)]
+        return agent.name in owners
+
+    began = time.monotonic()
+    marks.release()
+    killed, sleeper, *others = agents
+    progress(0.2)
+    place.pause(killed, when=lambda: holds(killed))
+    killed.kill()
+    progress(0.4)
+    place.pause(sleeper, when=lambda: holds(sleeper))
+    assert marks.count() < number, "the pile was gone before anything could go wrong"
+
+    def was_robbed(agent: AgentProcess) -> bool:
+        return any(one.log.lines("task taken over from a lost agent", lost_agent=agent.name) for one in others)
+
+    until(lambda: was_robbed(sleeper), 30.0, "a takeover from the agent that sleeps")
+    sleeper.send(signal.SIGCONT)
+    until(lambda: was_robbed(killed), 30.0, "a takeover from the killed agent")
+
+    def ended() -> list[Task] | None:
+        tasks = list(place.client.list(status=Status.SUCCESS, limit=None))
+        return tasks if len(tasks) >= number + len(holders) else None
+
+    tasks = until(ended, LONGEST_S, lambda: f"the end of all; runs: {marks.count()}")
+    seconds = time.monotonic() - began
+    record_property("seconds", round(seconds, 1))
+    assert seconds < LONGEST_S
+
+    final = {task.id: task for task in tasks}
+    assert set(final) == {one.task.id for one in (*piled, *holders)}
+    runs = Counter(marks.runs())
+    assert {run: times for run, times in runs.items() if times > 1} == {}, "a task ran twice under one fence"
+    missing = [one.task.id for one in piled if (one.task.id, final[one.task.id].fence) not in runs]
+    assert missing == [], "a task succeeded without a run under its last fence"
+    assert all(task.fence == task.crash_count + 1 and not task.retry_count for task in tasks)
+    taken_over = sum(task.crash_count for task in tasks)
+    assert taken_over == sum(len(one.log.lines("task taken over from a lost agent")) for one in (sleeper, *others))
+    assert taken_over >= 2
+    assert sleeper.log.lines("agent started") and sleeper.process.poll() is None
+    for agent in (sleeper, *others):
+        assert agent.stop() == 0
+        assert not agent.log.other, "a traceback, or a listener that failed"

@@ -1,0 +1,101 @@
+"""Stopping: what runs may end, what does not is given back at no cost, and the process does end."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.acceptance.conftest import Place, Start
+from tests.acceptance.processes import Marks, is_alive, until
+from thunderagent.pacing import HURRY_S
+from thunderagent.task import Status
+
+pytestmark = pytest.mark.processes
+
+KINDS = ("sync", "async", "isolated")
+SLACK_S = 2.0
+"""What ending an interpreter on a busy machine may take."""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
+@pytest.mark.parametrize("whom", ["agent", "group"])
+def test_a_signal_drains_running_tasks_and_claims_no_more(
+    place: Place, start: Start, marks: Marks, how: signal.Signals, whom: str
+) -> None:
+    agent = start(place)
+    tasks = [place.client.enqueue(f"hold.{kind}", marks.payload) for kind in KINDS]
+    for task in tasks:
+        marks.read(task.id, 1, "started")
+    if whom == "agent":
+        agent.send(how)
+    else:
+        agent.signal_group(how)
+    assert agent.line("agent draining")["running"] == len(tasks)
+    late = place.client.enqueue("quick.add", {"a": 1})
+    marks.release()
+    assert agent.wait(10) == 0
+    for task in tasks:
+        done = place.task(task.id)
+        assert (done.status, done.fence, done.retry_count, done.crash_count) == (Status.SUCCESS, 1, 0, 0)
+        assert agent.pid in (done.result["pid"], done.result["parent"])
+    assert place.task(late.id).fence == 0, "a draining agent claimed"
+    assert agent.log.lines("agent stopped")[-1]["stuck"] == 0
+    assert not agent.log.other
+    assert place.client.agents() == []
+
+
+def test_tasks_longer_than_the_drain_go_back_at_no_cost_and_end_elsewhere(
+    place: Place, start: Start, marks: Marks
+) -> None:
+    agent = start(place, drain_s=0.5)
+    tasks = [place.client.enqueue(f"hold.{kind}", marks.payload) for kind in KINDS]
+    for task in tasks:
+        marks.read(task.id, 1, "started")
+    began = time.monotonic()
+    assert agent.stop(0.5 + HURRY_S + SLACK_S) == 0
+    assert time.monotonic() - began > 0.5, "the drain was cut short"
+    for task in tasks:
+        assert marks.read(task.id, 1, "stopped")["why"] == "AgentDraining"
+        back = place.task(task.id)
+        assert (back.status, back.retry_count, back.crash_count, back.errors) == (Status.PENDING, 0, 0, ())
+        assert back.lease_owner is None
+    assert len(agent.log.lines("task released")) == len(tasks)
+
+    marks.release()
+    heir = start(place)
+    for task in tasks:
+        done = place.wait(task.id, Status.SUCCESS)
+        assert (done.fence, done.retry_count, done.crash_count, done.attempt) == (2, 0, 0, 1)
+        assert heir.pid in (done.result["pid"], done.result["parent"])
+    assert heir.stop() == 0
+
+
+def test_a_second_signal_hurries(place: Place, start: Start, marks: Marks) -> None:
+    agent = start(place, drain_s=30)
+    task = place.client.enqueue("hold.sync", marks.payload)
+    marks.read(task.id, 1, "started")
+    agent.send(signal.SIGTERM)
+    agent.line("agent draining")
+    assert place.task(task.id).status is Status.RUNNING
+    agent.send(signal.SIGTERM)
+    assert agent.wait(HURRY_S + SLACK_S) == 0
+    assert marks.read(task.id, 1, "stopped")["why"] == "AgentDraining"
+    back = place.task(task.id)
+    assert (back.status, back.retry_count, back.crash_count) == (Status.PENDING, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "isolated", "async", "blocking"])
+def test_a_handler_that_ignores_everything_does_not_keep_the_process_alive(
+    sqlite_place: Place, start: Start, marks: Marks, kind: str
+) -> None:
+    place = sqlite_place
+    agent = start(place, drain_s=0.5)
+    task = place.client.enqueue(f"deaf.{kind}", marks.payload)
+    runs_in = marks.read(task.id, 1, "started")["pid"]
+    assert agent.stop(0.5 + HURRY_S + SLACK_S) == 0
+    until(lambda: not is_alive(runs_in), 3.0, "the end of the process in which the handler runs")
+    assert agent.log.lines("agent stopped")[-1]["stuck"] == 1
+    back = place.task(task.id)
+    assert (back.status, back.retry_count, back.crash_count) == (Status.PENDING, 0, 0)

@@ -1,0 +1,1 @@
+"""Jobs of the acceptance tests: an agent imports this package as `workjobs`."""

@@ -1,0 +1,240 @@
+"""The rules of the queue as an observer sees them: an engine that checks each write that is really done.
+
+Nothing here is taken from `writes.py`: the audit looks at the rows before and after, and at who did it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from thunderagent.conditions import Write
+from thunderagent.faults import FaultyEngine
+from thunderagent.port import Applied, Engine
+from thunderagent.stores import expressions, sql
+from thunderagent.stores.dynamo import LANES_ID, DynamoEngine
+from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.task import LEASE_ATTRIBUTES, TRANSITIONS, Row, Status, Task
+from thunderagent.testing import FakeClock
+
+GUARD_S = 2.0
+MAX_CRASHES = 2
+CLAIMS = ("claim", "take over")
+FROM_OUTSIDE = {"cancelRequested", "dependents", "updatedAt"}
+"""What may change in a RUNNING row by others than its holder."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who writes: an agent, with the leases it believes in, and the due times of the entries it tries to claim."""
+
+    owner: str = "a client"
+    fences: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End:
+    """The write that ended a lease, and the row that it left."""
+
+    write: Write
+    left: Row
+
+
+class Audit(FaultyEngine):
+    """An engine in front of the real one that has no faults but checks what happens."""
+
+    def __init__(self, engine: Engine, time: FakeClock) -> None:
+        super().__init__(engine)
+        self.actor = Actor()
+        self.time = time
+        self.rows: dict[str, Row] = {}
+        """Every task as the writes left it."""
+        self.holders: dict[tuple[str, int], str] = {}
+        self.ends: dict[tuple[str, int], End] = {}
+        self.won: list[tuple[str, int]] = []
+        self.still_since: dict[str, float] = {}
+        self.succeeded: set[str] = set()
+        self.failed: set[str] = set()
+        """Tasks that at some time ended without success, or are gone."""
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [Task.from_row(row) for row in self.rows.values()]
+
+    # Writes
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        return [self._put(row, fresh) for row in rows]
+
+    def _put(self, row: Row, fresh: bool) -> Applied:
+        before = self._row(row["taskId"])
+        [answer] = self._engine.put([row], fresh=fresh)
+        after = self._row(row["taskId"])
+        assert answer.error is None
+        assert answer.won == (before is None)
+        assert after == (row if answer.won else before)
+        if answer.won and after is not None and is_task(after["taskId"]):
+            task = Task.from_row(after)
+            if task.status is Status.PENDING:
+                self._check_parents(task)
+            self._note(after)
+        return answer
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        return [self._apply(write) for write in batch]
+
+    def _apply(self, write: Write) -> Applied:
+        before = self._row(write.task_id)
+        [answer] = self._engine.apply([write])
+        after = self._row(write.task_id)
+        assert answer.error is None
+        assert answer.row == (after if answer.won else before)
+        if not answer.won:
+            assert after == before, "a refused write changes nothing"
+        else:
+            assert before is not None, "a write makes no ghost of a row that is gone"
+            assert after is not None
+            if is_task(write.task_id):
+                self._check(write, before, after)
+                self._note(after)
+        return answer
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        before = {row["taskId"]: self._row(row["taskId"]) for row in tasks}
+        answers = self._engine.delete(tasks)
+        for row, gone in zip(tasks, answers, strict=True):
+            if gone and is_task(row["taskId"]):
+                old = before[row["taskId"]]
+                assert old is not None
+                assert Task.from_row(old).status.is_terminal
+                self._forget(row["taskId"])
+        return answers
+
+    def expire(self, now: float) -> int:
+        overdue = [name for name, row in self.rows.items() if row.get("expireAt", now) < now]
+        self._engine.expire(now)
+        gone = [name for name in overdue if self._row(name) is None]
+        for name in gone:
+            self._forget(name)
+        return len(gone)
+
+    # Rules of one write
+
+    def _check(self, write: Write, before: Row, after: Row) -> None:
+        old, new, verb = Task.from_row(before), Task.from_row(after), write.verb
+        assert new.status is old.status or new.status in TRANSITIONS[old.status]
+        assert new.lane == old.lane
+        assert new.fence - old.fence == (verb in CLAIMS), (
+            "a fence grows by one at each claim and takeover, and only then"
+        )
+        if old.status.is_terminal:
+            assert verb == "revive", "what has ended changes only by hand"
+        if verb in CLAIMS:
+            assert (new.task_id, new.fence) not in self.holders, "nobody had this fence before"
+            assert new.lease_owner == self.actor.owner
+            self.holders[new.task_id, new.fence] = self.actor.owner
+            self.won.append((new.task_id, new.fence))
+        if verb == "claim":
+            assert old.status is Status.PENDING
+            assert old.created_at == self.actor.seen[new.task_id], "a stale index entry brings no task early"
+        if old.status is Status.RUNNING:
+            self._check_running(write, old, before, after)
+        if verb == "revive":
+            assert (new.retry_count, new.crash_count) == (0, 0)
+        else:
+            assert new.retry_count - old.retry_count == (verb == "retry")
+            assert new.crash_count - old.crash_count == (verb in ("take over", "give up"))
+        if new.status is Status.PENDING and old.status is not Status.RUNNING:
+            self._check_parents(new)
+            assert verb != "revive" or not any(map(self._is_open, new.depends_on)), "a retry waits for open parents"
+        if verb == "doom":
+            parents = [self.rows.get(name) for name in new.depends_on]
+            assert any(row is None or Task.from_row(row).status in (Status.FAILED, Status.DONE) for row in parents)
+
+    def _check_running(self, write: Write, old: Task, before: Row, after: Row) -> None:
+        if write.verb in ("take over", "give up"):
+            assert old.lock_time is not None
+            assert old.lease_sec is not None
+            overdue = self.time.now() - old.lock_time
+            still_for = self.time.monotonic() - self.still_since[old.task_id]
+            assert overdue > GUARD_S or still_for > old.lease_sec + GUARD_S, "only a lease that is over is taken"
+            if write.verb == "take over":
+                assert old.crash_count < MAX_CRASHES
+        elif write.verb in ("request cancel", "register dependent"):
+            changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+            assert changed <= FROM_OUTSIDE
+        else:
+            mine = self.actor.owner, self.actor.fences.get(old.task_id)
+            assert (old.lease_owner, old.fence) == mine, "only the holder of the current fence changes a running task"
+        if Task.from_row(after).status is not Status.RUNNING:
+            self.ends[old.task_id, old.fence] = End(write, after)
+
+    def _check_parents(self, child: Task) -> None:
+        """A child leaves for its queue when each parent has succeeded, or ended and it runs all the same."""
+        for name in child.depends_on:
+            may_run = child.on_parent_failure == "run" and name in self.failed
+            assert name in self.succeeded or may_run, f"{child.task_id} runs before its parent {name}"
+
+    def _is_open(self, name: str) -> bool:
+        return name in self.rows and not Task.from_row(self.rows[name]).status.is_terminal
+
+    # Memory
+
+    def _note(self, row: Row) -> None:
+        name, known = row["taskId"], self.rows.get(row["taskId"], {})
+        if (known.get("fence"), known.get("hb")) != (row["fence"], row.get("hb")):
+            self.still_since[name] = self.time.monotonic()
+        self.rows[name] = row
+        status = Task.from_row(row).status
+        if status is Status.SUCCESS:
+            self.succeeded.add(name)
+        elif status.is_terminal:
+            self.failed.add(name)
+
+    def _forget(self, name: str) -> None:
+        """The task is gone; its id may be used again."""
+        del self.rows[name]
+        self.failed.add(name)
+        for memory in (self.holders, self.ends):
+            for key in [key for key in memory if key[0] == name]:
+                del memory[key]
+
+    def _row(self, name: str) -> Row | None:
+        return self._engine.get([name]).get(name)
+
+    # Rules of the whole table
+
+    def check_table(self) -> None:
+        """What must hold after every step."""
+        assert scan(self._engine) == self.rows, "nothing changes but by the writes that we saw"
+        for name, row in self.rows.items():
+            task = Task.from_row(row)
+            held = [attribute in row for attribute in LEASE_ATTRIBUTES]
+            assert all(held) if task.status is Status.RUNNING else not any(held), f"{name} is {task.status}: {held}"
+            assert "createdAt" in row, f"{name} has left the index"
+            assert ("finishedAt" in row, "expireAt" in row) == (task.status.is_terminal, task.status.is_terminal)
+            assert task.retry_count <= (task.max_retry or 0)
+            assert task.crash_count <= MAX_CRASHES + (task.status is Status.FAILED)
+            assert task.status is Status.BLOCKED or not task.waiting_for
+            assert task.waiting_for <= set(task.depends_on)
+            if task.status is Status.RUNNING:
+                assert task.lease_owner == self.holders[name, task.fence]
+
+
+def is_task(name: str) -> bool:
+    """False for the rows of agents, turns, lanes and large texts."""
+    return not name.startswith(("agent:", "turn:")) and name != LANES_ID and "#" not in name
+
+
+def scan(engine: Engine) -> dict[str, Row]:
+    """Every task of the table, in the index or not."""
+    if isinstance(engine, SqliteEngine):
+        with engine._reading() as cursor:
+            rows = [sql.decode(values) for values in cursor.execute(sql.SELECT)]
+    else:
+        assert isinstance(engine, DynamoEngine)
+        reply = engine.connection.call("Scan", TableName=engine.table, ConsistentRead=True)
+        assert "LastEvaluatedKey" not in reply
+        rows = [expressions.decode_row(item) for item in reply["Items"]]
+    return {row["taskId"]: row for row in rows if is_task(row["taskId"])}

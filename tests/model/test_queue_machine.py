@@ -1,0 +1,535 @@
+"""Random verbs, crashes, lost replies, stale pages and clocks that are set, against the invariants of the queue.
+
+The audit (`audit.py`) checks each write that is really done, and the whole table after every step. At the end the
+faults stop and one agent that is left must bring every task to its end.
+
+`THUNDER_TEST_MODEL=2000` runs so many random examples on SQLite and a tenth of it on DynamoDB.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from moto import mock_aws
+
+from tests.model.audit import GUARD_S, MAX_CRASHES, Actor, Audit
+from thunderagent.client import Client
+from thunderagent.clock import DateClock
+from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.dependencies import Verdict, verdict
+from thunderagent.dependents import Dependents, Ended
+from thunderagent.errors import AgentDraining, StoreError, TaskCancelled, ThunderAgentError
+from thunderagent.events import EventBus
+from thunderagent.job import job
+from thunderagent.maintenance import Janitor
+from thunderagent.port import Engine
+from thunderagent.settings import Settings
+from thunderagent.settler import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
+from thunderagent.store import Beat, Doubt, TaskStore, Wanted
+from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.table import create_table
+from thunderagent.task import Candidate, Lane, Lease, Status, Task
+from thunderagent.testing import FakeClock, Fault, FaultyEngine
+
+EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_MODEL", "0"))
+LEASE_S: Final = 60.0
+SWEEP_S: Final = 15.0
+KEEP_S: Final = 86400.0
+JUMP_S: Final = 600.0
+LANES: Final = [Lane(), Lane("reports")]
+ROUNDS: Final = 40
+
+OUTCOMES: Final[dict[str, Outcome]] = {
+    "success": Returned({"rows": 3}),
+    "large success": Returned("x" * 600),
+    "error": Raised("boom"),
+    "fatal": Raised("boom", fatal=True),
+    "snooze": Returned(Snooze(5.0)),
+    "long snooze": Returned(Snooze(500.0)),
+    "cancel": Returned(Cancel("enough")),
+    "fail": Returned(Fail("never")),
+    "cancelled": Stopped(TaskCancelled("cancelled")),
+    "drained": Stopped(AgentDraining()),
+}
+VERBS: Final = (
+    *("put", "claim", "renew", "succeed", "retry", "snooze", "release", "fail", "close", "cancel", "revive", "doom"),
+    *("unpark", "take over", "give up", "request cancel", "register dependent", "parent done", "get", "page"),
+)
+NOT_DONE: Final = [Fault.LOST_REQUEST, Fault.THROTTLED]
+
+POLICY: Final = Policy(backoff=Settings().backoff, max_retry=1, keep_success_s=KEEP_S, keep_failed_s=KEEP_S)
+
+
+@job("model.job")
+def model_job(ctx: Context, payload: dict[str, Any]) -> None:
+    """Never called: the machine decides how handlers end."""
+
+
+class ModelClock(DateClock):
+    """The clock of a DynamoDB whose time is set by the machine."""
+
+    is_usable = True
+
+    def __init__(self, time: FakeClock) -> None:
+        super().__init__(monotonic=time.monotonic, host=time.now)
+        self.now = self.earliest = self.latest = time.now  # type: ignore[method-assign]
+
+
+@dataclass
+class SimAgent:
+    """What an agent process knows; a crash forgets it."""
+
+    owner: str
+    janitor: Janitor
+    leases: dict[str, Lease] = field(default_factory=dict)
+    decided: dict[tuple[str, int], Settlement] = field(default_factory=dict)
+    """Outcomes that are decided and whose writes had no answer."""
+    doubts: list[Doubt] = field(default_factory=list)
+    page: tuple[Candidate, ...] = ()
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The queue on some engine, three agents, and everything that can go wrong."""
+
+    tasks = Bundle("tasks")
+    agents = st.integers(0, 2)
+    picks = st.integers(0, 5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = FakeClock()
+        self.jumped = 0.0
+        self.real = self.open_engine()
+        self.audit = Audit(self.real, self.time)
+        self.faulty = FaultyEngine(self.audit)
+        self.store = TaskStore(self.faulty, monotonic=self.time.monotonic)
+        self.client = Client(self.store, Settings(max_retry=1, sweep_s=SWEEP_S))
+        self.dependents = Dependents(self.store, EventBus(), keep_success_s=KEEP_S, keep_failed_s=KEEP_S)
+        self.rng = random.Random(0)
+        self.names = 0
+        self.fleet = [self._new_agent() for _ in range(3)]
+        self.ghosts: list[tuple[str, Lease]] = []
+        self.told_late: list[tuple[list[Task], dict[str, Status | None]]] = []
+
+    def open_engine(self) -> Engine:
+        """The engine under test, on the clock of the machine."""
+        return SqliteEngine(MEMORY, clock=self.time)
+
+    def close_engine(self) -> None:
+        """The end of an example."""
+        self.real.close()
+
+    # The application
+
+    @rule(
+        target=tasks,
+        queue=st.sampled_from(["default", "reports"]),
+        delay_s=st.sampled_from([0.0, 0.0, 10.0, 300.0]),
+        max_retry=st.integers(0, 2),
+        large=st.booleans(),
+    )
+    def enqueue(self, queue: str, delay_s: float, max_retry: int, large: bool) -> str:
+        name = self._name()
+        with self._client():
+            payload = {"text": "x" * 600} if large else {}
+            task = self.client.enqueue(
+                model_job, payload, task_id=name, queue=queue, delay_s=delay_s, max_retry=max_retry
+            )
+            assert task.task_id == name
+        return name
+
+    @rule(
+        target=tasks,
+        parents=st.lists(tasks, min_size=1, max_size=3, unique=True),
+        policy=st.sampled_from(["fail", "cancel", "run"]),
+        queue=st.sampled_from(["default", "reports"]),
+        delay_s=st.sampled_from([0.0, 0.0, 100.0]),
+    )
+    def enqueue_child(self, parents: list[str], policy: str, queue: str, delay_s: float) -> str:
+        name = self._name()
+        with self._client():
+            self.client.enqueue(
+                model_job, {}, task_id=name, depends_on=parents, on_parent_failure=policy, queue=queue, delay_s=delay_s
+            )
+        return name
+
+    @rule(name=tasks, large=st.booleans())
+    def enqueue_again(self, name: str, large: bool) -> None:
+        before = self.audit.rows.get(name)
+        with self._client():
+            task = self.client.enqueue(model_job, {"text": "x" * 600} if large else {}, task_id=name)
+            assert task.task_id == name
+        assert before is None or self.audit.rows[name] == before, "an id that is taken changes nothing"
+
+    @rule(name=tasks)
+    def cancel(self, name: str) -> None:
+        with self._client():
+            task = self.client.cancel(name)
+            assert task.status is Status.DONE or task.cancel_requested
+
+    @rule(name=tasks)
+    def retry_by_hand(self, name: str) -> None:
+        with self._client():
+            self.client.retry(name)
+
+    @rule(status=st.sampled_from(["SUCCESS", "FAILED", "DONE"]))
+    def purge(self, status: str) -> None:
+        with self._client():
+            self.client.purge(status, limit=1)
+
+    @rule()
+    def expire(self) -> None:
+        with self._client():
+            self.store.engine.expire(self.time.now())
+
+    # Agents
+
+    @rule(who=agents, lane=st.sampled_from(LANES))
+    def look(self, who: int, lane: Lane) -> None:
+        self._look(self.fleet[who], lane)
+
+    @rule(who=agents, lane=st.sampled_from(LANES), fresh=st.booleans(), number=st.integers(1, 4))
+    def claim(self, who: int, lane: Lane, fresh: bool, number: int) -> None:
+        agent = self.fleet[who]
+        if fresh:
+            self._look(agent, lane)
+        self._claim(agent, agent.page[:number])
+
+    @rule(who=agents)
+    def resolve_doubts(self, who: int) -> None:
+        agent = self.fleet[who]
+        if not agent.doubts:
+            return
+        mine = {
+            doubt.wanted.candidate.task_id
+            for doubt in agent.doubts
+            if self.audit.rows.get(doubt.wanted.candidate.task_id, {}).get("leaseOwner") == agent.owner
+        }
+        with suppress(StoreError):
+            leases = self.store.resolve(agent.doubts, owner=agent.owner)
+            agent.doubts.clear()
+            assert {lease.task_id for lease in leases} == mine
+            for lease in leases:
+                agent.leases[lease.task_id] = lease
+
+    @rule(who=agents)
+    def renew(self, who: int) -> None:
+        agent = self.fleet[who]
+        leases = list(agent.leases.values())
+        self._act(agent, leases)
+        with suppress(StoreError):
+            for lease, renewal in zip(leases, self.store.renew([Beat(one) for one in leases]), strict=True):
+                assert not (renewal.lost and self._holds(lease)), "a heartbeat in doubt is not a lost lease"
+                if renewal.lease is not None:
+                    assert self._holds(lease)
+                    agent.leases[lease.task_id] = renewal.lease
+                elif renewal.lost:
+                    self.ghosts.append((agent.owner, agent.leases.pop(lease.task_id)))
+
+    @rule(who=agents, pick=picks, outcome=st.sampled_from(sorted(OUTCOMES)), tell=st.sampled_from([True, True, False]))
+    def settle(self, who: int, pick: int, outcome: str, tell: bool) -> None:
+        agent = self.fleet[who]
+        if agent.leases:
+            lease = list(agent.leases.values())[pick % len(agent.leases)]
+            self._settle(agent, lease, OUTCOMES[outcome], tell=tell)
+
+    @rule(who=agents)
+    def drain(self, who: int) -> None:
+        agent = self.fleet[who]
+        for lease in list(agent.leases.values()):
+            self._settle(agent, lease, OUTCOMES["drained"], tell=True)
+
+    @rule(who=agents)
+    def crash(self, who: int) -> None:
+        agent = self.fleet[who]
+        self.ghosts += [(agent.owner, lease) for lease in agent.leases.values()]
+        self.fleet[who] = self._new_agent()
+
+    @rule(pick=picks, outcome=st.sampled_from(sorted(OUTCOMES)))
+    def late_write(self, pick: int, outcome: str) -> None:
+        """An agent that was stopped for a while goes on as if nothing had happened."""
+        if not self.ghosts:
+            return
+        owner, lease = self.ghosts[-1 - pick % len(self.ghosts)]
+        ghost = self._new_agent(owner)
+        if outcome == "success":
+            self._act(ghost, [lease])
+            with suppress(StoreError):
+                self.store.renew([Beat(lease)])
+        self._settle(ghost, lease, OUTCOMES[outcome], tell=False)
+
+    @rule(who=agents)
+    def take_over(self, who: int) -> None:
+        self._take_over(self.fleet[who])
+
+    @rule(who=agents)
+    def heal(self, who: int) -> None:
+        self._heal(self.fleet[who])
+
+    @rule(name=tasks)
+    def look_at_children(self, name: str) -> None:
+        """An agent reads who waits for a task that has ended, and is held up."""
+        row = self.audit.rows.get(name)
+        if row is not None and Task.from_row(row).status.is_terminal:
+            children = [task for task in self.audit.tasks if name in task.waiting_for]
+            if children:
+                self.told_late.append((children, {name: Task.from_row(row).status}))
+
+    @rule()
+    def tell_children_late(self) -> None:
+        """… and goes on with what it knew."""
+        if self.told_late:
+            children, parents = self.told_late.pop()
+            self.audit.actor = Actor()
+            with suppress(StoreError):
+                self.dependents.judge(children, parents)
+
+    # The world
+
+    @rule(seconds=st.sampled_from([0.001, 1.0, 10.0, 40.0, 70.0, 300.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.time.advance(seconds)
+
+    @rule(to=st.sampled_from([-JUMP_S, 0.0, JUMP_S]))
+    def clock_is_set(self, to: float) -> None:
+        self.time.jump(to - self.jumped)
+        self.jumped = to
+
+    @rule(verb=st.sampled_from(VERBS), fault=st.sampled_from([*NOT_DONE, Fault.LOST_REPLY, Fault.REPEATED]))
+    def something_gets_lost(self, verb: str, fault: Fault) -> None:
+        self.faulty.fail(verb, fault)
+
+    @rule()
+    def a_page_is_stale(self) -> None:
+        self.faulty.fail("page", Fault.STALE)
+
+    @rule(who=agents, fault=st.sampled_from([Fault.LOST_REPLY, Fault.REPEATED]))
+    def a_claim_gets_lost(self, who: int, fault: Fault) -> None:
+        self.faulty.fail("claim", fault)
+        self._look(self.fleet[who], LANES[0])
+        self._claim(self.fleet[who], self.fleet[who].page[:2])
+
+    # What must hold
+
+    @invariant()
+    def the_table_is_sound(self) -> None:
+        self.audit.check_table()
+
+    def teardown(self) -> None:
+        """Without faults, and with one agent of all left, everything ends."""
+        try:
+            if sys.exc_info()[0] is None:
+                self.faulty.calm()
+                self._run_dry(self._new_agent())
+        finally:
+            self.close_engine()
+
+    def _run_dry(self, agent: SimAgent) -> None:
+        for _ in range(ROUNDS):
+            if not any(not task.status.is_terminal for task in self.audit.tasks):
+                return
+            self.time.advance(JUMP_S)
+            self._heal(agent)
+            self._take_over(agent)
+            for lane in LANES:
+                self._look(agent, lane)
+                self._claim(agent, agent.page)
+            for lease in list(agent.leases.values()):
+                assert self._settle(agent, lease, OUTCOMES["success"], tell=True)
+            self.audit.check_table()
+        left = {task.task_id: str(task.status) for task in self.audit.tasks if not task.status.is_terminal}
+        raise AssertionError(f"these tasks never end: {left}")
+
+    # Steps
+
+    def _name(self) -> str:
+        self.names += 1
+        return f"task-{self.names}"
+
+    def _new_agent(self, owner: str = "") -> SimAgent:
+        if not owner:
+            self.names += 1
+            owner = f"agent-{self.names}"
+        janitor = Janitor(
+            self.store,
+            EventBus(),
+            self.dependents,
+            owner=owner,
+            max_crashes=MAX_CRASHES,
+            guard_s=GUARD_S,
+            sweep_s=SWEEP_S,
+            keep_failed_s=KEEP_S,
+            monotonic=self.time.monotonic,
+        )
+        return SimAgent(owner, janitor)
+
+    def _act(self, agent: SimAgent, leases: Sequence[Lease] = ()) -> None:
+        self.time.advance(0.001)  # a process sends no two requests within the resolution of a timestamp
+        self.audit.won.clear()
+        self.audit.actor = Actor(
+            agent.owner,
+            {lease.task_id: lease.fence for lease in leases},
+            {entry.task_id: entry.created_at for entry in agent.page},
+        )
+
+    @contextmanager
+    def _client(self) -> Iterator[None]:
+        """A command of the application: it may not be allowed, and the store may not answer."""
+        self.time.advance(0.001)
+        self.audit.actor = Actor()
+        with suppress(ThunderAgentError):
+            yield
+
+    def _holds(self, lease: Lease) -> bool:
+        row = self.audit.rows.get(lease.task_id, {})
+        return (row.get("leaseOwner"), row.get("fence")) == (lease.owner, lease.fence)
+
+    def _look(self, agent: SimAgent, lane: Lane) -> None:
+        with suppress(StoreError):
+            agent.page = self.store.ready(lane, limit=10).entries
+
+    def _claim(self, agent: SimAgent, entries: Sequence[Candidate]) -> None:
+        if agent.doubts:
+            return  # as an agent does: doubts first
+        self._act(agent)
+        with suppress(StoreError):
+            exchanged = self.store.exchange((), [Wanted(entry, LEASE_S) for entry in entries], owner=agent.owner)
+            agent.doubts += exchanged.doubts
+            doubtful = {doubt.wanted.candidate.task_id for doubt in exchanged.doubts}
+            won = {(lease.task_id, lease.fence) for lease in exchanged.leases}
+            assert won == {(name, fence) for name, fence in self.audit.won if name not in doubtful}
+            for lease in exchanged.leases:
+                if lease.task_id in agent.leases:
+                    self.ghosts.append((agent.owner, agent.leases[lease.task_id]))
+                agent.leases[lease.task_id] = lease
+
+    def _settle(self, agent: SimAgent, lease: Lease, outcome: Outcome, *, tell: bool) -> bool:
+        """True when there was an answer. A decision without one is kept and written again, as an agent does."""
+        key = lease.task_id, lease.fence
+        settlement = agent.decided.get(key)
+        with suppress(StoreError):
+            settlement = settlement or self._decide(lease, outcome)
+            agent.decided[key] = settlement
+            self._act(agent, [lease])
+            [answer] = self.store.settle([settlement.write])
+            if answer.error:
+                return False
+            end = self.audit.ends.get(key)
+            mine = end is not None and end.write is settlement.write
+            assert mine or not answer.accepted, "what is accepted has happened"
+            if mine and end is not None and self.audit.rows.get(lease.task_id) == end.left:
+                assert answer.accepted, "a settlement whose reply was lost is no lost race"
+            del agent.decided[key]
+            if agent.leases.get(lease.task_id) is lease:
+                del agent.leases[lease.task_id]
+            self.ghosts.append((agent.owner, lease))
+            status = Status(settlement.write.set["status"].partition("#")[0])
+            if tell and answer.accepted and status.is_terminal:
+                self.dependents.tell([Ended(lease.task_id, status, answer.dependents)])
+            return True
+        return False
+
+    def _decide(self, lease: Lease, outcome: Outcome) -> Settlement:
+        settlement = settle(
+            lease,
+            model_job,
+            outcome,
+            policy=POLICY,
+            now=self.time.now(),
+            seconds=1.0,
+            rng=self.rng,
+            keep=lambda key, text, expire_at: self.store.keep_text(key, text, expire_at=expire_at),
+        )
+        assert settlement is not None
+        return settlement
+
+    def _take_over(self, agent: SimAgent) -> None:
+        self._act(agent)
+
+        def wanted(task: Task) -> float | None:
+            return None if task.task_id in agent.leases else LEASE_S
+
+        hits = len(self.faulty.hits)
+        with suppress(StoreError):
+            leases = agent.janitor.take_over(LANES, wanted)
+            won = {(lease.task_id, lease.fence) for lease in leases}
+            assert won <= set(self.audit.won)
+            assert won == set(self.audit.won) or len(self.faulty.hits) > hits
+            for lease in leases:
+                agent.leases[lease.task_id] = lease
+
+    def _heal(self, agent: SimAgent) -> None:
+        self._act(agent)
+        due = {task.task_id for task in self.audit.tasks if task.status is Status.BLOCKED and not self._waits(task)}
+        turn, hits = self._turn(), len(self.faulty.hits)
+        with suppress(StoreError):
+            agent.janitor.heal(LANES)
+            if self._turn() == turn or len(self.faulty.hits) > hits:
+                return  # not our turn, or not all was done
+            for task in self.audit.tasks:
+                if task.status is Status.BLOCKED:
+                    assert task.task_id not in due, "a sweep leaves nobody BLOCKED whose parents have ended"
+                    parents = [self.audit.rows[name] for name in task.waiting_for if name in self.audit.rows]
+                    for parent in parents:
+                        known = task.task_id in parent.get("dependents", ())
+                        assert known or Task.from_row(parent).status.is_terminal
+
+    def _waits(self, child: Task) -> bool:
+        """False when what is known of its parents decides about a BLOCKED task."""
+        rows = [self.audit.rows.get(name) for name in child.waiting_for]
+        verdicts = [verdict(Task.from_row(row).status if row else None, child.on_parent_failure) for row in rows]
+        doomed = Verdict.FAIL in verdicts or Verdict.CANCEL in verdicts
+        return Verdict.WAIT in verdicts and not doomed
+
+    def _turn(self) -> Any:
+        return self.real.get(["turn:blocked"])
+
+
+class DynamoMachine(QueueMachine):
+    """The same on DynamoDB, simulated in this process; one thread, as its updates are not atomic."""
+
+    def open_engine(self) -> Engine:
+        self.aws = mock_aws()
+        self.aws.start()
+        clock = ModelClock(self.time)
+        engine = DynamoEngine("TaskTable", region="eu-central-1", threads=1, clock=clock, sleep=lambda _: None)
+        create_table(engine)
+        return engine
+
+    def close_engine(self) -> None:
+        self.real.close()
+        self.aws.stop()
+
+
+def _run(machine: type[QueueMachine], examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            derandomize=not EXAMPLES,
+            database=None,
+            deadline=None,
+            print_blob=True,
+            phases=[Phase.generate] if os.environ.get("NOSHRINK") else list(Phase),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_the_invariants_hold_on_sqlite_whatever_happens() -> None:
+    _run(QueueMachine, EXAMPLES or 150, 60)
+
+
+def test_the_invariants_hold_on_dynamodb_whatever_happens() -> None:
+    _run(DynamoMachine, EXAMPLES // 10 or 12, 40)

@@ -1,0 +1,128 @@
+"""Large texts in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore import exceptions as aws
+from botocore.stub import Stubber
+from moto import mock_aws
+
+from tests.stands import Stand, only, open_stand
+from thunderagent.blobs import S3Blobs
+from thunderagent.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CredentialsExpired,
+    StoreError,
+    StoreUnavailable,
+    ThunderAgentError,
+)
+from thunderagent.port import MAX_TEXT_BYTES
+from thunderagent.store import TaskStore
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    with mock_aws():
+        made = boto3.client("s3", region_name="us-east-1")
+        made.create_bucket(Bucket="large")
+        yield made
+        made.close()
+
+
+def test_a_text_comes_back_by_its_reference(client: Any) -> None:
+    blobs = S3Blobs("large", client)
+    text = '"' + "ü" * 400_000 + '"'
+    ref = blobs.put("t1#payload", text)
+    assert ref.startswith("s3://large/thunderagent/t1")
+    assert blobs.get(ref) == text
+    assert S3Blobs("another", client).get(ref) == text, "the reference names its bucket"
+
+
+def test_a_task_of_any_size_goes_through_the_store(client: Any, tmp_path: Path) -> None:
+    with open_stand("sqlite-file", tmp_path) as stand:
+        _goes_through(stand, S3Blobs("large", client))
+
+
+def _goes_through(stand: Stand, blobs: S3Blobs) -> None:
+    task = stand.task(payload_text='"' + "x" * MAX_TEXT_BYTES + '"')
+    store = TaskStore(stand.store.engine, blobs=blobs)
+    assert only(store.enqueue([task])).created
+    assert store.get([task.task_id])[task.task_id].payload_text == task.payload_text
+    with pytest.raises(StoreError, match="THUNDERAGENT_BLOB_BUCKET"):
+        stand.now()
+
+
+@pytest.mark.parametrize("ref", ["item:t1#payload", "s3://", "s3://large", "s3://large/", "http://large/x"])
+def test_what_is_no_reference_is_refused(client: Any, ref: str) -> None:
+    with pytest.raises(StoreError, match="not a reference"):
+        S3Blobs("large", client).get(ref)
+
+
+def test_a_missing_bucket_and_a_missing_object_are_told(client: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"s3://nowhere/.*does not exist.*THUNDERAGENT_BLOB_BUCKET"):
+        S3Blobs("nowhere", client).put("k", "x")
+    with pytest.raises(StoreError, match="GetObject failed for s3://large/gone"):
+        S3Blobs("large", client).get("s3://large/gone")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("AccessDenied", 403, AccessDenied),
+        ("ExpiredToken", 400, CredentialsExpired),
+        ("SlowDown", 503, StoreUnavailable),
+        ("Strange", 500, StoreUnavailable),
+        ("Strange", 400, StoreError),
+    ],
+)
+def test_each_refusal_has_its_kind(client: Any, code: str, status: int, kind: type[ThunderAgentError]) -> None:
+    blobs = S3Blobs("large", client)
+    with Stubber(client) as stub:
+        calls: dict[str, Callable[[], str]] = {
+            "put_object": lambda: blobs.put("k", "x"),
+            "get_object": lambda: blobs.get("s3://a/b"),
+        }
+        for action, call in calls.items():
+            stub.add_client_error(action, code, "told", status)
+            with pytest.raises(kind) as caught:
+                call()
+            assert type(caught.value) is kind
+            assert "s3://" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (aws.NoCredentialsError(), ConfigurationError),
+        (aws.NoRegionError(), ConfigurationError),
+        (aws.EndpointConnectionError(endpoint_url="http://x"), StoreUnavailable),
+        (aws.ReadTimeoutError(endpoint_url="http://x"), StoreUnavailable),
+    ],
+)
+def test_a_bucket_that_cannot_be_reached_is_told(raised: Exception, kind: type[ThunderAgentError]) -> None:
+    class Broken:
+        def put_object(self, **_: Any) -> None:
+            raise raised
+
+        get_object = put_object
+
+    blobs = S3Blobs("large", Broken())
+    with pytest.raises(kind, match="s3://large/thunderagent/k"):
+        blobs.put("k", "x")
+    with pytest.raises(kind, match="s3://large/k"):
+        blobs.get("s3://large/k")
+
+
+def test_without_a_client_one_is_made_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="large")
+        blobs = S3Blobs("large")
+        assert blobs.get(blobs.put("k", "text")) == "text"
+        assert blobs._client is blobs._client

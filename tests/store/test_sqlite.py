@@ -1,0 +1,206 @@
+"""What only the embedded engine promises: many processes on one file, survival of kills, schema versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.stands import Stand, open_stand
+from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
+from thunderagent.store import TaskStore
+from thunderagent.stores import sqlite
+from thunderagent.stores.sqlite import MIGRATIONS, SqliteEngine
+from thunderagent.task import Lane, Status
+
+CLAIMER = """
+import json, sys
+from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.task import Lane
+store = TaskStore(SqliteEngine(sys.argv[1]))
+page = store.ready(Lane(), limit=1000).entries
+print(len(page), flush=True)
+sys.stdin.readline()
+won = []
+for entry in page:
+    won += [lease.task_id for lease in store.claim([Wanted(entry, 60.0)], owner=sys.argv[2])]
+print(json.dumps(won), flush=True)
+"""
+
+ENQUEUER = """
+import itertools, sys
+from thunderagent.store import TaskStore
+from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.task import Status, Task
+store = TaskStore(SqliteEngine(sys.argv[1]))
+for number in itertools.count():
+    ids = [f"{number}-{one}" for one in range(5)]
+    now = store.clock.now()
+    store.enqueue([
+        Task(task_id=one, status=Status.PENDING, created_at=now, submitted_at=now, job="j") for one in ids
+    ])
+    print(" ".join(ids), flush=True)
+"""
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    with open_stand("sqlite-file", tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "tasks.db")
+
+
+def _start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def test_four_processes_that_race_for_one_file_share_the_tasks(stand: Stand, path: str) -> None:
+    tasks = [stand.task(f"n{number}") for number in range(200)]
+    assert all(answer.created for answer in stand.store.enqueue(tasks))
+    children = [_start(CLAIMER, path, f"agent-{number}") for number in range(4)]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "200\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        won = [json.loads(child.communicate(timeout=60)[0]) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert sorted(task_id for one in won for task_id in one) == sorted(task.task_id for task in tasks)
+    rows = stand.store.get(task.task_id for task in tasks).values()
+    assert {(row.status, row.fence) for row in rows} == {(Status.RUNNING, 1)}
+    assert {row.task_id: row.lease_owner for row in rows} == {
+        task_id: f"agent-{number}" for number, one in enumerate(won) for task_id in one
+    }
+
+
+def test_what_was_acknowledged_survives_a_kill(path: str) -> None:
+    child = _start(ENQUEUER, path)
+    assert child.stdout is not None
+    lines = [child.stdout.readline() for _ in range(20)]
+    child.send_signal(signal.SIGKILL)
+    rest, _ = child.communicate(timeout=30)
+    whole = [line for line in [*lines, *rest.splitlines(keepends=True)] if line.endswith("\n")]
+    acknowledged = " ".join(whole).split()
+    assert len(acknowledged) >= 100
+    assert child.returncode == -signal.SIGKILL
+    engine = SqliteEngine(path)
+    assert set(engine.get(acknowledged)) == set(acknowledged)
+    assert engine.count("PENDING") % 5 == 0, "a batch happens whole or not at all"
+    engine.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_database_of_version_1_is_brought_up_to_date_with_its_rows(path: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in MIGRATIONS[0]:
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute(
+            'INSERT INTO tasks ("taskId", "status", "createdAt", "submittedAt", "job", "kind", "payload", "fence")'
+            " VALUES ('old', 'PENDING#reports', 1760000000.5, 1760000000.5, 'j', 'batch', '1', 0)"
+        )
+        connection.commit()
+    engine = SqliteEngine(path)
+    assert TaskStore(engine).get(["old"])["old"].lane == Lane("reports")
+    assert engine.expire(1.0) == 0
+    engine.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        assert {"status-createdAt-index", "expireAt-index"} <= names
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(path: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    engine = SqliteEngine(path)
+    with pytest.raises(SchemaMismatch, match="version 99"):
+        engine.check()
+    engine.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == 99
+
+
+def test_a_busy_database_is_unavailable_now_and_works_later(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    engine = SqliteEngine(path)
+    row = {"taskId": "a", "status": "PENDING", "createdAt": 1.0, "submittedAt": 1.0, "job": "j", "fence": 0}
+    engine.check()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            engine.put([row])
+        assert engine.get(["a"]) == {}, "readers do not wait for the writer"
+        other.execute("ROLLBACK")
+    assert engine.put([row])[0].won
+    engine.close()
+
+
+def test_a_batch_that_fails_in_its_middle_leaves_nothing(path: str) -> None:
+    engine = SqliteEngine(path)
+    good = {"taskId": "a", "status": "PENDING", "createdAt": 1.0, "submittedAt": 1.0, "job": "j", "fence": 0}
+    with pytest.raises(StoreError):
+        engine.put([good, {**good, "taskId": "b", "noColumn": 1}])
+    assert engine.get(["a"]) == {}
+    engine.close()
+
+
+def test_a_file_that_is_no_database_is_told_by_its_name(path: str) -> None:
+    Path(path).write_text("this is a report, not a database " * 100)
+    engine = SqliteEngine(path)
+    with pytest.raises(StoreError, match=r"tasks\.db cannot be used"):
+        engine.check()
+    engine.close()
+
+
+def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    engine = SqliteEngine(str(tmp_path / "nowhere" / "tasks.db"))
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        engine.check()
+
+
+def test_commits_are_durable_and_readers_never_wait(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.check()
+    connection = engine._open()
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    engine.close()
+
+
+def test_a_forked_child_opens_the_file_again(stand: Stand) -> None:
+    stand.enqueue()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if stand.now().status is Status.PENDING and stand.store.engine.count("PENDING") == 1 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert stand.now().status is Status.PENDING

@@ -1,0 +1,290 @@
+"""Jobs: what `@job` accepts, and how payloads become text and come back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
+
+from tests.engine.support import a_lease
+from thunderagent.context import Context
+from thunderagent.errors import ConfigurationError, PayloadInvalid
+from thunderagent.job import job
+from thunderagent.jsondata import dump_json
+
+
+class Model(BaseModel):
+    month: str
+    day: date = date(2026, 7, 1)
+    total: Decimal = Decimal("1.10")
+
+
+@dataclass
+class Data:
+    month: str
+    at: datetime | None = None
+
+
+class Inner(BaseModel):
+    anything: Any
+    number: float = 0.0
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    several: dict[str, Any]
+
+
+@job("test.model")
+def of_model(ctx: Context, payload: Model) -> str:
+    return payload.month
+
+
+@job("test.data")
+def of_data(ctx: Context, payload: Data) -> str:
+    return payload.month
+
+
+@job("test.dict")
+def of_dict(ctx: Context, payload: dict[str, Any]) -> int:
+    return len(payload)
+
+
+@job("test.none")
+async def of_none(ctx: Context, payload: None) -> None: ...
+
+
+def refused(*args: Any, handler: Any = None, **options: Any) -> str:
+    def plain(ctx: Context, payload: None) -> None: ...
+
+    with pytest.raises(ConfigurationError) as caught:
+        job(*args, **options)(handler or plain)
+    return str(caught.value)
+
+
+# Options
+
+
+def test_all_problems_of_the_options_are_told_at_once() -> None:
+    text = refused(
+        "two words",
+        queue="a#b",
+        max_retry=-1,
+        timeout_s=0,
+        isolation="container",
+        lease_s=10,
+        heartbeat_s=9,
+    )
+    assert text.startswith("the job 'two words' cannot work:\n")
+    lines = text.splitlines()[1:]
+    assert len(lines) == 6
+    for expected in (
+        "the name 'two words' must have 1 to 128 characters and no space",
+        "'a#b' cannot be the name of a queue",
+        "max_retry is -1",
+        "timeout_s is 0",
+        "isolation is 'container'",
+        "three heartbeats must fit into a lease",
+    ):
+        assert any(expected in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\tb"])
+def test_a_name_that_no_one_could_type_is_refused(name: str) -> None:
+    assert "must have 1 to 128 characters" in refused(name)
+
+
+def test_a_lease_of_nothing_is_refused() -> None:
+    assert "lease_s is 0; it must be over 0" in refused("x", lease_s=0)
+    assert "heartbeat_s is -1; it must be over 0" in refused("x", heartbeat_s=-1)
+
+
+def test_a_lease_of_a_job_brings_a_heartbeat_of_a_third() -> None:
+    made = job("x", lease_s=20)(of_dict.handler)
+    assert made.heartbeat_s == pytest.approx(20 / 3)
+    assert job("x", lease_s=20, heartbeat_s=5)(of_dict.handler).heartbeat_s == 5
+    assert job("x")(of_dict.handler).heartbeat_s is None
+
+
+@given(st.floats(min_value=0.01, max_value=1e6))
+def test_any_lease_goes_with_its_own_third(lease_s: float) -> None:
+    assert job("x", lease_s=lease_s)(of_dict.handler).lease_s == lease_s
+
+
+def test_a_child_process_must_be_able_to_import_its_handler() -> None:
+    assert "needs a handler at the top level of a module" in refused("x", isolation="process")
+
+
+def test_a_coroutine_does_not_run_in_a_child_process() -> None:
+    assert "needs a plain function" in refused("x", isolation="process", handler=of_none.handler)
+
+
+def test_a_handler_that_yields_would_never_run() -> None:
+    def generator(ctx: Context, payload: None) -> Any:
+        yield
+
+    async def also(ctx: Context, payload: None) -> Any:
+        yield
+
+    assert "must return, not yield" in refused("x", handler=generator)
+    assert "must return, not yield" in refused("x", handler=also)
+
+
+# The signature
+
+
+def test_a_handler_takes_a_context_and_a_payload() -> None:
+    def too_few(ctx: Context) -> None: ...
+
+    def too_many(ctx: Context, payload: None, more: int) -> None: ...
+
+    assert "must take (ctx, payload), not (ctx)" in refused("x", handler=too_few)
+    assert "must take (ctx, payload), not (ctx, payload, more)" in refused("x", handler=too_many)
+
+
+def test_the_payload_must_be_annotated() -> None:
+    def bare(ctx: Context, payload): ...  # type: ignore[no-untyped-def]
+
+    assert "annotate the parameter 'payload' of 'x'" in refused("x", handler=bare)
+
+
+def test_an_annotation_that_cannot_be_resolved_is_explained() -> None:
+    def lost(ctx: Context, payload: Nowhere) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+    assert "define its types at the top of the module" in refused("x", handler=lost)
+
+
+def test_a_job_is_called_like_the_function_it_wraps() -> None:
+    assert of_model(Context(a_lease()), Model(month="2026-07")) == "2026-07"
+    assert of_model.where == "tests.unit.test_job.of_model"
+    assert of_none.is_async
+    assert not of_model.is_async
+
+
+# Payloads
+
+
+@pytest.mark.parametrize(
+    ("one", "payload", "text"),
+    [
+        (of_model, Model(month="2026-07"), '{"day":"2026-07-01","month":"2026-07","total":"1.10"}'),
+        (of_data, Data("2026-07", datetime(2026, 7, 1)), '{"at":"2026-07-01T00:00:00","month":"2026-07"}'),
+        (of_dict, {"b": [1, 2.5], "a": "ü"}, '{"a":"ü","b":[1,2.5]}'),
+        (of_none, None, "null"),
+    ],
+)
+def test_a_payload_survives_the_trip_through_its_text(one: Any, payload: Any, text: str) -> None:
+    assert one.dump_payload(payload) == text
+    assert one.load_payload(text) == payload
+
+
+def test_a_typed_payload_may_come_as_plain_data() -> None:
+    assert of_model.dump_payload({"month": "2026-07"}) == of_model.dump_payload(Model(month="2026-07"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "payload", "place"),
+    [
+        (of_model, {"month": 7}, "month: Input should be a valid string"),
+        (of_model, {}, "month: Field required"),
+        (of_model, {"month": "x", "total": {}}, "total: "),
+        (of_data, {"month": None}, "month: "),
+        (of_dict, [1], "payload: Input should be a valid dictionary"),
+        (of_none, 1, "payload: Input should be None"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_refused_with_the_place(one: Any, payload: Any, place: str) -> None:
+    with pytest.raises(PayloadInvalid) as caught:
+        one.dump_payload(payload)
+    assert f"the payload does not fit the job {one.name!r}: " in str(caught.value)
+    assert place in str(caught.value)
+
+
+def test_all_misfits_of_a_payload_are_told() -> None:
+    with pytest.raises(PayloadInvalid, match=r"month: .*; total: "):
+        of_model.dump_payload({"month": 7, "total": "much"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"\xff", "\ud800", {1, object()}])
+def test_what_is_no_json_is_refused_in_an_untyped_payload(value: Any) -> None:
+    with pytest.raises(PayloadInvalid):
+        of_dict.dump_payload({"value": value})
+    with pytest.raises(PayloadInvalid):
+        dump_json({"value": value}, "the payload of 'x'", PayloadInvalid)
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 7, 1), Decimal("1"), b"text", {1}])
+def test_only_a_job_whose_code_is_at_hand_converts_values(value: Any) -> None:
+    assert json.loads(of_dict.dump_payload({"value": value})).keys() == {"value"}
+    with pytest.raises(PayloadInvalid, match="a typed payload converts dates"):
+        dump_json({"value": value}, "the payload of 'x'", PayloadInvalid)
+
+
+def test_a_text_of_an_older_version_of_the_job_is_refused_when_it_no_longer_fits() -> None:
+    with pytest.raises(PayloadInvalid, match="month: Field required"):
+        of_model.load_payload('{"moon": "2026-07"}')
+    with pytest.raises(PayloadInvalid, match="Invalid JSON"):
+        of_model.load_payload("")
+
+
+def test_a_secret_is_not_in_the_message_of_a_misfit() -> None:
+    with pytest.raises(PayloadInvalid) as caught:
+        of_model.dump_payload({"month": "x", "total": "hunter2"})  # type: ignore[arg-type]
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_secret_type_is_masked_and_therefore_never_stored_in_clear() -> None:
+    class Secret(BaseModel):
+        token: SecretStr
+
+    def handler(ctx: Context, payload: Any) -> None: ...
+
+    handler.__annotations__["payload"] = Secret
+    assert "hunter2" not in job("x")(handler).dump_payload(Secret(token=SecretStr("hunter2")))
+
+
+plain_data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), plain_data, max_size=4))
+def test_one_value_has_one_spelling(payload: dict[str, Any]) -> None:
+    turned = dict(reversed(payload.items()))
+    assert of_dict.dump_payload(payload) == of_dict.dump_payload(turned) == dump_json(payload, "it")
+    assert of_dict.load_payload(of_dict.dump_payload(payload)) == payload
+
+
+@given(plain_data)
+def test_canonical_text_has_no_spaces_outside_of_strings_and_is_json(value: Any) -> None:
+    text = dump_json(value, "it")
+    assert json.loads(text) == value
+    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def test_a_number_that_is_none_is_refused_wherever_it_hides_and_never_becomes_null() -> None:
+    def handler(ctx: Context, payload: Any) -> None: ...
+
+    for hint, payload in (
+        (Inner, Inner(anything=float("nan"))),
+        (Inner, Inner(anything={"a": [float("inf")]})),
+        (Inner, Inner(anything=1, number=float("nan"))),
+        (Outer, Outer(Inner(anything=1), {"a": float("nan")})),
+        (dict[str, Any], {"a": float("-inf")}),
+        (list[Inner], [Inner(anything=float("nan"))]),
+        (Any, float("nan")),
+    ):
+        handler.__annotations__["payload"] = hint
+        with pytest.raises(PayloadInvalid, match="Out of range float values"):
+            job("x")(handler).dump_payload(payload)

@@ -1,0 +1,177 @@
+"""The layers of the package: a module imports only from its own layer or from below."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import thunderagent
+
+PACKAGE: Final = Path(thunderagent.__file__).parent
+
+LAYERS: Final[dict[int, str]] = {
+    0: "errors task conditions writes pacing dependencies events clock version jsondata",
+    1: "context job registry port store settings",
+    2: "stores stores.* blobs",
+    3: ("heartbeat executor isolation child settler maintenance housekeeping poller workload dependents"),
+    4: "client intake agent statistics __init__",
+    5: "cli cli.* telemetry testing faults local __main__",
+}
+"""Names relative to the package; `__init__` is the package itself, `name.*` is what is in a folder."""
+
+LONGEST: Final = 400
+LONGER: Final[dict[str, tuple[int, str]]] = {
+    "store": (420, "the verbs of the queue, which one reads together"),
+}
+"""Modules over 400 lines: how long they may be, and why they are."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name in `LAYERS`."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+        if len(parts) > 1 and parts[-1] == "__init__":
+            del parts[-1]
+        found[".".join(parts)] = path
+    return found
+
+
+MODULES: Final = modules()
+
+
+def layer(name: str) -> int | None:
+    """The layer of a module, None if it is in none."""
+    folder = f"{name.partition('.')[0]}.*" if "." in name else name
+    return next((number for number, names in LAYERS.items() if {name, folder} & set(names.split())), None)
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+def imported(parsed: ast.AST, package: str = "thunderagent") -> Iterator[tuple[int, str]]:
+    """Line and dotted name of each import, in functions and in TYPE_CHECKING blocks too."""
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                yield node.lineno, one.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write the whole name of {node.module}"
+            for one in node.names:
+                whole = f"{node.module}.{one.name}"
+                is_module = whole.removeprefix(f"{package}.") in MODULES and whole.startswith(f"{package}.")
+                yield node.lineno, whole if is_module else str(node.module)
+
+
+def own(dotted: str) -> str | None:
+    """The name in `LAYERS` of an import of our own, None for another package."""
+    if dotted == "thunderagent":
+        return "__init__"
+    return dotted.removeprefix("thunderagent.") if dotted.startswith("thunderagent.") else None
+
+
+def upward(name: str, parsed: ast.AST) -> list[str]:
+    """What is imported from a higher layer."""
+    here = layer(name)
+    assert here is not None
+    return [
+        f"{name}:{line} (L{here}) imports {other} (L{there})"
+        for line, dotted in imported(parsed)
+        if (other := own(dotted)) is not None and (there := layer(other)) is not None and there > here
+    ]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_is_in_exactly_one_layer(name: str) -> None:
+    folder = f"{name.partition('.')[0]}.*" if "." in name else name
+    found = [number for number, names in LAYERS.items() if {name, folder} & set(names.split())]
+    assert len(found) == 1, f"{name} is in the layers {found}: add it to LAYERS, where its imports allow it"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_its_own_layer_or_below(name: str) -> None:
+    assert upward(name, tree(name)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from thunderagent.agent import Agent",
+        "import thunderagent.agent",
+        "from thunderagent import agent",
+        "from thunderagent import Agent",
+        "def f():\n    from thunderagent.client import Client",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from thunderagent.cli.output import out",
+        "try:\n    pass\nfinally:\n    import thunderagent.telemetry as t",
+    ],
+)
+def test_an_upward_import_is_found_wherever_it_hides(text: str) -> None:
+    assert len(upward("task", ast.parse(text))) == 1
+
+
+def test_imports_from_below_are_not_taken_for_upward_ones() -> None:
+    text = "from thunderagent import events, writes\nfrom thunderagent.store import TaskStore\nimport json"
+    assert upward("heartbeat", ast.parse(text)) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_expressions_of_dynamodb_are_written_in_one_file(name: str) -> None:
+    if name == "stores.expressions":
+        return
+    texts = [node.value for node in ast.walk(tree(name)) if isinstance(node, ast.Constant) and node.value is not None]
+    names = [node.arg for node in ast.walk(tree(name)) if isinstance(node, ast.keyword)]
+    for word in ("UpdateExpression", "ConditionExpression"):
+        assert not [text for text in [*texts, *names] if isinstance(text, str) and text.strip() == word]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_telemetry_writes_log_lines(name: str) -> None:
+    found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
+    assert "logging" not in found
+    assert name == "telemetry" or "loguru" not in found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_adapters_know_aws(name: str) -> None:
+    found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
+    assert layer(name) == 2 or not found & {"boto3", "botocore", "aiobotocore"}
+
+
+def calls_of_sleep(parsed: ast.AST) -> list[int]:
+    """Lines that call `time.sleep`; as the default of a parameter that a caller may replace it is no call."""
+    return [
+        node.lineno
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep"
+    ] + [
+        node.lineno
+        for node in ast.walk(parsed)
+        if isinstance(node, ast.ImportFrom) and node.module == "time" and "sleep" in {one.name for one in node.names}
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if (layer(name) or 0) < 4])
+def test_the_engine_never_sleeps_in_a_way_that_nothing_can_wake(name: str) -> None:
+    assert calls_of_sleep(tree(name)) == []
+
+
+def test_a_call_of_sleep_is_found() -> None:
+    assert calls_of_sleep(ast.parse("import time\ndef f(sleep=time.sleep):\n    time.sleep(1)")) == [3]
+    assert calls_of_sleep(ast.parse("from time import sleep")) == [1]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_module_is_too_long_to_be_read_at_once(name: str) -> None:
+    longest, _ = LONGER.get(name, (LONGEST, ""))
+    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+    assert lines <= longest, f"{name} has {lines} lines: split it where a second idea begins"
+
+
+def test_the_list_of_long_modules_is_not_longer_than_it_must_be() -> None:
+    lengths = {name: len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in LONGER}
+    assert {name: lines for name, lines in lengths.items() if lines <= LONGEST} == {}

@@ -1,0 +1,166 @@
+"""Settings: defaults, the environment, and all problems at once."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from thunderagent.errors import ConfigurationError
+from thunderagent.pacing import Backoff
+from thunderagent.settings import LEASE_MARGIN, Settings, lease_problems, load_settings
+
+
+def problems(**overrides: object) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(**overrides)
+    first, *rest = str(caught.value).splitlines()
+    assert first == "these settings cannot work:"
+    assert all(line.startswith("  - ") for line in rest)
+    return [line.removeprefix("  - ") for line in rest]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("store", "sqlite:///thunderagent.db"),
+        ("queues", {}),
+        ("slots", 10),
+        ("shards", 1),
+        ("lease_s", 300),
+        ("heartbeat_s", 60),
+        ("poll_min_s", 1),
+        ("poll_max_s", 5),
+        ("poll_idle_s", 10),
+        ("batch_page", 50),
+        ("max_retry", 3),
+        ("max_crashes", 3),
+        ("backoff_base_s", 2),
+        ("backoff_cap_s", 300),
+        ("drain_s", 30),
+        ("sweep_s", 15),
+        ("clock_guard_s", 2),
+        ("keep_success_days", 14),
+        ("keep_failed_days", 90),
+        ("blob_bucket", None),
+        ("log_level", "INFO"),
+        ("log_json", False),
+    ],
+)
+def test_a_default_is_the_one_of_the_design(name: str, value: object) -> None:
+    assert getattr(Settings(), name) == value
+
+
+def test_the_backoff_of_the_settings_is_made_of_their_numbers() -> None:
+    assert Settings().backoff == Backoff()
+    assert Settings(backoff_base_s=1, backoff_cap_s=7).backoff == Backoff(base_s=1, cap_s=7)
+
+
+def test_the_holder_stops_a_fifth_of_a_lease_before_its_end() -> None:
+    assert LEASE_MARGIN >= 0.2
+
+
+def test_the_defaults_leave_the_supervisor_time_for_the_drain() -> None:
+    assert Settings().drain_s + 5 <= Settings().stop_wait_s
+
+
+def test_the_environment_sets_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_STORE", "sqlite:////var/tasks.db")
+    monkeypatch.setenv("THUNDERAGENT_LEASE_S", "90.5")
+    monkeypatch.setenv("THUNDERAGENT_HEARTBEAT_S", "30")
+    monkeypatch.setenv("THUNDERAGENT_LOG_JSON", "true")
+    monkeypatch.setenv("THUNDERAGENT_BLOB_BUCKET", "texts")
+    monkeypatch.setenv("THUNDERAGENT_QUEUES", '{"default": 4, "reports": 2}')
+    settings = load_settings()
+    assert settings.store == "sqlite:////var/tasks.db"
+    assert (settings.lease_s, settings.heartbeat_s, settings.log_json) == (90.5, 30.0, True)
+    assert settings.blob_bucket == "texts"
+    assert settings.queues == {"default": 4, "reports": 2}
+
+
+def test_an_override_wins_over_the_environment_unless_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_SLOTS", "3")
+    assert load_settings(slots=5).slots == 5
+    assert load_settings(slots=None).slots == 3
+
+
+def test_all_problems_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLOTS": "0",
+        "SHARDS": "many",
+        "LEASE_S": "10",
+        "HEARTBEAT_S": "9",
+        "POLL_MIN_S": "20",
+        "DRAIN_S": "50",
+        "LOG_LEVEL": "LOUD",
+        "LEASE_SECONDS": "1",
+        "QUEUES": '{"reports": 0, "bad name": 1}',
+    }.items():
+        monkeypatch.setenv(f"THUNDERAGENT_{name}", value)
+    found = problems(max_retry=-1)
+    text = "\n".join(found)
+    assert "there is no setting THUNDERAGENT_LEASE_SECONDS; did you mean THUNDERAGENT_LEASE_S?" in found
+    assert "THUNDERAGENT_SLOTS is 0; it must be from 1 to 1000" in found
+    assert "THUNDERAGENT_MAX_RETRY is -1; it must be from 0 to 1000" in found
+    assert "THUNDERAGENT_SHARDS: Input should be a valid integer" in text
+    assert "THUNDERAGENT_HEARTBEAT_S is 9 and THUNDERAGENT_LEASE_S 10; three heartbeats must fit into a lease" in text
+    assert "THUNDERAGENT_POLL_MIN_S, POLL_MAX_S and POLL_IDLE_S are 20, 5 and 10; they must not fall" in text
+    assert "THUNDERAGENT_DRAIN_S is 50 and THUNDERAGENT_STOP_WAIT_S 45; the supervisor must wait" in text
+    assert "THUNDERAGENT_LOG_LEVEL is 'LOUD'; use DEBUG, INFO, WARNING or ERROR" in found
+    assert "THUNDERAGENT_QUEUES gives 'reports' 0 slots; it must be from 1 to 1000" in found
+    assert "THUNDERAGENT_QUEUES: 'bad name' cannot be the name of a queue" in text
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("SLOT", "SLOTS"), ("HEARTBEATS_S", "HEARTBEAT_S"), ("QUEUE", "QUEUES"), ("MAX_RETRIES", "MAX_RETRY")],
+)
+def test_a_misspelt_variable_is_named_with_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, right: str
+) -> None:
+    monkeypatch.setenv(f"THUNDERAGENT_{wrong}", "1")
+    assert problems() == [f"there is no setting THUNDERAGENT_{wrong}; did you mean THUNDERAGENT_{right}?"]
+
+
+def test_a_variable_that_resembles_nothing_gets_no_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_XYZZY", "1")
+    assert problems() == ["there is no setting THUNDERAGENT_XYZZY"]
+
+
+def test_queues_that_are_not_json_are_told_with_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_QUEUES", "reports:4")
+    [found] = problems()
+    assert found.startswith("THUNDERAGENT_QUEUES is not JSON")
+    assert '{"default": 10, "reports": 2}' in found
+
+
+@pytest.mark.parametrize("name", ["lease_s", "heartbeat_s", "drain_s", "poll_min_s", "sweep_s", "clock_guard_s"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_number_that_is_none_is_refused(name: str, value: float) -> None:
+    assert any(f"THUNDERAGENT_{name.upper()} is " in problem for problem in problems(**{name: value}))
+
+
+def test_impossible_settings_do_not_construct_by_any_way() -> None:
+    with pytest.raises(ValidationError, match="three heartbeats must fit into a lease"):
+        Settings(lease_s=10, heartbeat_s=5)
+    with pytest.raises(ValidationError, match="there is no setting"):
+        Settings(slotz=1)  # type: ignore[call-arg]
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(ValidationError):
+        Settings().slots = 3  # type: ignore[misc]
+
+
+def test_an_error_does_not_show_the_values_of_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_STORE", "dynamodb://Secret?region=eu-central-1")
+    assert "Secret" not in "\n".join(problems(slots=0))
+
+
+def test_three_beats_fit_into_a_lease_exactly() -> None:
+    assert lease_problems(300, 100, "l", "h") == []
+    assert len(lease_problems(300, 100.1, "l", "h")) == 1
+
+
+def test_every_setting_is_described() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []

@@ -1,0 +1,358 @@
+"""Every outcome of a handler means exactly one transition."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from thunderagent import errors, events
+from thunderagent.conditions import Write
+from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped
+from thunderagent.executor import run_handler
+from thunderagent.job import Job, job
+from thunderagent.jsondata import Unstorable
+from thunderagent.pacing import Backoff
+from thunderagent.settler import (
+    Outcome,
+    Policy,
+    Raised,
+    Returned,
+    Settlement,
+    Stopped,
+    about,
+    raised,
+    settle,
+    time_limit,
+)
+from thunderagent.task import Lease, Status, Task
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+POLICY = Policy(backoff=Backoff(), max_retry=3, keep_success_s=14 * DAY, keep_failed_s=90 * DAY)
+
+
+class BadMonth(ValueError):
+    """A retry makes no sense."""
+
+
+def plain(ctx: Context, payload: dict[str, Any]) -> None: ...
+
+
+def inline(key: str, text: str, expire_at: float) -> str | None:
+    return None
+
+
+def a_lease(**changes: Any) -> Lease:
+    task = Task(task_id="a", status=Status.RUNNING, created_at=NOW, submitted_at=NOW, job="test.job", fence=3, hb=2)
+    return Lease(task=replace(task, **changes), owner="me", fence=3, lease_s=9.0, held_from=0.0)
+
+
+def settled(
+    outcome: Outcome, *, lease: Lease | None = None, one: Job[Any] | None = None, keep: Any = inline
+) -> Settlement | None:
+    return settle(
+        lease or a_lease(),
+        one or job("test.job")(plain),
+        outcome,
+        policy=POLICY,
+        now=NOW,
+        seconds=1.5,
+        rng=random.Random(1),
+        keep=keep,
+    )
+
+
+def written(outcome: Outcome, **options: Any) -> Write:
+    settlement = settled(outcome, **options)
+    assert settlement is not None
+    return settlement.write
+
+
+# Which transition
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verb", "status", "event"),
+    [
+        (Returned(None), "succeed", "SUCCESS", events.TaskSucceeded),
+        (Returned({"a": 1}), "succeed", "SUCCESS", events.TaskSucceeded),
+        (Returned(False), "succeed", "SUCCESS", events.TaskSucceeded),
+        (Returned(Snooze(60)), "snooze", "PENDING", events.TaskSnoozed),
+        (Returned(Cancel()), "close", "DONE", events.TaskClosed),
+        (Returned(Fail("no")), "fail", "FAILED", events.TaskFailed),
+        (Raised("ValueError: x"), "retry", "PENDING", events.TaskRetried),
+        (Raised("ValueError: x", fatal=True), "fail", "FAILED", events.TaskFailed),
+        (Stopped(errors.AgentDraining()), "release", "PENDING", events.TaskReleased),
+        (Stopped(errors.TaskCancelled("by hand")), "close", "DONE", events.TaskClosed),
+        (Stopped(time_limit(5)), "retry", "PENDING", events.TaskRetried),
+        (Stopped(TaskStopped("why")), "retry", "PENDING", events.TaskRetried),
+    ],
+    ids=str,
+)
+def test_an_outcome_means_one_transition(
+    outcome: Outcome, verb: str, status: str, event: type[events.TaskEvent]
+) -> None:
+    settlement = settled(outcome)
+    assert settlement is not None
+    assert settlement.write.verb == verb
+    assert settlement.write.set["status"] == status
+    assert type(settlement.event) is event
+    assert settlement.event == replace(settlement.event, **about(a_lease()))
+
+
+def test_a_lost_lease_means_no_write() -> None:
+    assert settled(Stopped(errors.LeaseLost("gone"))) is None
+
+
+def test_a_transition_stays_in_the_lane_of_the_task() -> None:
+    lease = a_lease()
+    lane = replace(lease.task.lane, queue="reports", shard=3)
+    lease = replace(lease, task=replace(lease.task, lane=lane))
+    assert written(Returned(1), lease=lease).set["status"] == "SUCCESS#reports.3"
+    assert written(Raised("e"), lease=lease).set["status"] == "PENDING#reports.3"
+
+
+# Retries
+
+
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_a_retry_comes_after_a_backoff_that_knows_how_many_there_were(used: int) -> None:
+    settlement = settled(Raised("e"), lease=a_lease(retry_count=used))
+    assert settlement is not None
+    assert isinstance(settlement.event, events.TaskRetried)
+    assert 0 <= settlement.event.delay_s <= 2.0 * 2**used
+    assert settlement.write.set["createdAt"] == pytest.approx(NOW + settlement.event.delay_s, abs=0.002)
+    assert settlement.write.set["retryCount"] == used + 1
+
+
+def test_when_retries_are_used_up_the_task_fails() -> None:
+    write = written(Raised("the last error"), lease=a_lease(retry_count=3))
+    assert write.verb == "fail"
+    assert write.set["error"] == "the last error"
+    assert write.set["expireAt"] == int(NOW + 90 * DAY)
+
+
+def test_the_task_knows_its_retries_better_than_the_job_and_the_job_better_than_the_settings() -> None:
+    one = job("test.job", max_retry=1)(plain)
+    assert written(Raised("e"), lease=a_lease(retry_count=1), one=one).verb == "fail"
+    assert written(Raised("e"), lease=a_lease(retry_count=1, max_retry=2), one=one).verb == "retry"
+    assert written(Raised("e"), lease=a_lease(retry_count=0, max_retry=0), one=one).verb == "fail"
+    assert written(Raised("e"), lease=a_lease(retry_count=2)).verb == "retry"
+
+
+def test_a_job_may_have_a_backoff_of_its_own() -> None:
+    one = job("test.job", backoff=Backoff(base_s=0, cap_s=0))(plain)
+    assert written(Raised("e"), one=one).set["createdAt"] == NOW
+
+
+def test_lost_agents_do_not_use_up_retries() -> None:
+    assert written(Raised("e"), lease=a_lease(crash_count=9)).verb == "retry"
+
+
+def test_a_time_limit_is_fatal_for_a_job_that_says_so() -> None:
+    one = job("test.job", fatal=(errors.TimeLimitExceeded,))(plain)
+    assert written(Stopped(time_limit(5)), one=one).verb == "fail"
+    assert "time limit of 5 s" in written(Stopped(time_limit(5))).set["error"]
+
+
+# Snooze, Cancel, Fail
+
+
+def test_a_snooze_uses_up_nothing_and_is_never_due_in_the_past() -> None:
+    write = written(Returned(Snooze(60)), lease=a_lease(retry_count=3))
+    assert write.set["createdAt"] == NOW + 60
+    assert "retryCount" not in write.set
+    assert written(Returned(Snooze(-60))).set["createdAt"] == NOW
+
+
+def test_a_reason_of_a_handler_is_kept() -> None:
+    assert written(Returned(Cancel("no longer wanted"))).set["doneReason"] == "no longer wanted"
+    assert written(Returned(Cancel())).set["doneReason"] == "cancelled by its handler"
+    assert written(Returned(Fail("no such month"))).set["error"] == "no such month"
+
+
+def test_who_was_cancelled_and_yet_came_to_its_end_has_succeeded() -> None:
+    assert written(Returned("done")).verb == "succeed"
+
+
+# Results
+
+
+class Model(BaseModel):
+    path: PurePosixPath
+    total: Decimal
+
+
+@dataclass
+class Data:
+    at: datetime
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.5"),
+        ("ü", '"ü"'),
+        ({"b": 1, "a": [True, None]}, '{"a":[true,null],"b":1}'),
+        (Decimal("1.10"), '"1.10"'),
+        (datetime(2026, 7, 1, 12, tzinfo=UTC), '"2026-07-01T12:00:00Z"'),
+        (b"text", '"text"'),
+        ({3}, "[3]"),
+        (frozenset({"x"}), '["x"]'),
+        ((1, 2), "[1,2]"),
+        (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        (Model(path=PurePosixPath("/a"), total=Decimal("2.5")), '{"path":"/a","total":"2.5"}'),
+        ([Data(datetime(2026, 7, 1, tzinfo=UTC))], '[{"at":"2026-07-01T00:00:00Z"}]'),
+        ({1: "a"}, '{"1":"a"}'),
+        (Status.DONE, '"DONE"'),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_result_is_kept_as_json(value: Any, text: str) -> None:
+    write = written(Returned(value))
+    assert write.set["result"] == text
+    assert "error" not in write.set
+
+
+def test_no_result_is_no_attribute() -> None:
+    assert "result" not in written(Returned(None)).set
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def exploding() -> Any:
+    yield 1
+    raise KeyError("inside")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        [float("inf")],
+        object(),
+        Broken(),
+        b"\xff\xfe",
+        "\ud800",
+        exploding(),
+        Unstorable("it was too strange"),
+        lambda: None,
+        ValueError("an exception is no result"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_result_that_cannot_be_stored_is_a_note_on_a_success(value: Any) -> None:
+    settlement = settled(Returned(value))
+    assert settlement is not None
+    assert settlement.write.set["status"] == "SUCCESS"
+    assert not {"result", "resultRef"} & set(settlement.write.set)
+    assert settlement.write.set["error"].startswith("the result was not stored: ")
+    assert isinstance(settlement.event, events.TaskSucceeded)
+    assert settlement.event.note == settlement.write.set["error"]
+
+
+def test_a_result_that_contains_itself_is_a_note_too() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    assert "not stored" in written(Returned(circle)).set["error"]
+
+
+@pytest.mark.parametrize("error", [PayloadTooLarge("too large"), ConfigurationError("no bucket"), AccessDenied("no")])
+def test_a_result_that_no_place_takes_for_good_is_a_note(error: Exception) -> None:
+    def keep(key: str, text: str, expire_at: float) -> str | None:
+        raise error
+
+    write = written(Returned("x" * 10), keep=keep)
+    assert write.set["status"] == "SUCCESS"
+    assert str(error) in write.set["error"]
+
+
+def test_a_store_that_is_away_for_a_moment_is_asked_again_instead() -> None:
+    def keep(key: str, text: str, expire_at: float) -> str | None:
+        raise StoreUnavailable("away")
+
+    with pytest.raises(StoreUnavailable):
+        settled(Returned("x"), keep=keep)
+
+
+def test_a_large_result_is_kept_apart_under_the_name_of_its_task() -> None:
+    asked = []
+
+    def keep(key: str, text: str, expire_at: float) -> str | None:
+        asked.append((key, text, expire_at))
+        return f"item:{key}"
+
+    write = written(Returned("x"), keep=keep)
+    assert asked == [("a#result", '"x"', NOW + 14 * DAY)]
+    assert write.set["resultRef"] == "item:a#result"
+    assert "result" not in write.set
+
+
+# What is told of an exception
+
+
+def caught(error: BaseException) -> Raised:
+    try:
+        raise error
+    except BaseException as problem:
+        return raised(problem, (BadMonth,))
+
+
+def test_an_error_names_its_type_its_message_and_where_it_happened() -> None:
+    outcome = caught(ValueError("no such month"))
+    first, *places = outcome.error.splitlines()
+    assert first == "ValueError: no such month"
+    assert len(places) == 1
+    assert "unit/test_settler.py:" in places[0]
+    assert places[0].endswith(" in caught")
+    assert not outcome.fatal
+
+
+def test_an_exception_is_fatal_with_its_subclasses() -> None:
+    assert caught(BadMonth("x")).fatal
+    assert not caught(KeyError("x")).fatal
+
+
+def test_an_error_is_short_whatever_it_says() -> None:
+    assert len(caught(ValueError("ü" * 5000)).error.encode()) < 1024
+
+
+def test_an_exception_that_cannot_say_what_it_is_still_becomes_an_error() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert caught(Mute()).error.startswith("Mute: ")
+    assert caught(ValueError("name \udcff")).error.startswith("ValueError: name ")
+
+
+def test_secrets_of_a_payload_are_not_in_the_message_of_an_error() -> None:
+    class Payload(BaseModel):
+        token: int
+        mode: int
+
+    def handler(ctx: Context, payload: Payload) -> None: ...
+
+    handler.__annotations__["payload"] = Payload
+    one = job("test.secret")(handler)
+    outcome = run_handler(one, Context(a_lease(payload_text='{"token": "hunter2-secret", "mode": "also-secret"}')))
+    assert isinstance(outcome, Raised)
+    assert outcome.fatal
+    assert "token: Input should be a valid integer" in outcome.error
+    assert "mode: " in outcome.error
+    assert "secret" not in outcome.error.replace("test.secret", "")
+    outcome = run_handler(one, Context(a_lease(payload_text="hunter2 is no JSON")))
+    assert isinstance(outcome, Raised)
+    assert "hunter2" not in outcome.error
