@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
 from thunderagent import errors
 from thunderagent.context import Cancel, Context, Fail, Snooze
@@ -32,12 +32,15 @@ def _child(descriptor: int) -> None:
             told.write(json.dumps(message) + "\n")
             told.flush()
 
-    orders = json.loads(sys.stdin.readline())
+    inbox = os.fdopen(os.dup(0), encoding="utf-8")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # the handler and what it starts must not read our orders
+    orders = json.loads(inbox.readline())
     row = {name: value for name, value in orders["row"].items() if value is not None}
     task = Task.from_row(row)
     lease = Lease(task=task, owner=orders["owner"], fence=task.fence, lease_s=orders["lease_s"], held_from=0.0)
     context = _ChildContext(lease, orders["parents"], tell)
-    threading.Thread(target=_obey, args=(context,), name="orders", daemon=True).start()
+    threading.Thread(target=_obey, args=(inbox, context), name="orders", daemon=True).start()
     try:
         job = _find(orders["module"], orders["job"])
     except Exception as error:
@@ -62,9 +65,9 @@ class _ChildContext(Context):
         self._tell({"progress": value})
 
 
-def _obey(context: Context) -> None:
+def _obey(inbox: IO[str], context: Context) -> None:
     """Pass requests to stop to the handler; end the process when the agent is gone."""
-    for line in sys.stdin:
+    for line in inbox:
         order = json.loads(line)
         context.stop(getattr(errors, order["stop"])(order["text"]))
     os._exit(1)

@@ -23,7 +23,8 @@ inputs and broken dependencies, and each says what to do.
     └── StoreError                the store did not do what was asked
         ├── StoreUnavailable      … for now: retry later
         │   ├── StoreThrottled    … the table or index refuses because of its throughput
-        │   └── CredentialsExpired  … the session's credentials are over
+        │   ├── CredentialsExpired  … the session's credentials are over
+        │   └── CredentialsMissing  … there are none at this moment; a ConfigurationError too
         ├── TableMissing          … the table or its index does not exist
         ├── AccessDenied          … a permission is missing
         └── SchemaMismatch        … the database was written by another version
@@ -119,6 +120,10 @@ class StoreThrottled(StoreUnavailable):
 
 class CredentialsExpired(StoreUnavailable):
     """The AWS credentials are expired; renew them (the agent waits and goes on by itself)."""
+
+
+class CredentialsMissing(StoreUnavailable, ConfigurationError):
+    """There are no AWS credentials. At the start that is a setting to mend; under way an agent waits for them."""
 
 
 class TableMissing(StoreError):

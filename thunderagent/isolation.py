@@ -107,6 +107,7 @@ def _instructions(running: Running) -> dict[str, Any]:
 
 
 def _listen(told: IO[str], context: Context) -> Outcome | None:
+    """The answer of the child, or None when it ended without one. What it forked may keep the pipe open for longer."""
     outcome: Outcome | None = None
     for line in told:
         message = json.loads(line)
@@ -123,6 +124,8 @@ def _listen(told: IO[str], context: Context) -> Outcome | None:
                 outcome = Raised(text, fatal)
             case {"stopped": _} if context.stop_reason is not None:
                 outcome = Stopped(context.stop_reason)
+        if outcome is not None:
+            break
     return outcome
 
 

@@ -160,7 +160,7 @@ class Settings(BaseSettings):
 
 def lease_problems(lease_s: float, heartbeat_s: float, lease_name: str, heartbeat_name: str) -> list[str]:
     """What is wrong with a lease and its heartbeat: three beats must fit into a lease."""
-    if heartbeat_s * 3 <= lease_s:
+    if heartbeat_s * 3 <= lease_s * (1 + 1e-9):  # 0.2 * 3 is over 0.6 in binary
         return []
     return [
         f"{heartbeat_name} is {heartbeat_s:g} and {lease_name} {lease_s:g}; three heartbeats must fit into a lease, "

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks import naive
 from benchmarks.fleet import Fleet, fleet
-from benchmarks.measurement import Load, Measurement, drained_by
+from benchmarks.measurement import TASK_UNITS, Load, Measurement, drained_by
 from benchmarks.nojobs import Number, nothing
 from benchmarks.places import Place
 from benchmarks.tally import total
@@ -67,7 +67,9 @@ def measure(place: Place, agents: int, load: Load) -> Measurement:
             drained.requests = (counted.requests + put_requests) / load.tasks
             drained.write_units = (counted.write_units + counted.refused + put_units) / load.tasks
             drained.read_units = counted.read_units / load.tasks
-            drained.verbs = verb_units(client, f"{place.queue}-units")
+            drained.verbs, drained.verbs_told, drained.row_bytes = verb_units(client, f"{place.queue}-units")
+            lasting = sum(units for verb, units in drained.verbs.items() if verb != "heartbeat")
+            drained.write_units_billed = lasting + drained.failed_claims
         return drained
     finally:
         if place.given:
@@ -91,6 +93,7 @@ def measure_naive(place: Place, agents: int, load: Load) -> Measurement:
     drained.not_succeeded = load.tasks - len(every)
     if not url.startswith("sqlite"):
         counted = total(tallies)
+        drained.write_units_billed = TASK_UNITS + drained.failed_claims
         drained.requests = 1 + counted.requests / load.tasks
         drained.write_units = 2 + (counted.write_units + counted.refused) / load.tasks
         drained.read_units = counted.read_units / load.tasks

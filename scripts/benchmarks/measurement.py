@@ -10,6 +10,8 @@ from typing import Final
 from benchmarks.tally import Tally, total
 
 LARGEST_SINGLE: Final = 1000
+TASK_UNITS: Final = 8.0
+"""Write units of a task: two to put it, and three for each of two changes of its status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +52,16 @@ class Measurement:
     growth_mib: float | None
     requests: float | None = None
     write_units: float | None = None
-    """Enqueue, claim and end of a task; a refused write counts as one unit."""
+    """Enqueue, claim and end of a task as the engine tells; a refused write counts as one unit."""
     read_units: float | None = None
+    write_units_billed: float | None = None
+    """The same by DynamoDB's rules; a refused write is one unit."""
     verbs: Mapping[str, float] | None = None
-    """Write units of each verb by itself."""
+    """Write units of each verb by itself, by DynamoDB's rules."""
+    verbs_told: Mapping[str, float] | None = None
+    """The same as the engine tells."""
+    row_bytes: int | None = None
+    """Largest size of the row of a task."""
     latency_p50_ms: float | None = None
     latency_p99_ms: float | None = None
 

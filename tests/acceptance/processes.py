@@ -96,11 +96,13 @@ class Log:
                 self._other.append(text)
 
 
-def cli(*arguments: str, cwd: Path, stdin: str = "", **settings: object) -> subprocess.CompletedProcess[str]:
+def cli(
+    *arguments: str, cwd: Path, stdin: str = "", columns: int = 200, **settings: object
+) -> subprocess.CompletedProcess[str]:
     """Run a command of `thunderagent` to its end; it never shows a traceback."""
     done = subprocess.run(
         [COMMAND, *arguments],
-        env={"COLUMNS": "200", **environment(**settings)},
+        env={**environment(**settings), "COLUMNS": str(columns)},
         cwd=cwd,
         input=stdin,
         capture_output=True,

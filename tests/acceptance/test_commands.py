@@ -25,10 +25,13 @@ class Shell:
     def __init__(self, folder: Path, store: str) -> None:
         self.folder = folder
         self.store = store
+        self.columns = 200
+        self.said = ""
+        """Standard error of the last command."""
 
-    def __call__(self, *arguments: str, code: int = 0, stdin: str = "", store: str | None = None) -> str:
+    def __call__(self, *arguments: str, code: int = 0, stdin: str = "") -> str:
         """Standard output of a command that ends with this code."""
-        done = run_cli(*arguments, cwd=self.folder, stdin=stdin, store=store or self.store)
+        done = run_cli(*arguments, cwd=self.folder, stdin=stdin, columns=self.columns, store=self.store)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         self.said = done.stderr
         return done.stdout
@@ -42,40 +45,41 @@ def shell(sqlite_place: Place, tmp_path: Path) -> Shell:
     return Shell(tmp_path, sqlite_place.url)
 
 
-def test_a_task_from_enqueue_to_purge(shell: Shell, sqlite_place: Place, start: Start) -> None:
-    first = shell("enqueue", "quick.add", '{"a": 20, "b": 22}').strip()
-    assert shell("list").count(first) == 1
-    waiting = shell.json("show", first)
-    assert (waiting["status"], waiting["payload"], waiting["attempt"]) == ("PENDING", {"a": 20, "b": 22}, 1)
-
+def test_tasks_are_enqueued_run_and_shown(shell: Shell, sqlite_place: Place, start: Start) -> None:
     agent = start(sqlite_place)
-    second = shell.json("enqueue", "quick.add", '{"a": 1}', "--wait", "20", "--jobs", "workjobs")
-    assert (second["status"], second["result"]) == ("SUCCESS", {"sum": 2})
-    assert shell.json("show", first)["result"] == {"sum": 42}
-    assert "SUCCESS" in shell("show", first)
+    added = shell.json("enqueue", "quick.add", '{"a": 20, "b": 22}', "--wait", "20", "--jobs", "workjobs")
+    assert (added["status"], added["payload"], added["result"]) == ("SUCCESS", {"a": 20, "b": 22}, {"sum": 42})
     [one] = shell.json("agents")
     assert (one["name"], one["pid"]) == (agent.name, agent.pid)
     assert agent.name in shell("agents")
     reported = shell("enqueue", "quick.reports", "--queue", "reports", "--wait", "20").strip()
     assert [task["taskId"] for task in shell.json("list", "--queue", "reports")] == [reported]
 
-    broken = shell.json("enqueue", "quick.break", "--task-id", "broken", "--wait", "20", "--max-retry", "0", code=1)
-    assert (broken["status"], broken["taskId"]) == ("FAILED", "broken")
+    broken = shell.json("enqueue", "quick.break", "--task-id", "broken", "--wait", "20", code=1)
+    assert (broken["status"], broken["taskId"], broken["attempt"]) == ("FAILED", "broken", 1)
     assert "broken on purpose" in broken["error"]
     shown = shell("show", "broken")
     assert "broken on purpose" in shown
     assert "quick.py" in shown
-    assert [task["taskId"] for task in shell.json("list", "--status", "failed")] == ["broken"]
+    listed = shell("list", "--status", "failed")
+    assert "broken" in listed
+    assert reported not in listed
     assert {one["queue"]: one["failed"] for one in shell.json("stats")} == {"default": 1, "reports": 0}
     assert agent.stop() == 0
-
     assert shell.json("retry", "broken")["status"] == "PENDING"
-    assert "broken is DONE" in shell("cancel", "broken")
-    assert shell("purge", "DONE", code=1, stdin="n\n").count("Delete all DONE tasks") == 1
+
+
+def test_tasks_are_cancelled_retried_and_purged(shell: Shell, sqlite_place: Place) -> None:
+    task = shell("enqueue", "quick.add", '{"a": 1}', "--delay-s", "600").strip()
+    other = shell("enqueue", "quick.add", '{"a": 2}').strip()
+    assert sqlite_place.task(task).created_at > sqlite_place.task(other).created_at + 590
+    assert shell("cancel", task) == f"{task} is DONE\n"
+    assert shell.json("retry", task)["status"] == "PENDING"
+    assert shell.json("cancel", task)["doneReason"] == "cancelled"
+    assert "Delete all DONE tasks" in shell("purge", "DONE", code=1, stdin="n\n")
     assert shell.json("purge", "DONE", "--yes") == {"deleted": 1}
-    assert shell.json("purge", "SUCCESS", "--yes") == {"deleted": 3}
-    assert shell.json("list") == []
-    assert shell.json("agents") == []
+    assert [one["taskId"] for one in shell.json("list")] == [other]
+    assert shell("purge", "SUCCESS", "--yes") == "0 tasks deleted\n"
 
 
 def test_payloads_come_from_standard_input_and_parents_are_waited_for(shell: Shell) -> None:
@@ -121,13 +125,11 @@ def test_a_wrong_command_says_what_is_wrong(
     assert says in shell.said.replace("\n", " ")
 
 
-def test_a_narrow_terminal_shows_whole_ids(
-    shell: Shell, sqlite_place: Place, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_shows_whole_ids(shell: Shell, sqlite_place: Place, start: Start) -> None:
     agent = start(sqlite_place)
     done = shell("enqueue", "quick.add", '{"a": 1}', "--wait", "20").strip()
     odd = shell("enqueue", "quick.break", "--task-id", "[bold]an-id:with/odd.letters[/bold]", "--wait", "20", code=1)
-    monkeypatch.setenv("COLUMNS", "60")
+    shell.columns = 60
     listed = shell("list")
     assert done in listed
     assert odd.strip() in listed
@@ -135,7 +137,9 @@ def test_a_narrow_terminal_shows_whole_ids(
     assert done in shell("show", done)
     assert agent.name in shell("agents")
     assert "default" in shell("stats")
-    assert all(len(line) <= 60 for line in listed.splitlines())
+    long = "an-id-that-is-longer-than-most-" + "x" * 20
+    shell("enqueue", "quick.add", '{"a": 1}', "--task-id", long)
+    assert long in shell("list")
 
 
 def test_a_closed_pipe_is_no_error(shell: Shell, sqlite_place: Place) -> None:

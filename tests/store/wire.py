@@ -52,7 +52,7 @@ def _fault(engine: Engine, action: str, fault: Fault) -> Iterator[Fault]:
 def lost_replies(engine: Engine, action: str, *, times: int = 1, then: Callable[[], None] = lambda: None) -> Any:
     """Requests are done and their replies are lost; `then` happens before the sender notices."""
 
-    def lose(request: Any) -> Exception:
+    def lose(request: Any) -> Any:
         wire = URLLib3Session()
         assert wire.send(request).status_code in (200, 400)  # 400: the repetition of a write that was done
         wire.close()

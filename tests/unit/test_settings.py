@@ -159,6 +159,7 @@ def test_an_error_does_not_show_the_values_of_other_settings(monkeypatch: pytest
 
 def test_three_beats_fit_into_a_lease_exactly() -> None:
     assert lease_problems(300, 100, "l", "h") == []
+    assert lease_problems(0.6, 0.2, "l", "h") == []
     assert len(lease_problems(300, 100.1, "l", "h")) == 1
 
 

@@ -99,7 +99,8 @@ def list_(
             return
         wide = out.width >= 120
         room = max(12, out.width - (112 if wide else 66))
-        table = make_table("task", "status", "job", *(("queue", "due", "seconds") if wide else ()), "error")
+        columns = ("task", "status", "job", *(("queue", "due", "seconds") if wide else ()), "error")
+        table = make_table(*columns, ids=[task.task_id for task in tasks])
         for task in tasks:
             error = (task.error or task.done_reason or "").partition("\n")[0]
             more = (task.queue, moment(task.created_at), seconds(task)) if wide else ()

@@ -145,7 +145,7 @@ class Connection:
         Raises:
             Refused: the condition of a write did not hold.
             StoreError: as `failures.translate` says.
-            ConfigurationError: there are no credentials.
+            CredentialsMissing: there are no credentials.
         """
         if self.consumed.enabled and action in _METERED:
             arguments["ReturnConsumedCapacity"] = "INDEXES"

@@ -13,6 +13,7 @@ from thunderagent.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,
+    CredentialsMissing,
     StoreError,
     StoreThrottled,
     StoreUnavailable,
@@ -132,7 +133,7 @@ def translate(error: Exception, action: str, place: Place) -> ThunderAgentError:
         return _of_reply(error, action, place)
     text = f"{place}: {error}"
     if isinstance(error, (aws.NoCredentialsError, aws.PartialCredentialsError)):
-        return ConfigurationError(
+        return CredentialsMissing(
             f"no usable AWS credentials for {place} ({error}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "or AWS_PROFILE, or give this machine an instance role that allows DynamoDB"
         )

@@ -1,0 +1,123 @@
+"""Jobs that run in child processes: they must be at the top level of a module that a child can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.job import job
+
+
+class Hopeless(Exception):
+    """Fatal."""
+
+
+@job("process.echo", isolation="process")
+def echo(ctx: Context, payload: dict[str, Any]) -> Any:
+    return {"payload": payload, "pid": os.getpid(), "attempt": ctx.attempt, "fence": ctx.fence, "id": ctx.task_id}
+
+
+@job("process.parents", isolation="process")
+def parents(ctx: Context, payload: dict[str, Any]) -> Any:
+    return ctx.parent_results()
+
+
+@job("process.progress", isolation="process")
+def progress(ctx: Context, payload: dict[str, Any]) -> None:
+    ctx.progress({"half": True})
+    ctx.wait(payload.get("wait_s", 0))
+
+
+@job("process.answers", isolation="process")
+def answers(ctx: Context, payload: dict[str, Any]) -> Any:
+    return {"snooze": Snooze(30), "cancel": Cancel("why not"), "fail": Fail("no way")}[payload["answer"]]
+
+
+@job("process.raises", isolation="process", fatal=(Hopeless,))
+def raises(ctx: Context, payload: dict[str, Any]) -> None:
+    match payload["what"]:
+        case "value":
+            raise ValueError("no such month")
+        case "fatal":
+            raise Hopeless("never")
+        case "exit":
+            sys.exit(5)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "crash":
+            os._exit(3)
+        case "mute":
+            raise type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})
+
+
+@job("process.strange", isolation="process")
+def strange(ctx: Context, payload: dict[str, Any]) -> Any:
+    return object()
+
+
+@job("process.prints", isolation="process")
+def prints(ctx: Context, payload: dict[str, Any]) -> str:
+    print('{"returned": "from standard output"}', flush=True)  # noqa: T201
+    os.write(1, b'{"raised": "from descriptor 1", "fatal": true}\n')
+    print("on standard error", file=sys.stderr, flush=True)  # noqa: T201
+    return "done"
+
+
+@job("process.leaves_threads", isolation="process")
+def leaves_threads(ctx: Context, payload: dict[str, Any]) -> str:
+    threading.Thread(target=threading.Event().wait).start()
+    return "done"
+
+
+@job("process.reads", isolation="process")
+def reads(ctx: Context, payload: dict[str, Any]) -> list[str]:
+    cat = subprocess.run(["cat"], capture_output=True, text=True, check=True)
+    return [sys.stdin.readline(), cat.stdout]
+
+
+@job("process.leaves_a_process", isolation="process")
+def leaves_a_process(ctx: Context, payload: dict[str, Any]) -> str:
+    """Forks, as `multiprocessing` does; the grandchild has every descriptor of the child."""
+    if not os.fork():
+        ready(payload)
+        signal.pause()
+        os._exit(0)
+    return "done"
+
+
+@job("process.polite", isolation="process")
+def polite(ctx: Context, payload: dict[str, Any]) -> str:
+    ready(payload)
+    while not ctx.wait(30):
+        pass
+    Path(payload["file"]).with_suffix(".cleaned").touch()
+    ctx.check()
+    return "never"
+
+
+@job("process.stubborn", isolation="process", timeout_s=0.5)
+def stubborn(ctx: Context, payload: dict[str, Any]) -> str:
+    """Ignores every signal that can be ignored and every request to stop."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    ready(payload)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        time.sleep(0.05)
+    return "never"
+
+
+def ready(payload: dict[str, Any]) -> None:
+    """Say that the handler runs, and in which process."""
+    path = Path(payload["file"])
+    path.with_suffix(".part").write_text(str(os.getpid()), encoding="utf-8")
+    path.with_suffix(".part").replace(path)

@@ -1,0 +1,454 @@
+"""The tasks of lost agents are found in time, never too early, and cheaply; what a crash left undone is healed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from email.utils import formatdate
+
+import pytest
+
+from tests.engine.support import Recorder, claimed, put
+from thunderagent import events, writes
+from thunderagent.clock import DateClock, SharedClock
+from thunderagent.dependents import Dependents
+from thunderagent.events import EventBus
+from thunderagent.maintenance import Janitor, LostLeases
+from thunderagent.store import Beat, TaskStore
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Lane, Lease, Row, Status, Task
+from thunderagent.testing import FakeClock
+
+GUARD = 2.0
+LANES = (Lane(),)
+
+
+class Counting(SqliteEngine):
+    """Counts the reads of rows."""
+
+    reads = 0
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        self.reads += len(task_ids)
+        return super().get(task_ids)
+
+
+class Unusable(FakeClock):
+    """A shared clock of which nothing is known."""
+
+    is_usable = False
+
+    def now(self) -> float:
+        raise AssertionError("nobody may judge a lease by this clock")
+
+    earliest = latest = now
+
+
+class Setting:
+    """One agent that holds leases, and another that looks for lost ones, on a clock set by the test."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.engine = Counting(MEMORY, clock=self.clock)
+        self.store = TaskStore(self.engine, monotonic=self.clock.monotonic)
+        self.bus = EventBus()
+        self.record = Recorder(self.bus)
+        self.lost = self.observer(self.store)
+        self.janitor = self.a_janitor("rescuer")
+
+    def observer(self, store: TaskStore) -> LostLeases:
+        return LostLeases(store, guard_s=GUARD, monotonic=self.clock.monotonic)
+
+    def a_janitor(self, owner: str, max_crashes: int = 3) -> Janitor:
+        dependents = Dependents(self.store, self.bus, keep_success_s=1000, keep_failed_s=2000)
+        return Janitor(
+            self.store,
+            self.bus,
+            dependents,
+            owner=owner,
+            max_crashes=max_crashes,
+            guard_s=GUARD,
+            sweep_s=15,
+            keep_failed_s=2000,
+            monotonic=self.clock.monotonic,
+        )
+
+    def find(self, lost: LostLeases | None = None) -> list[str]:
+        return [task.task_id for task in (lost or self.lost).find(LANES)]
+
+    def row(self, name: str = "a") -> Task:
+        return self.store.get([name])[name]
+
+    def beat(self, lease: Lease) -> Lease:
+        [renewal] = self.store.renew([Beat(lease)])
+        assert renewal.lease is not None
+        return renewal.lease
+
+    def elsewhere(self, clock: SharedClock) -> TaskStore:
+        """The same rows, seen by a host with another clock."""
+        engine = Counting(MEMORY, clock=clock)
+        engine._open = self.engine._open  # type: ignore[method-assign]
+        return TaskStore(engine, monotonic=self.clock.monotonic)
+
+
+@pytest.fixture
+def at() -> Setting:
+    return Setting()
+
+
+# By the shared clock
+
+
+def test_a_lease_is_lost_when_its_expiry_and_the_guard_are_past(at: Setting) -> None:
+    claimed(at.store, lease_s=300)
+    at.clock.advance(300)
+    assert at.find() == []
+    at.clock.advance(GUARD)
+    assert at.find() == []
+    at.clock.advance(0.01)
+    assert at.find() == ["a"]
+
+
+def test_a_lease_that_is_renewed_is_never_lost(at: Setting) -> None:
+    lease = claimed(at.store, lease_s=300)
+    for _ in range(100):
+        at.clock.advance(60)
+        lease = at.beat(lease)
+        assert at.find() == []
+    at.clock.advance(302.1)
+    assert at.find() == ["a"]
+
+
+def test_a_holder_has_stopped_long_before_anybody_may_take_its_task(at: Setting) -> None:
+    lease = claimed(at.store, lease_s=300)
+    assert at.row().lock_time is not None
+    stops_in = lease.deadline(0.2) - at.clock.monotonic()
+    at.clock.advance(stops_in)
+    assert at.find() == []
+    at.clock.advance(60 + GUARD)
+    assert at.find() == []
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_host_whose_clock_is_wrong_takes_nothing_early_and_nothing_late(at: Setting, minutes: int) -> None:
+    clock = DateClock(monotonic=at.clock.monotonic, host=lambda: at.clock.now() + minutes * 60)
+    lost = at.observer(at.elsewhere(clock))
+    lease = claimed(at.store, lease_s=300)
+    assert not clock.is_usable
+    assert at.find(lost) == []
+    for _ in range(10):
+        at.clock.advance(60.3)
+        moment = at.clock.monotonic()
+        clock.observe(formatdate(at.clock.now(), usegmt=True), sent=moment - 0.05, received=moment)
+        lease = at.beat(lease)
+        assert at.find(lost) == []
+    at.clock.advance(300 + GUARD - 0.1)
+    assert at.find(lost) == []
+    at.clock.advance(1.2)
+    assert at.find(lost) == ["a"]
+
+
+def test_an_expiry_that_was_written_too_late_is_caught_by_standing_still(at: Setting) -> None:
+    claimed(at.store, lease_s=300)
+    slow = at.elsewhere(FakeClock(at.clock.now() - 600))
+    lost = at.observer(slow)
+    assert at.find(lost) == []
+    at.clock.advance(300 + GUARD)
+    assert at.find(lost) == []
+    at.clock.advance(0.1)
+    assert at.find(lost) == ["a"]
+
+
+# Without a usable clock
+
+
+def test_without_a_usable_clock_only_standing_still_for_a_whole_lease_counts(at: Setting) -> None:
+    claimed(at.store, lease_s=300)
+    lost = at.observer(at.elsewhere(Unusable()))
+    at.clock.advance(10_000)
+    assert at.find(lost) == []
+    at.clock.advance(300 + GUARD)
+    assert at.find(lost) == []
+    at.clock.advance(0.1)
+    assert at.find(lost) == ["a"]
+
+
+def test_without_a_usable_clock_every_beat_starts_the_wait_anew(at: Setting) -> None:
+    lease = claimed(at.store, lease_s=300)
+    lost = at.observer(at.elsewhere(Unusable()))
+    for _ in range(5):
+        assert at.find(lost) == []
+        at.clock.advance(299)
+        lease = at.beat(lease)
+    at.clock.advance(10)
+    assert at.find(lost) == []
+    at.clock.advance(300)
+    assert at.find(lost) == []
+    at.clock.advance(GUARD + 300)
+    assert at.find(lost) == ["a"]
+
+
+def test_a_new_fence_is_a_new_holder_who_gets_a_whole_lease(at: Setting) -> None:
+    claimed(at.store, lease_s=300)
+    lost = at.observer(at.elsewhere(Unusable()))
+    assert at.find(lost) == []
+    at.clock.advance(290)
+    [_] = at.store.take_over([(at.row(), 300.0)], owner="second")
+    at.clock.advance(50)
+    assert at.find(lost) == []
+    at.clock.advance(260)
+    assert at.find(lost) == []
+    at.clock.advance(43)
+    assert at.find(lost) == ["a"]
+
+
+# Cost
+
+
+def test_rows_are_read_when_they_are_new_and_then_not_before_they_should_have_expired(at: Setting) -> None:
+    lease = claimed(at.store, lease_s=300)
+    at.engine.reads = 0
+    for _ in range(20):
+        at.clock.advance(15)
+        at.find()
+    assert at.engine.reads == 1
+    lease = at.beat(lease)
+    at.clock.advance(3)
+    assert at.find() == []
+    assert at.engine.reads == 2
+    for _ in range(19):
+        at.clock.advance(15)
+        at.find()
+    assert at.engine.reads == 2
+
+
+def test_a_sweep_of_many_running_tasks_reads_each_row_once_a_lease(at: Setting) -> None:
+    leases = [claimed(at.store, f"t{number:03}", lease_s=300) for number in range(250)]
+    at.engine.reads = 0
+    for _ in range(4):
+        for _ in range(4):
+            at.clock.advance(15)
+            assert at.find() == []
+        leases = [at.beat(lease) for lease in leases]
+    assert at.engine.reads == 250
+
+
+def test_what_is_no_longer_running_is_forgotten(at: Setting) -> None:
+    lease = claimed(at.store)
+    at.find()
+    assert set(at.lost._sightings) == {"a"}
+    at.store.settle([writes.succeed(lease, now=at.clock.now(), expire_at=at.clock.now() + 9)])
+    assert at.find() == []
+    assert at.lost._sightings == {}
+
+
+def test_other_lanes_are_not_looked_at(at: Setting) -> None:
+    claimed(at.store, lane=Lane("reports", 2))
+    at.clock.advance(1000)
+    assert at.find() == []
+    assert [task.task_id for task in at.lost.find([Lane("reports", 2)])] == ["a"]
+
+
+# Takeover
+
+
+def anything(task: Task) -> float | None:
+    return 120.0
+
+
+def test_a_lost_agents_task_is_taken_over_and_stays_running(at: Setting) -> None:
+    first = claimed(at.store, lease_s=300, owner="lost-agent")
+    at.clock.advance(303)
+    [lease] = at.janitor.take_over(LANES, anything)
+    assert (lease.owner, lease.fence, lease.lease_s) == ("rescuer", first.fence + 1, 120.0)
+    row = at.row()
+    assert (row.status, row.crash_count, row.retry_count, row.hb) == (Status.RUNNING, 1, 0, 0)
+    assert row.lock_time == pytest.approx(at.clock.now() + 120, abs=0.01)
+    assert row.errors[-1]["error"] == "agent lost-agent was lost"
+    [event] = at.record.of(events.TaskTakenOver)
+    assert (event.task_id, event.lost_agent, event.attempt, event.fence) == ("a", "lost-agent", 2, 2)
+
+
+def test_who_was_taken_for_lost_cannot_write_any_more(at: Setting) -> None:
+    first = claimed(at.store, lease_s=300, owner="only-slow")
+    at.clock.advance(303)
+    [_] = at.janitor.take_over(LANES, anything)
+    now = at.clock.now()
+    late = [
+        writes.succeed(first, now=now, expire_at=now, result="1"),
+        writes.retry(first, due=now, error="e", now=now),
+        writes.snooze(first, due=now, now=now),
+        writes.release(first, now=now),
+        writes.fail(first, error="e", now=now, expire_at=now),
+        writes.close(first, reason="r", now=now, expire_at=now),
+    ]
+    row = at.row()
+    assert [answer.accepted for answer in at.store.settle(late)] == [False] * 6
+    [renewal] = at.store.renew([Beat(first)])
+    assert (renewal.lost, renewal.taken_by) == (True, "rescuer")
+    assert at.row() == row
+
+
+def test_a_task_without_a_job_or_a_slot_for_it_is_left_to_another_agent(at: Setting) -> None:
+    claimed(at.store, owner="lost-agent")
+    at.clock.advance(303)
+    row = at.row()
+    assert at.janitor.take_over(LANES, lambda task: None) == []
+    assert at.row() == row
+    assert [lease.task_id for lease in at.a_janitor("other").take_over(LANES, anything)] == ["a"]
+
+
+def test_of_two_agents_that_see_a_lost_task_one_gets_it(at: Setting) -> None:
+    claimed(at.store, owner="lost-agent")
+    at.clock.advance(303)
+    seen = at.row()
+    won = [at.store.take_over([(seen, 120.0)], owner=owner) for owner in ("one", "two")]
+    assert [len(leases) for leases in won] == [1, 0]
+    assert at.row().crash_count == 1
+
+
+def test_a_beat_that_comes_between_look_and_takeover_saves_its_lease(at: Setting) -> None:
+    lease = claimed(at.store, owner="slow")
+    at.clock.advance(303)
+    seen = at.row()
+    at.beat(lease)
+    assert at.store.take_over([(seen, 120.0)], owner="rescuer") == []
+    assert at.row().lease_owner == "slow"
+
+
+def test_a_task_survives_as_many_lost_agents_as_it_may_and_then_fails(at: Setting) -> None:
+    claimed(at.store, owner="agent-0")
+    for number in range(1, 4):
+        at.clock.advance(303)
+        [lease] = at.a_janitor(f"agent-{number}").take_over(LANES, anything)
+        assert lease.task.crash_count == number
+    at.clock.advance(303)
+    assert at.a_janitor("agent-4").take_over(LANES, anything) == []
+    row = at.row()
+    assert (row.status, row.crash_count, row.lease_owner) == (Status.FAILED, 4, None)
+    assert row.error is not None
+    assert "4 agents were lost while they ran it (max_crashes is 3); the last was agent-3" in row.error
+    assert len(row.errors) == 4
+    assert row.expire_at == pytest.approx(at.clock.now() + 2000, abs=1)
+    [event] = at.record.of(events.TaskGivenUp)
+    assert event.lost_agent == "agent-3"
+    at.clock.advance(1000)
+    assert at.find() == []
+
+
+def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
+    claimed(at.store, "parent", owner="agent-0", crash_count=3)
+    child = put(
+        at.store,
+        "child",
+        status=Status.BLOCKED,
+        depends_on=("parent",),
+        waiting_for=frozenset({"parent"}),
+        on_parent_failure="fail",
+    )
+    at.store.apply([writes.register_dependent(at.row("parent"), child.task_id)])
+    at.clock.advance(303)
+    at.janitor.take_over(LANES, anything)
+    assert at.row("child").status is Status.FAILED
+    assert at.row("child").error == "parent parent ended as FAILED"
+    assert [event.task_id for event in at.record.of(events.ChildDoomed)] == ["child"]
+
+
+def test_giving_up_needs_neither_job_nor_slot(at: Setting) -> None:
+    claimed(at.store, owner="agent-0", crash_count=3)
+    at.clock.advance(303)
+    at.janitor.take_over(LANES, lambda task: None)
+    assert at.row().status is Status.FAILED
+
+
+# Healing
+
+
+def blocked(at: Setting, *parents: str, name: str = "child") -> Task:
+    return put(
+        at.store, name, status=Status.BLOCKED, depends_on=parents, waiting_for=frozenset(parents), created_at=1.0
+    )
+
+
+def test_a_child_that_was_not_told_of_its_parents_end_is_told_by_the_sweep(at: Setting) -> None:
+    parent = claimed(at.store, "parent")
+    blocked(at, "parent")
+    now = at.clock.now()
+    at.store.settle([writes.succeed(parent, now=now, expire_at=now + 99)])
+    at.janitor.heal(LANES)
+    assert at.row("child").status is Status.PENDING
+    assert at.row("child").created_at >= now - 0.001
+    assert len(at.record.of(events.ChildUnparked)) == 1
+
+
+def test_a_child_that_its_parent_does_not_know_is_introduced_by_the_sweep(at: Setting) -> None:
+    put(at.store, "parent")
+    blocked(at, "parent")
+    at.janitor.heal(LANES)
+    assert at.row("parent").dependents == frozenset({"child"})
+    assert at.row("child").status is Status.BLOCKED
+
+
+def test_a_child_whose_parent_is_gone_fails(at: Setting) -> None:
+    blocked(at, "gone")
+    at.janitor.heal(LANES)
+    assert at.row("child").status is Status.FAILED
+    assert at.row("child").error == "parent gone no longer exists"
+
+
+def test_a_child_that_waits_for_nobody_is_unparked(at: Setting) -> None:
+    put(at.store, "child", status=Status.BLOCKED, depends_on=("p",))
+    at.janitor.heal(LANES)
+    assert at.row("child").status is Status.PENDING
+
+
+def test_a_whole_family_is_healed_in_one_sweep(at: Setting) -> None:
+    for number in range(150):
+        blocked(at, "gone", name=f"child-{number:03}")
+    blocked(at, "child-000", name="grandchild")
+    at.store.apply([writes.register_dependent(at.row("child-000"), "grandchild")])
+    at.janitor.heal(LANES)
+    assert {at.row(f"child-{number:03}").status for number in range(150)} == {Status.FAILED}
+    assert at.row("grandchild").status is Status.FAILED
+
+
+def test_one_agent_heals_in_each_turn(at: Setting) -> None:
+    others = [at.a_janitor(f"agent-{number}") for number in range(5)]
+    at.engine.reads = 0
+    blocked(at, "gone")
+    for janitor in others:
+        janitor.heal(LANES)
+    assert len(at.record.of(events.ChildDoomed)) == 1
+    blocked(at, "gone", name="second")
+    at.clock.advance(5)
+    for janitor in others:
+        janitor.heal(LANES)
+    assert at.row("second").status is Status.BLOCKED
+    at.clock.advance(10)
+    others[3].heal(LANES)
+    assert at.row("second").status is Status.FAILED
+
+
+def test_a_turn_ends_by_itself_when_its_agent_is_lost(at: Setting) -> None:
+    assert at.store.take_turn("blocked", owner="lost", lasts_s=13.5)
+    blocked(at, "gone")
+    at.janitor.heal(LANES)
+    assert at.row("child").status is Status.BLOCKED
+    at.clock.advance(13.6)
+    at.janitor.heal(LANES)
+    assert at.row("child").status is Status.FAILED
+
+
+def test_a_task_that_ended_meanwhile_is_not_given_up(at: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = claimed(at.store, owner="agent-0", crash_count=3)
+    at.clock.advance(303)
+    real = at.janitor.lost.find
+
+    def find(lanes: Sequence[Lane]) -> list[Task]:
+        found = real(lanes)
+        at.store.settle([writes.succeed(lease, now=at.clock.now(), expire_at=at.clock.now() + 9)])
+        return found
+
+    monkeypatch.setattr(at.janitor.lost, "find", find)
+    at.janitor.take_over(LANES, anything)
+    assert at.row().status is Status.SUCCESS
+    assert at.record.of(events.TaskGivenUp) == []
