@@ -124,6 +124,7 @@ class Agent:
             janitor=janitor,
             health=self.health,
         )
+        self.bus.subscribe(self._look_for_child)
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
@@ -187,6 +188,12 @@ class Agent:
             "store_answers": self._outage is None,
             "draining": self._stops > 0,
         }
+
+    def _look_for_child(self, event: events.Event) -> None:
+        """A task that has left BLOCKED is due now: do not let it wait for the next poll."""
+        if isinstance(event, events.ChildUnparked):
+            for poller in self._pollers.values():
+                poller.wake()
 
     def _begin(self) -> None:
         self._heartbeat.start()

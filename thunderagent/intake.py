@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from thunderagent import writes
 from thunderagent.dependencies import OnParentFailure
@@ -15,6 +15,9 @@ from thunderagent.jsondata import dump_json
 from thunderagent.settings import Settings
 from thunderagent.store import Enqueued, TaskStore
 from thunderagent.task import DEFAULT_QUEUE, Lane, Status, Task, new_task_id, timestamp
+
+RESERVED: Final = ("agent:", "turn:", "lanes:")
+"""Rows of our own begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,10 @@ class Intake:
         """
         now = self._store.clock.now()
         task_id = new.task_id or new_task_id(now)
-        if not 1 <= len(task_id.encode()) <= 512 or "#" in task_id or task_id.startswith(("agent:", "turn:")):
+        if not 1 <= len(task_id.encode()) <= 512 or "#" in task_id or task_id.startswith(RESERVED):
             raise PayloadInvalid(
-                f"{task_id!r} cannot be a task_id: use 1 to 512 bytes, no '#', and not 'agent:' or 'turn:' at its start"
+                f"{task_id!r} cannot be a task_id: use 1 to 512 bytes, no '#', and none of {', '.join(RESERVED)} "
+                "at its start"
             )
         if new.on_parent_failure not in set(OnParentFailure):
             raise ConfigurationError(f"on_parent_failure is {new.on_parent_failure!r}; use 'fail', 'cancel' or 'run'")

@@ -66,12 +66,14 @@ class Job(Generic[P]):
         """
         try:
             value = self.payload.validate_python(payload)
-            [data] = self.dumper.dump_python([value], mode="json", warnings=False)
+            [data] = self.dumper.dump_python([value], mode="json", by_alias=True, warnings=False)
+            text = dump_json(data, f"the payload of {self.name!r}", PayloadInvalid)
+            self.payload.validate_json(text)  # as the agent will: not every model comes back from its own text
         except ValidationError as error:
             raise self._misfit(error) from None
         except (PydanticSerializationError, UnicodeDecodeError) as error:
             raise PayloadInvalid(f"the payload of {self.name!r} is not JSON data: {error}") from None
-        return dump_json(data, f"the payload of {self.name!r}", PayloadInvalid)
+        return text
 
     def load_payload(self, text: str) -> P:
         """The payload of a task.

@@ -11,17 +11,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from thunderagent import writes
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import DuplicateTask, PayloadTooLarge, StoreError, StoreUnavailable
+from thunderagent.errors import AccessDenied, DuplicateTask, PayloadTooLarge, StoreError, StoreUnavailable
 from thunderagent.port import MAX_TEXT_BYTES, Applied, Blobs, Engine
 from thunderagent.task import Candidate, Lane, Lease, Page, Status, Task, timestamp
+
+KEEP_PAYLOAD_S: Final = 365 * 86400.0
+"""How long after its due time a payload that is kept apart is deleted, if nobody purged its task before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class TaskStore:
         leases = self._leases(claimed, [one.lease_s for one in wanted], owner, sent)
         try:
             leases = self._whole(leases)
-        except StoreUnavailable as failure:  # ours, but not whole: look again
+        except StoreError as failure:  # ours, but not whole: look again
             won = {lease.task_id for lease in leases}
             doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won]
             leases, error = [], failure
@@ -256,10 +260,12 @@ class TaskStore:
         """True for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
         now = self.clock.now()
         turn_id, until = f"turn:{name}", timestamp(now + lasts_s)
-        [answer] = self.engine.apply([writes.take_turn(turn_id, owner=owner, now=now, until=until)])
-        if not answer.won and answer.row is None and answer.error is None:
-            [answer] = self.engine.put([{"taskId": turn_id, "leaseOwner": owner, "lockTime": until}])
-        return answer.won
+        [(answer, won)] = self._apply([writes.take_turn(turn_id, owner=owner, now=now, until=until)])
+        if won or answer.row is not None or answer.error:
+            return won
+        row = {"taskId": turn_id, "leaseOwner": owner, "lockTime": until}
+        [answer] = self.engine.put([row])
+        return answer.won or answer.row == row
 
     # Agents
 
@@ -325,9 +331,11 @@ class TaskStore:
         )
 
     def _with_stored_payload(self, task: Task) -> Task | PayloadTooLarge:
-        expire_at = task.created_at + 365 * 86400.0
+        """The task with a large payload kept apart. The key has its digest: a refused duplicate overwrites nothing."""
+        digest = hashlib.sha256(task.payload_text.encode()).hexdigest()[:16]
+        expire_at = task.created_at + KEEP_PAYLOAD_S
         try:
-            ref = self.keep_text(f"{task.task_id}#payload", task.payload_text, expire_at=expire_at)
+            ref = self.keep_text(f"{task.task_id}#payload.{digest}", task.payload_text, expire_at=expire_at)
         except PayloadTooLarge as error:
             return error
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
@@ -356,7 +364,7 @@ class TaskStore:
             raise StoreUnavailable(f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored")
         try:
             return self.blobs.get(ref)
-        except StoreUnavailable:
+        except (StoreUnavailable, AccessDenied):
             raise
         except StoreError:
             return ""

@@ -343,7 +343,8 @@ def _settle(verb: str, lease: Lease, changes: Mapping[str, Any]) -> Write:
         task_id=lease.task_id,
         set=changes,
         remove=LEASE_ATTRIBUTES,
-        require=(Is("fence", lease.fence), Is("status", _running(lease.task))),
+        # The owner too: after a purge the id may live again, and its fences start afresh.
+        require=(Is("fence", lease.fence), Is("leaseOwner", lease.owner), Is("status", _running(lease.task))),
     )
 
 

@@ -210,7 +210,7 @@ class Marks:
         return sorted(path.name for path in self.folder.iterdir())
 
     def release(self, which: int | str | None = None) -> None:
-        """Let every run end, or those with a fence, or those of a task."""
+        """Let every run end, or those with a fence, those of a task, or `TASK.FENCE`."""
         (self.folder / ("release" if which is None else f"release.{which}")).touch()
 
     def runs(self) -> Iterator[tuple[str, int]]:

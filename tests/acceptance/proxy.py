@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ _EXPIRED: Final = json.dumps(
 
 
 class Proxy:
-    """Passes bytes on, refuses connections, or answers every request as AWS does when credentials are over."""
+    """Passes bytes on, refuses connections, says nothing, or answers as AWS does when credentials are over."""
 
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)
@@ -29,7 +29,7 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
-        self._expired = False
+        self._handle: Callable[[socket.socket], None] = self._serve
         self.refused = 0
         """Requests answered with expired credentials so far."""
         self.port = 0
@@ -41,8 +41,7 @@ class Proxy:
     def on(self) -> None:
         """Pass everything on, at the same port as before."""
         self.off()
-        self._expired = False
-        self._listen()
+        self._listen(self._serve)
 
     def off(self) -> None:
         """Break all connections and refuse new ones."""
@@ -59,16 +58,21 @@ class Proxy:
     def expire(self) -> None:
         """Answer every request with ExpiredTokenException."""
         self.off()
-        self._expired = True
-        self._listen()
+        self._listen(self._refuse)
 
-    def _listen(self) -> None:
+    def hang(self) -> None:
+        """Take connections and never answer, as a network that loses packets does."""
+        self.off()
+        self._listen(_swallow)
+
+    def _listen(self, handle: Callable[[socket.socket], None]) -> None:
+        self._handle = handle
         self._listener = listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
         self.port = listener.getsockname()[1]
         self._start(self._accept, listener)
 
-    def _start(self, work: object, *arguments: socket.socket) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+    def _start(self, work: Callable[[socket.socket], None], argument: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=(argument,), daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -84,7 +88,7 @@ class Proxy:
                         client.close()
                         return
                     self._open.add(client)
-                self._start(self._refuse if self._expired else self._serve, client)
+                self._start(self._handle, client)
 
     def _serve(self, client: socket.socket) -> None:
         with client, socket.create_connection(self._target) as server:
@@ -116,6 +120,12 @@ class Proxy:
                 client.sendall(head.encode() + _EXPIRED)
         with self._guard:
             self._open.discard(client)
+
+
+def _swallow(client: socket.socket) -> None:
+    with client, suppress(OSError):
+        while client.recv(65536):
+            pass
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

@@ -69,11 +69,13 @@ def test_a_stopped_agent_that_comes_back_is_refused_and_its_handlers_end(
     heir.line("agent started")
 
     place.pause(sleeper)
-    marks.release(2)
-    first = [place.wait(task.id, Status.SUCCESS, within_s=30) for task in tasks]
+    for task in (polite, coroutine, isolated):
+        marks.release(f"{task.id}.2")
+    first = [place.wait(task.id, Status.SUCCESS, within_s=30) for task in (polite, coroutine, isolated)]
+    marks.read(deaf.id, 2, "started")
     assert not sleeper.log.lines("lease lost"), "the agent was not stopped"
     assert is_alive(child), "a stopped agent cannot end its child"
-    marks.release(deaf.id)
+    marks.release(f"{deaf.id}.1")
     sleeper.send(signal.SIGCONT)
 
     for task in (polite, coroutine, isolated):
@@ -83,11 +85,13 @@ def test_a_stopped_agent_that_comes_back_is_refused_and_its_handlers_end(
     until(lambda: not is_alive(child), 5.0, "the end of the isolated child")
     refused = sleeper.line("late outcome refused: the task is another agent's", task_id=deaf.id)
     assert refused["verb"] == "succeed"
+    held = place.task(deaf.id)
+    assert (held.status, held.lease_owner) == (Status.RUNNING, heir.name), "the late outcome was accepted"
+    assert [place.task(task.id) for task in first] == first, "a write of the agent that was stopped was accepted"
 
-    for before in first:
-        after = place.task(before.id)
-        assert after == before, "a write of the stopped agent was accepted"
-        assert (after.fence, after.crash_count) == (2, 1)
+    marks.release(f"{deaf.id}.2")
+    for after in (*first, place.wait(deaf.id, Status.SUCCESS)):
+        assert (after.fence, after.crash_count, after.retry_count) == (2, 1, 0)
         assert after.result["fence"] == 2
         assert heir.pid in (after.result["pid"], after.result["parent"])
 

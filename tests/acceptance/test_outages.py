@@ -76,6 +76,26 @@ def test_an_endpoint_that_is_gone_for_a_while_costs_nothing(
 
 
 @pytest.mark.ministack
+def test_a_network_that_swallows_everything_for_a_while_costs_nothing(
+    ministack_place: Place, start: Start, marks: Marks, gate: Proxy
+) -> None:
+    place = ministack_place
+    agent = start(behind(place, gate), **PATIENT)
+    task = place.client.enqueue("hold.sync", marks.payload)
+    marks.read(task.id, 1, "started")
+    gate.hang()
+    notices(agent, "heartbeat", "timeout")
+    beats = place.task(task.id).hb
+    gate.on()
+    serves(place, agent)
+    until(lambda: place.task(task.id).hb != beats, 15.0, "the next heartbeat")
+    marks.release()
+    done = place.wait(task.id, Status.SUCCESS)
+    assert (done.fence, done.retry_count, done.crash_count) == (1, 0, 0)
+    assert agent.stop() == 0
+
+
+@pytest.mark.ministack
 def test_an_outage_longer_than_a_lease_stops_handlers_and_their_tasks_run_again(
     ministack_place: Place, start: Start, marks: Marks, gate: Proxy
 ) -> None:
@@ -116,6 +136,27 @@ def test_expired_credentials_are_told_and_waited_for(
     assert place.wait(task.id, Status.SUCCESS).fence == 1
     assert agent.stop() == 0
     assert not agent.log.other
+
+
+@pytest.mark.ministack
+def test_an_agent_stops_in_time_although_its_store_does_not_answer(
+    ministack_place: Place, start: Start, marks: Marks, gate: Proxy
+) -> None:
+    place = ministack_place
+    agent = start(behind(place, gate), drain_s=0.5)
+    task = place.client.enqueue("hold.sync", marks.payload)
+    marks.read(task.id, 1, "started")
+    gate.off()
+    agent.line("store does not answer", within_s=40)
+    assert agent.stop(0.5 + 5.0) == 0, "a supervisor would have to kill it"
+    assert marks.read(task.id, 1, "stopped")["why"] in ("AgentDraining", "LeaseLost")
+    assert place.task(task.id).status is Status.RUNNING, "its release cannot have arrived"
+
+    marks.release()
+    heir = start(place)
+    done = place.wait(task.id, Status.SUCCESS, within_s=30)
+    assert (done.fence, done.crash_count, done.retry_count) == (2, 1, 0)
+    assert heir.stop() == 0
 
 
 @pytest.mark.ministack

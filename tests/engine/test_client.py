@@ -497,6 +497,7 @@ def test_a_child_whose_parent_has_not_succeeded_is_not_retried_alone(at: Setting
 def test_of_two_who_retry_one_is_told_of_the_other(at: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     task = at.in_status(Status.FAILED)
     at.client.retry(task)
+    at.clock.advance(1)
     monkeypatch.setattr(at.client, "get", lambda _: task)
     with pytest.raises(NotAllowed, match="was changed by somebody else"):
         at.client.retry(task)

@@ -13,6 +13,7 @@ import pytest
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.stands import eventually
 from thunderagent import events, writes
+from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.errors import AgentDraining, LeaseLost, StoreUnavailable, TaskCancelled, TimeLimitExceeded
 from thunderagent.events import EventBus
@@ -20,6 +21,7 @@ from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.job import job
 from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
+from thunderagent.port import Applied
 from thunderagent.settler import Returned
 from thunderagent.store import Beat, Renewal, TaskStore
 from thunderagent.task import Status, Task
@@ -103,17 +105,18 @@ def test_a_renewal_moves_the_expiry_and_the_deadline(at: Setting) -> None:
     assert at.row().lock_time == pytest.approx(at.clock.now() + 300, abs=0.01)
 
 
-def test_the_deadline_counts_from_before_the_renewal_was_sent(at: Setting) -> None:
+def test_the_deadline_counts_from_before_the_renewal_was_sent(at: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     one = at.holding()
     at.clock.advance(60)
     sent = at.clock.monotonic()
+    real = at.store.engine.apply
 
-    def slow(beats: Sequence[Beat]) -> list[Renewal]:
-        answers = TaskStore.renew(at.store, beats)
+    def slow(batch: Sequence[Write]) -> list[Applied]:
+        answers = real(batch)
         at.clock.advance(25)
         return answers
 
-    at.store.instead = slow
+    monkeypatch.setattr(at.store.engine, "apply", slow)
     at.heart.round()
     assert one.lease.held_from == sent
     assert one.deadline == sent + 300 * 0.8

@@ -5,7 +5,7 @@ Nothing here is taken from `writes.py`: the audit looks at the rows before and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thunderagent.conditions import Write
@@ -57,6 +57,9 @@ class Audit(FaultyEngine):
         self.succeeded: set[str] = set()
         self.failed: set[str] = set()
         """Tasks that at some time ended without success, or are gone."""
+        self.between: dict[str, Callable[[], None]] = {}
+        """What somebody else does right before the next write of a verb."""
+        self.interrupted = 0
 
     @property
     def tasks(self) -> list[Task]:
@@ -85,6 +88,12 @@ class Audit(FaultyEngine):
         return [self._apply(write) for write in batch]
 
     def _apply(self, write: Write) -> Applied:
+        if (come_between := self.between.pop(write.verb, None)) is not None:
+            actor, won = self.actor, self.won
+            self.won = []
+            come_between()
+            self.actor, self.won = actor, won
+            self.interrupted += 1
         before = self._row(write.task_id)
         [answer] = self._engine.apply([write])
         after = self._row(write.task_id)

@@ -75,6 +75,18 @@ VERBS: Final = (
     *("unpark", "take over", "give up", "request cancel", "register dependent", "parent done", "get", "page"),
 )
 
+INTERRUPTED: Final = [
+    "take over",
+    "give up",
+    "cancel",
+    "request cancel",
+    "revive",
+    "doom",
+    "unpark",
+    "parent done",
+    "register dependent",
+]
+
 POLICY: Final = Policy(backoff=Settings().backoff, max_retry=1, keep_success_s=KEEP_S, keep_failed_s=KEEP_S)
 
 
@@ -210,6 +222,19 @@ class QueueMachine(RuleBasedStateMachine):
             assert task.status is Status.DONE or task.cancel_requested
 
     @rule(name=tasks)
+    def cancel_and_retry(self, name: str) -> None:
+        self.cancel(name)
+        self.retry_by_hand(name)
+
+    @rule(name=tasks, who=agents)
+    def delete_and_use_the_id_again(self, name: str, who: int) -> None:
+        row = self.audit.rows.get(name)
+        if row is not None and Task.from_row(row).status.is_terminal:
+            self.store.engine.expire(row["expireAt"] + 1.0)
+            self.enqueue_again(name, False)
+            self.claim(who, True, 4)
+
+    @rule(name=tasks)
     def retry_by_hand(self, name: str) -> None:
         with self._client():
             self.client.retry(name)
@@ -256,7 +281,9 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(agent.leases for agent in self.fleet))
     @rule(who=agents)
     def renew(self, who: int) -> None:
-        agent = self.fleet[who]
+        self._renew(self.fleet[who])
+
+    def _renew(self, agent: SimAgent) -> None:
         leases = list(agent.leases.values())
         self._act(agent, leases)
         with suppress(StoreError):
@@ -301,7 +328,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=picks, outcome=st.sampled_from(sorted(OUTCOMES)))
     def late_write(self, pick: int, outcome: str) -> None:
         """An agent that was stopped for a while goes on as if nothing had happened."""
-        owner, lease = self.ghosts[-1 - pick % len(self.ghosts)]
+        now_running = [one for one in self.ghosts if self.audit.rows.get(one[1].task_id, {}).get("hb") is not None]
+        owner, lease = (now_running or self.ghosts)[-1 - pick % len(now_running or self.ghosts)]
         ghost = self._new_agent(owner)
         if outcome == "success":
             self._act(ghost, [lease])
@@ -350,6 +378,21 @@ class QueueMachine(RuleBasedStateMachine):
     def something_gets_lost(self, verb: str, fault: Fault) -> None:
         self.faulty.fail(verb, Fault.STALE if verb == "page" else fault)
 
+    @precondition(lambda self: any(agent.leases for agent in self.fleet))
+    @rule(verb=st.sampled_from(INTERRUPTED), pick=st.integers(0, 11), what=st.sampled_from(["success", "fail", "beat"]))
+    def somebody_comes_between(self, verb: str, pick: int, what: str) -> None:
+        """Between a read and the write that follows it, another agent writes."""
+
+        def come_between() -> None:
+            for agent in self.fleet:
+                if what == "beat":
+                    self._renew(agent)
+                    continue
+                for lease in list(agent.leases.values())[: 1 + pick % 3]:
+                    self._settle(agent, lease, OUTCOMES[what], tell=pick % 2 == 0)
+
+        self.audit.between[verb] = come_between
+
     # What must hold
 
     @invariant()
@@ -361,6 +404,7 @@ class QueueMachine(RuleBasedStateMachine):
         try:
             if sys.exc_info()[0] is None:
                 self.faulty.calm()
+                self.audit.between.clear()
                 self._run_dry(self._new_agent())
         finally:
             self.close_engine()
@@ -404,8 +448,8 @@ class QueueMachine(RuleBasedStateMachine):
         return SimAgent(owner, janitor)
 
     def _act(self, agent: SimAgent, leases: Sequence[Lease] = ()) -> None:
-        self.time.advance(0.001)  # a process sends no two requests within the resolution of a timestamp
-        self.audit.won.clear()
+        self.time.advance(0.002)  # a process sends no two requests within the resolution of a timestamp
+        self.audit.won = []
         self.audit.actor = Actor(
             agent.owner,
             {lease.task_id: lease.fence for lease in leases},
@@ -415,7 +459,7 @@ class QueueMachine(RuleBasedStateMachine):
     @contextmanager
     def _client(self) -> Iterator[None]:
         """A command of the application: it may not be allowed, and the store may not answer."""
-        self.time.advance(0.001)
+        self.time.advance(0.002)
         self.audit.actor = Actor()
         with suppress(ThunderAgentError):
             yield
@@ -463,7 +507,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert mine or not answer.accepted, "what is accepted has happened"
             if mine and end is not None and self.audit.rows.get(lease.task_id) == end.left:
                 assert answer.accepted, "a settlement whose reply was lost is no lost race"
-            del agent.decided[key]
+            agent.decided.pop(key, None)
             if agent.leases.get(lease.task_id) is lease:
                 del agent.leases[lease.task_id]
             self.ghosts.append((agent.owner, lease))
@@ -505,10 +549,10 @@ class QueueMachine(RuleBasedStateMachine):
     def _heal(self, agent: SimAgent) -> None:
         self._act(agent)
         due = {task.task_id for task in self.audit.tasks if task.status is Status.BLOCKED and not self._waits(task)}
-        turn, hits = self._turn(), len(self.faulty.hits)
+        turn, hits, interrupted = self._turn(), len(self.faulty.hits), self.audit.interrupted
         with suppress(StoreError):
             agent.janitor.heal(LANES)
-            if self._turn() == turn or len(self.faulty.hits) > hits:
+            if self._turn() == turn or len(self.faulty.hits) > hits or self.audit.interrupted > interrupted:
                 return  # not our turn, or not all was done
             for task in self.audit.tasks:
                 if task.status is Status.BLOCKED:
@@ -562,7 +606,7 @@ def _run(machine: type[QueueMachine], examples: int, steps: int) -> None:
 
 
 def test_the_invariants_hold_on_sqlite_whatever_happens() -> None:
-    _run(QueueMachine, EXAMPLES or 150, 60)
+    _run(QueueMachine, EXAMPLES or 250, 60)
 
 
 def test_the_invariants_hold_on_dynamodb_whatever_happens() -> None:

@@ -77,7 +77,7 @@ def test_a_success_removes_the_lease() -> None:
         "SET #status = :v0, #finishedAt = :v1, #updatedAt = :v2, #expireAt = :v3, #result = :v4 "
         "REMOVE #lockTime, #leaseOwner, #leaseSec, #hb"
     )
-    assert rendered["ConditionExpression"] == "#fence = :v5 AND #status = :v6"
+    assert rendered["ConditionExpression"] == "#fence = :v5 AND #leaseOwner = :v6 AND #status = :v7"
     assert rendered["ExpressionAttributeValues"][":v3"] == {"N": "1760000100"}
 
 

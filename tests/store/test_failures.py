@@ -76,7 +76,7 @@ CASES: list[tuple[Exception, type[ThunderAgentError], str]] = [
     (_reply("ValidationException", "wrong expression"), Rejected, "wrong expression"),
     (_reply("SomethingNew"), StoreError, "SomethingNew: told"),
     (aws.NoCredentialsError(), CredentialsMissing, "AWS_ACCESS_KEY_ID"),
-    (aws.PartialCredentialsError(provider="env", cred_var="x"), ConfigurationError, "AWS_PROFILE"),
+    (aws.PartialCredentialsError(provider="env", cred_var="x"), CredentialsMissing, "AWS_PROFILE"),
     (aws.NoRegionError(), ConfigurationError, r"dynamodb://TaskTable\?region="),
     (aws.ProfileNotFound(profile="x"), ConfigurationError, "profile"),
     (aws.UnauthorizedSSOTokenError(), CredentialsExpired, "aws sso login"),

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -204,3 +205,17 @@ def test_a_forked_child_opens_the_file_again(stand: Stand) -> None:
             os._exit(2)
     assert os.waitpid(pid, 0)[1] == 0
     assert stand.now().status is Status.PENDING
+
+
+def test_a_new_file_that_others_are_opening_is_waited_for(path: str) -> None:
+    """SQLite answers the switch to its write-ahead log with "locked" at once while another connection may write."""
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("CREATE TABLE other (x)")
+        other.execute("BEGIN IMMEDIATE")
+        release = threading.Timer(0.3, other.execute, ["ROLLBACK"])
+        release.start()
+        engine = SqliteEngine(path)
+        engine.check()
+        assert not other.in_transaction, "it was not waited for"
+        release.join()
+        engine.close()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, SecretStr
+from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic.alias_generators import to_camel
 
 from tests.engine.support import a_lease
 from thunderagent.context import Context
@@ -41,6 +42,25 @@ class Inner(BaseModel):
 class Outer:
     inner: Inner
     several: dict[str, Any]
+
+
+class Camel(BaseModel):
+    model_config = ConfigDict(alias_generator=AliasGenerator(alias=to_camel), validate_by_name=True)
+
+    first_day: date
+    last_day: date = Field(alias="end")
+
+
+class OneWay(BaseModel):
+    month: str = Field(validation_alias="monthIn", serialization_alias="monthOut")
+
+
+@job("test.camel")
+def of_camel(ctx: Context, payload: Camel) -> None: ...
+
+
+@job("test.one_way")
+def of_one_way(ctx: Context, payload: OneWay) -> None: ...
 
 
 @job("test.model")
@@ -288,3 +308,18 @@ def test_a_number_that_is_none_is_refused_wherever_it_hides_and_never_becomes_nu
         handler.__annotations__["payload"] = hint
         with pytest.raises(PayloadInvalid, match="Out of range float values"):
             job("x")(handler).dump_payload(payload)
+
+
+def test_a_model_with_aliases_comes_back() -> None:
+    payload = Camel(first_day=date(2026, 7, 1), last_day=date(2026, 7, 31))
+    assert of_camel.dump_payload(payload) == '{"end":"2026-07-31","firstDay":"2026-07-01"}'
+    assert of_camel.load_payload(of_camel.dump_payload(payload)) == payload
+
+
+def test_a_payload_that_its_own_agent_would_refuse_is_refused_at_enqueue() -> None:
+    with pytest.raises(PayloadInvalid, match="monthIn: Field required"):
+        of_one_way.dump_payload(OneWay(monthIn="2026-07"))
+    changed = Model(month="2026-07")
+    changed.month = 7  # type: ignore[assignment]
+    with pytest.raises(PayloadInvalid, match="month: Input should be a valid string"):
+        of_model.dump_payload(changed)

@@ -295,8 +295,8 @@ def test_a_large_result_is_kept_apart_under_the_name_of_its_task() -> None:
         return f"item:{key}"
 
     write = written(Returned("x"), keep=keep)
-    assert asked == [("a#result", '"x"', NOW + 14 * DAY)]
-    assert write.set["resultRef"] == "item:a#result"
+    assert asked == [("a#result.3", '"x"', NOW + 14 * DAY)]
+    assert write.set["resultRef"] == "item:a#result.3"
     assert "result" not in write.set
 
 

@@ -22,7 +22,7 @@ from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused, Rejected
 from thunderagent.task import Lane, Page, Row, Status
 
-LANES_ID: Final = "lanes"
+LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""
 
 LANE_BATCH: Final = 50

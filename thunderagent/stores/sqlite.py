@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from thunderagent.stores import sql
 from thunderagent.task import Candidate, Lane, Page, Row, Status
 
 BUSY_S: Final = 5.0
+_SWITCH_PAUSE_S: Final = 0.01
 MEMORY: Final = ":memory:"
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -212,12 +214,29 @@ def _connect(path: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 2000")
-        connection.execute("PRAGMA cache_size = -32000")
-        _migrate(connection, path)
+        try:
+            _write_ahead(connection)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 2000")
+            connection.execute("PRAGMA cache_size = -32000")
+            _migrate(connection, path)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log. SQLite does not wait with the switch of a new file while others do the same."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(_SWITCH_PAUSE_S)
 
 
 def _migrate(connection: sqlite3.Connection, path: str) -> None:
@@ -227,7 +246,6 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > len(MIGRATIONS):
         connection.execute("ROLLBACK")
-        connection.close()
         raise SchemaMismatch(
             f"{path} has schema version {version}, this ThunderAgent knows versions up to {len(MIGRATIONS)}: upgrade it"
         )

@@ -1,7 +1,7 @@
 """Handlers talk to the test through files: a mark tells what a run did, a file named `release` lets runs end.
 
 `release.2` lets only runs with fence 2 end, so that a second run can end while the first still holds, and
-`release.TASK` only the runs of that task.
+`release.TASK` and `release.TASK.FENCE` only the runs of that task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ def mark(ctx: Context, payload: Folder, what: str, **more: Any) -> None:
 
 def may_end(ctx: Context, payload: Folder) -> bool:
     """True once the test has let this run end."""
-    names = ("release", f"release.{ctx.fence}", f"release.{ctx.task_id}")
+    names = (
+        "release",
+        f"release.{ctx.fence}",
+        f"release.{ctx.task_id}",
+        f"release.{ctx.task_id}.{ctx.fence}",
+    )
     return any((payload.folder / name).exists() for name in names)
 
 

@@ -1,0 +1,344 @@
+"""`depends_on` from end to end: an agent in a thread, and no sweep unless the test is about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine.support import LONG_S, Stage, serving
+from thunderagent import events
+from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable
+from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.job import job
+from thunderagent.store import TaskStore
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Status, Task
+
+Payload = dict[str, Any]
+NO_SWEEP_S = 600.0
+DELAY_S = 0.2
+"""Time for a test to put the children of a task before it runs."""
+
+
+@job("test.number")
+def number(ctx: Context, payload: Payload) -> int:
+    return int(payload["n"])
+
+
+@job("test.sum")
+def add(ctx: Context, payload: Payload) -> int:
+    return sum(value or 0 for value in ctx.parent_results().values())
+
+
+@job("test.results")
+def results(ctx: Context, payload: Payload) -> dict[str, Any]:
+    return dict(ctx.parent_results())
+
+
+@job("test.fails")
+def fails(ctx: Context, payload: Payload) -> Fail:
+    return Fail("no")
+
+
+@job("test.closes")
+def closes(ctx: Context, payload: Payload) -> Cancel:
+    return Cancel("not today")
+
+
+class Switch:
+    """A job that fails until it is told not to."""
+
+    def __init__(self) -> None:
+        self.works = threading.Event()
+
+        @job("test.switch")
+        def switched(ctx: Context, payload: Payload) -> int | Fail:
+            return 1 if self.works.is_set() else Fail("not yet")
+
+        self.job = switched
+
+
+SWITCH = Switch()
+JOBS = (number, add, results, fails, closes, SWITCH.job)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    SWITCH.works.clear()
+    with serving(*JOBS, sweep_s=NO_SWEEP_S) as stage:
+        yield stage
+
+
+def test_a_parent_must_exist(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 1})
+    with pytest.raises(ParentNotFound, match="nobody, nowhere"):
+        stage.client.enqueue(add, {}, task_id="child", depends_on=["nobody", parent, "nowhere"])
+    assert stage.store.get(["child"]) == {}
+
+
+def test_a_child_runs_as_soon_as_its_parent_has_succeeded(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 41}, delay_s=DELAY_S)
+    child = stage.client.enqueue(results, {}, depends_on=[parent])
+    assert (child.status, child.waiting_for) == (Status.BLOCKED, frozenset({parent.task_id}))
+    ended = stage.end_of(child)
+    assert (ended.status, ended.result) == (Status.SUCCESS, {parent.task_id: 41})
+    assert ended.waiting_for == frozenset()
+    started = stage.client.get(parent).finished_at, ended.started_at
+    assert started[0] is not None
+    assert started[1] is not None
+    assert started[0] <= started[1]
+    [unparked] = stage.record.of(events.ChildUnparked)
+    assert (unparked.task_id, unparked.parent_id) == (child.task_id, parent.task_id)
+
+
+def test_a_child_of_a_task_that_has_succeeded_does_not_wait(stage: Stage) -> None:
+    parent = stage.end_of(stage.client.enqueue(number, {"n": 5}))
+    child = stage.client.enqueue(results, {}, depends_on=[parent])
+    assert child.status is Status.PENDING
+    assert stage.end_of(child).result == {parent.task_id: 5}
+
+
+def test_a_child_keeps_a_delay_of_its_own(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 1}, delay_s=DELAY_S)
+    child = stage.client.enqueue(results, {}, depends_on=[parent], delay_s=2 * DELAY_S)
+    ended = stage.end_of(child)
+    assert ended.started_at is not None
+    assert ended.started_at >= ended.submitted_at + 2 * DELAY_S
+
+
+def test_a_parent_that_snoozes_and_fails_once_still_holds_its_child_back(stage: Stage) -> None:
+    seen: list[str] = []
+
+    @job("test.number", max_retry=1)
+    def slow(ctx: Context, payload: Payload) -> int | Snooze:
+        seen.append(f"parent {ctx.fence}")
+        if ctx.fence == 1:
+            return Snooze(0.05)
+        if ctx.fence == 2:
+            raise RuntimeError("boom")
+        return 3
+
+    @job("test.child")
+    def child_job(ctx: Context, payload: Payload) -> None:
+        seen.append("child")
+
+    with serving(slow, child_job, sweep_s=NO_SWEEP_S) as own:
+        parent = own.client.enqueue(slow, {}, delay_s=DELAY_S)
+        own.end_of(own.client.enqueue(child_job, {}, depends_on=[parent]))
+    assert seen == ["parent 1", "parent 2", "parent 3", "child"]
+
+
+def test_results_of_parents_are_read_by_id_in_the_order_of_depends_on(stage: Stage) -> None:
+    parents = [stage.client.enqueue(number, {"n": n}, task_id=f"p{n}") for n in (3, 1, 2)]
+    failed = stage.end_of(stage.client.enqueue(fails, {}, task_id="p9"))
+    child = stage.client.enqueue(results, {}, depends_on=[failed, *parents], on_parent_failure="run")
+    assert stage.end_of(child).result == {"p1": 1, "p2": 2, "p3": 3, "p9": None}
+
+
+def test_three_hundred_children_of_one_parent_all_run(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 7}, delay_s=1.5)
+    children = [stage.client.enqueue(add, {}, depends_on=[parent]) for _ in range(300)]
+    assert len(stage.client.get(parent).dependents) == 300
+    stage.record.wait(events.TaskSucceeded, 301)
+    ended = stage.store.get(child.task_id for child in children)
+    assert {(task.status, task.result, task.fence) for task in ended.values()} == {(Status.SUCCESS, 7, 1)}
+
+
+def test_a_child_of_three_hundred_parents_runs_once_after_the_last(stage: Stage) -> None:
+    parents = [one.task for one in stage.client.enqueue_many(number, [{"n": n} for n in range(300)], delay_s=0.5)]
+    child = stage.client.enqueue(add, {}, depends_on=parents)
+    assert len(child.waiting_for) == 300
+    ended = stage.end_of(child)
+    assert (ended.status, ended.result, ended.fence) == (Status.SUCCESS, sum(range(300)), 1)
+    last = max(task.finished_at or 0.0 for task in stage.store.get(parent.task_id for parent in parents).values())
+    assert ended.started_at is not None
+    assert last <= ended.started_at
+
+
+ENDS = {
+    "failed": ("test.fails", Status.FAILED),
+    "closed": ("test.closes", Status.DONE),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("policy", "status"), [("fail", Status.FAILED), ("cancel", Status.DONE)])
+def test_three_generations_end_with_their_ancestor(stage: Stage, end: str, policy: str, status: Status) -> None:
+    name, parent_status = ENDS[end]
+    family = [stage.client.enqueue(name, {}, task_id="parent", delay_s=DELAY_S)]
+    for generation in ("child", "grandchild", "great-grandchild"):
+        family.append(
+            stage.client.enqueue(add, {}, task_id=generation, depends_on=[family[-1]], on_parent_failure=policy)
+        )
+    ended = [stage.end_of(task) for task in family]
+    assert [task.status for task in ended] == [parent_status, status, status, status]
+    reasons = [task.error if status is Status.FAILED else task.done_reason for task in ended[1:]]
+    assert reasons == [
+        f"parent parent ended as {parent_status}",
+        f"parent child ended as {status}",
+        f"parent grandchild ended as {status}",
+    ]
+    assert [(task.fence, task.waiting_for, task.expire_at is not None) for task in ended[1:]] == [
+        (0, frozenset(), True)
+    ] * 3
+    assert {one.task_id for one in stage.record.wait(events.ChildDoomed, 3)} == {task.task_id for task in family[1:]}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_children_that_run_all_the_same_stop_the_fall(stage: Stage, end: str) -> None:
+    parent = stage.client.enqueue(ENDS[end][0], {}, delay_s=DELAY_S)
+    child = stage.client.enqueue(add, {}, depends_on=[parent], on_parent_failure="run")
+    grandchild = stage.client.enqueue(results, {}, depends_on=[child])
+    great_grandchild = stage.client.enqueue(results, {}, depends_on=[grandchild])
+    assert stage.end_of(child).result == 0
+    assert stage.end_of(grandchild).result == {child.task_id: 0}
+    assert stage.end_of(great_grandchild).result == {grandchild.task_id: {child.task_id: 0}}
+
+
+def test_a_child_that_runs_all_the_same_waits_for_its_other_parents(stage: Stage) -> None:
+    failed = stage.client.enqueue(fails, {}, delay_s=DELAY_S)
+    late = stage.client.enqueue(number, {"n": 8}, delay_s=3 * DELAY_S)
+    child = stage.client.enqueue(add, {}, depends_on=[failed, late], on_parent_failure="run")
+    assert stage.end_of(child).result == 8
+
+
+@pytest.mark.parametrize(("policy", "status"), [("fail", Status.FAILED), ("cancel", Status.DONE)])
+def test_a_parent_that_is_cancelled_while_it_waits_ends_its_children_at_once(
+    stage: Stage, policy: str, status: Status
+) -> None:
+    parent = stage.client.enqueue(number, {"n": 1}, delay_s=600.0)
+    child = stage.client.enqueue(add, {}, depends_on=[parent], on_parent_failure=policy)
+    grandchild = stage.client.enqueue(add, {}, depends_on=[child], on_parent_failure=policy)
+    assert stage.client.cancel(parent).status is Status.DONE
+    assert [stage.client.get(task).status for task in (child, grandchild)] == [status, status]
+
+
+@pytest.mark.parametrize("policy", ["fail", "cancel", "run"])
+def test_a_child_that_is_put_after_its_parent_failed_is_judged_at_once(stage: Stage, policy: str) -> None:
+    parent = stage.end_of(stage.client.enqueue(fails, {}))
+    child = stage.client.enqueue(add, {}, depends_on=[parent], on_parent_failure=policy)
+    expected = {"fail": Status.FAILED, "cancel": Status.DONE, "run": Status.PENDING}[policy]
+    assert child.status is expected
+    assert stage.end_of(child).status is (Status.SUCCESS if policy == "run" else expected)
+
+
+def test_a_blocked_child_that_is_cancelled_is_left_alone_by_its_parent(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 1}, delay_s=2 * DELAY_S)
+    child = stage.client.enqueue(add, {}, depends_on=[parent])
+    grandchild = stage.client.enqueue(add, {}, depends_on=[child])
+    assert stage.client.cancel(child).done_reason == "cancelled"
+    assert stage.client.get(grandchild).error == f"parent {child.task_id} ended as DONE"
+    assert stage.end_of(parent).status is Status.SUCCESS
+    assert stage.client.get(child).fence == 0
+
+
+def test_the_same_child_twice_is_one_task(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 1}, delay_s=DELAY_S)
+    child, again = (stage.client.enqueue(add, {}, task_id="child", depends_on=[parent]) for _ in range(2))
+    assert (child.task_id, child.submitted_at) == (again.task_id, again.submitted_at)
+    assert stage.client.get(parent).dependents == {"child"}
+    assert stage.end_of(child).fence == 1
+
+
+# Crashes between two writes
+
+
+def healing(faulty: FaultyEngine) -> Any:
+    return serving(*JOBS, store=TaskStore(faulty), sweep_s=0.2)
+
+
+@pytest.mark.parametrize("end", ["test.number", "test.fails"])
+def test_a_child_whose_parent_was_never_told_of_it_is_found_by_the_sweep(end: str) -> None:
+    faulty = FaultyEngine(SqliteEngine(MEMORY))
+    with healing(faulty) as stage:
+        parent = stage.client.enqueue(end, {"n": 2}, task_id="parent", delay_s=1.0)
+        faulty.fail("register dependent", Fault.LOST_REQUEST)
+        with pytest.raises(StoreUnavailable):
+            stage.client.enqueue(add, {}, task_id="child", depends_on=[parent])
+        assert stage.client.get("child").status is Status.BLOCKED
+        ended = stage.end_of("child")
+        assert (ended.status, ended.result) == ((Status.SUCCESS, 2) if end == "test.number" else (Status.FAILED, None))
+        assert stage.client.get("parent").dependents == {"child"}
+
+
+@pytest.mark.parametrize("verb", ["parent done", "unpark"])
+def test_a_child_that_was_not_told_of_the_end_is_found_by_the_sweep(verb: str) -> None:
+    faulty = FaultyEngine(SqliteEngine(MEMORY))
+    with healing(faulty) as stage:
+        parent = stage.client.enqueue(number, {"n": 2}, delay_s=DELAY_S)
+        child = stage.client.enqueue(add, {}, depends_on=[parent])
+        faulty.fail(verb, Fault.LOST_REQUEST)
+        assert stage.end_of(child).result == 2
+        stage.record.wait(events.StoreFailed, where=lambda event: event.during == "telling dependents")
+
+
+def test_a_child_that_was_not_told_of_a_failure_is_found_by_the_sweep() -> None:
+    faulty = FaultyEngine(SqliteEngine(MEMORY))
+    with healing(faulty) as stage:
+        parent = stage.client.enqueue(fails, {}, delay_s=DELAY_S)
+        child = stage.client.enqueue(add, {}, depends_on=[parent])
+        grandchild = stage.client.enqueue(add, {}, depends_on=[child])
+        faulty.fail("doom", Fault.LOST_REQUEST)
+        assert stage.end_of(grandchild).error == f"parent {child.task_id} ended as FAILED"
+
+
+# A graph that is retried by hand
+
+
+def graph(stage: Stage, policy: str = "fail") -> list[Task]:
+    """Three generations whose first fails."""
+    family = [stage.client.enqueue(SWITCH.job, {}, delay_s=DELAY_S)]
+    for _ in range(2):
+        family.append(stage.client.enqueue(add, {}, depends_on=[family[-1]], on_parent_failure=policy))
+    assert all(stage.end_of(task).status is not Status.SUCCESS for task in family)
+    return family
+
+
+@pytest.mark.parametrize("policy", ["fail", "cancel"])
+def test_a_graph_that_failed_is_retried_from_its_root(stage: Stage, policy: str) -> None:
+    family = graph(stage, policy)
+    SWITCH.works.set()
+    for task in family:
+        stage.client.retry(task)
+    ended = [stage.end_of(task) for task in family]
+    assert [(task.status, task.result, task.error, task.done_reason) for task in ended] == [
+        (Status.SUCCESS, 1, None, None)
+    ] * 3
+
+
+def test_a_child_is_not_retried_before_its_parent(stage: Stage) -> None:
+    parent, child, _ = graph(stage)
+    with pytest.raises(NotAllowed, match=f"depends on {parent.task_id!r}, which is FAILED: retry that first"):
+        stage.client.retry(child)
+    assert stage.client.get(child).status is Status.FAILED
+
+
+def test_a_graph_that_is_retried_and_fails_again_ends_again(stage: Stage) -> None:
+    family = graph(stage)
+    stage.agent.stop()
+    stage.join()
+    waiting = [stage.client.retry(task) for task in family]
+    assert [task.status for task in waiting] == [Status.PENDING, Status.BLOCKED, Status.BLOCKED]
+    with serving(*JOBS, store=stage.store, sweep_s=NO_SWEEP_S) as next_agent:
+        ended = [next_agent.end_of(task) for task in family]
+    assert [task.status for task in ended] == [Status.FAILED] * 3
+    assert [len(task.errors) for task in ended] == [2, 0, 0]
+
+
+def test_a_retry_waits_for_open_parents_even_if_their_failure_would_not_matter(stage: Stage) -> None:
+    parent = stage.client.enqueue(number, {"n": 6}, delay_s=2 * DELAY_S)
+    child = stage.client.enqueue(results, {}, depends_on=[parent], on_parent_failure="run")
+    stage.client.cancel(child)
+    assert stage.client.retry(child).status is Status.BLOCKED
+    assert stage.end_of(child).result == {parent.task_id: 6}
+
+
+def test_the_end_of_a_parent_wakes_the_agent_for_its_children() -> None:
+    with serving(*JOBS, sweep_s=NO_SWEEP_S, poll_min_s=30.0, poll_max_s=30.0, poll_idle_s=30.0) as stage:
+        parent = stage.client.enqueue(number, {"n": 1}, delay_s=0.0)
+        child = stage.client.enqueue(add, {}, depends_on=[parent])
+        assert stage.client.wait(child, timeout_s=LONG_S).status is Status.SUCCESS

@@ -1,0 +1,232 @@
+"""An agent in a thread whose store loses replies and requests, throttles, and is away for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine.support import LONG_S, Stage, serving
+from thunderagent import events
+from thunderagent.context import Context, Fail
+from thunderagent.errors import StoreUnavailable
+from thunderagent.faults import ANY, Fault, FaultyEngine
+from thunderagent.job import Job, job
+from thunderagent.store import TaskStore
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Status, Task
+
+Payload = dict[str, Any]
+LOSSES = pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.REPEATED], ids=["unanswered", "repeated by the SDK"])
+
+
+class Work:
+    """A job whose runs are counted and which may be held up."""
+
+    def __init__(self) -> None:
+        self.runs: Counter[str] = Counter()
+        self.fences: dict[str, int] = {}
+        self.started = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def job(self, name: str = "test.job", answer: Any = "done", **options: Any) -> Job[Payload]:
+        def handler(ctx: Context, payload: Payload) -> Any:
+            self.runs[ctx.task_id] += 1
+            self.fences[ctx.task_id] = ctx.fence
+            self.started.release()
+            assert self.go_on.wait(LONG_S)
+            return answer
+
+        return job(name, **options)(handler)
+
+
+@pytest.fixture
+def work() -> Iterator[Work]:
+    work = Work()
+    yield work
+    work.go_on.set()
+
+
+@pytest.fixture
+def faulty() -> FaultyEngine:
+    return FaultyEngine(SqliteEngine(MEMORY), seed=11)
+
+
+def ran_once(stage: Stage, work: Work, task: Task) -> Task:
+    """The task has succeeded in its first and only run."""
+    ended = stage.end_of(task)
+    assert (ended.status, ended.crash_count, ended.retry_count, ended.fence) == (Status.SUCCESS, 0, 0, 1)
+    assert work.runs[task.task_id] == 1
+    return ended
+
+
+@LOSSES
+def test_a_claim_whose_reply_is_lost_is_a_claim(faulty: FaultyEngine, work: Work, fault: Fault) -> None:
+    faulty.fail("claim", fault)
+    with serving(work.job(), store=TaskStore(faulty)) as stage:
+        ran_once(stage, work, stage.client.enqueue("test.job", {}))
+        assert ("claim", fault) in faulty.hits
+
+
+def test_claims_whose_replies_are_lost_among_others_leave_nothing_orphaned(faulty: FaultyEngine, work: Work) -> None:
+    faulty.fail("claim", *[Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.REPEATED] * 5)
+    with serving(work.job(), store=TaskStore(faulty), slots=4) as stage:
+        for one in stage.client.enqueue_many("test.job", [{"n": n} for n in range(30)]):
+            ran_once(stage, work, one.task)
+        assert stage.record.of(events.TaskTakenOver) == []
+
+
+@LOSSES
+def test_a_heartbeat_whose_reply_is_lost_loses_no_lease(faulty: FaultyEngine, work: Work, fault: Fault) -> None:
+    work.go_on.clear()
+    with serving(work.job(), store=TaskStore(faulty)) as stage:
+        faulty.fail("renew", fault)
+        task = stage.client.enqueue("test.job", {})
+        assert work.started.acquire(timeout=LONG_S)
+        assert _when(lambda: (stage.client.get(task).hb or 0) >= 3)
+        row = stage.client.get(task)
+        assert (row.status, row.fence, row.lease_owner) == (Status.RUNNING, 1, stage.agent.name)
+        assert ("renew", fault) in faulty.hits
+        work.go_on.set()
+        ran_once(stage, work, task)
+        assert stage.record.of(events.LeaseLost) == []
+
+
+@LOSSES
+def test_an_end_whose_reply_is_lost_is_accepted_and_told(faulty: FaultyEngine, work: Work, fault: Fault) -> None:
+    faulty.fail("succeed", fault)
+    with serving(work.job(), store=TaskStore(faulty)) as stage:
+        parent = stage.client.enqueue("test.job", {}, delay_s=0.1)
+        child = stage.client.enqueue("test.job", {}, depends_on=[parent])
+        assert ran_once(stage, work, parent).result == "done"
+        ran_once(stage, work, child)
+        [unparked] = stage.record.wait(events.ChildUnparked)
+        assert (unparked.task_id, unparked.parent_id) == (child.task_id, parent.task_id)
+        assert stage.record.of(events.SettleRefused) == []
+        assert len(stage.record.wait(events.TaskSucceeded, 2)) == 2
+
+
+@LOSSES
+def test_a_retry_whose_reply_is_lost_is_counted_once(faulty: FaultyEngine, work: Work, fault: Fault) -> None:
+    faulty.fail("retry", fault)
+    attempts: list[int] = []
+
+    @job("test.fails", max_retry=1)
+    def fails(ctx: Context, payload: Payload) -> None:
+        attempts.append(ctx.attempt)
+        raise RuntimeError("boom")
+
+    with serving(fails, store=TaskStore(faulty), backoff_base_s=0.5) as stage:
+        ended = stage.end_of(stage.client.enqueue(fails, {}))
+        assert (ended.status, ended.retry_count, attempts) == (Status.FAILED, 1, [1, 2])
+        assert len(ended.errors) == 2
+
+
+def test_a_failure_whose_reply_is_lost_dooms_the_children(faulty: FaultyEngine, work: Work) -> None:
+    faulty.fail("fail", Fault.LOST_REPLY)
+    with serving(work.job("test.fails", answer=Fail("no")), work.job(), store=TaskStore(faulty), sweep_s=60.0) as stage:
+        parent = stage.client.enqueue("test.fails", {}, delay_s=0.1)
+        child = stage.client.enqueue("test.job", {}, depends_on=[parent])
+        assert stage.end_of(parent).status is Status.FAILED
+        assert stage.end_of(child).error == f"parent {parent.task_id} ended as FAILED"
+        assert dict(work.runs) == {parent.task_id: 1}
+
+
+def test_an_enqueue_tried_again_after_a_lost_reply_makes_one_task(faulty: FaultyEngine, work: Work) -> None:
+    with serving(work.job(), store=TaskStore(faulty)) as stage:
+        faulty.fail("put", Fault.LOST_REPLY)
+        with pytest.raises(StoreUnavailable, match="lost reply of put"):
+            stage.client.enqueue("test.job", {"n": 1}, task_id="once")
+        ran_once(stage, work, stage.client.enqueue("test.job", {"n": 1}, task_id="once"))
+        assert dict(work.runs) == {"once": 1}
+
+
+def test_an_enqueue_that_the_sdk_repeats_makes_one_task(faulty: FaultyEngine, work: Work) -> None:
+    with serving(work.job(), store=TaskStore(faulty)) as stage:
+        faulty.fail("put", Fault.REPEATED)
+        ran_once(stage, work, stage.client.enqueue("test.job", {}))
+        assert len(work.runs) == 1
+
+
+def test_tasks_that_run_during_an_outage_are_settled_after_it(faulty: FaultyEngine, work: Work) -> None:
+    work.go_on.clear()
+    with serving(work.job(), store=TaskStore(faulty), slots=3) as stage:
+        tasks = [stage.client.enqueue("test.job", {"n": n}) for n in range(3)]
+        later = stage.client.enqueue("test.job", {"n": 3})
+        for _ in range(3):
+            assert work.started.acquire(timeout=LONG_S)
+        running = {task.task_id for task in tasks} | {later.task_id}
+        running = {name for name in running if work.runs[name]}
+        faulty.outage()
+        stage.record.wait(events.StoreFailed, where=lambda event: event.during == "heartbeat")
+        beats = faulty.hits.count(("renew", Fault.LOST_REQUEST))
+        assert _when(lambda: faulty.hits.count(("renew", Fault.LOST_REQUEST)) >= beats + 3), "heartbeats go on trying"
+        work.go_on.set()
+        stage.record.wait(events.StoreFailed, where=lambda event: event.during == "polling")
+        assert stage.agent.running == 3, "what is not written is kept"
+        assert stage.agent.health()["store_answers"] is False
+        faulty.outage(False)
+        stage.record.wait(events.StoreRecovered)
+        for task in (*tasks, later):
+            ran_once(stage, work, task)
+        assert len(running) == 3
+        assert stage.record.of(events.LeaseLost) == []
+
+
+def test_an_outage_longer_than_the_lease_stops_the_handler_and_the_task_runs_again(
+    faulty: FaultyEngine, work: Work
+) -> None:
+    reasons: list[str] = []
+
+    @job("test.patient", lease_s=0.6, heartbeat_s=0.1)
+    def patient(ctx: Context, payload: Payload) -> str:
+        work.runs[ctx.task_id] += 1
+        if ctx.fence == 1:
+            faulty.outage()
+            assert ctx.wait(LONG_S)
+            reasons.append(type(ctx.stop_reason).__name__)
+            faulty.outage(False)
+            ctx.check()
+        return "again"
+
+    with serving(patient, store=TaskStore(faulty), clock_guard_s=0.1) as stage:
+        task = stage.client.enqueue(patient, {})
+        [taken] = stage.record.wait(events.TaskTakenOver)
+        assert taken.fence == 2
+        stage.record.wait(events.TaskSucceeded)
+        ended = stage.client.get(task)
+        assert (ended.result, ended.fence, ended.crash_count) == ("again", 2, 1)
+        assert (reasons, work.runs[task.task_id]) == (["LeaseLost"], 2)
+
+
+def test_throttles_on_half_of_the_calls_slow_the_agent_and_lose_nothing(faulty: FaultyEngine, work: Work) -> None:
+    with serving(work.job(), store=TaskStore(faulty), slots=4) as stage:
+        made = stage.client.enqueue_many("test.job", [{"n": n} for n in range(20)])
+        faulty.chance(ANY, Fault.THROTTLED, 0.5)
+        stage.record.wait(events.TaskSucceeded, 3)
+        faulty.calm()
+        for one in made:
+            ran_once(stage, work, one.task)
+        assert stage.record.of(events.LeaseLost) == []
+        assert stage.record.of(events.TaskTakenOver) == []
+
+
+def test_stale_pages_cost_claims_and_bring_no_task_twice(faulty: FaultyEngine, work: Work) -> None:
+    faulty.chance("page", Fault.STALE, 0.5)
+    with serving(work.job(), store=TaskStore(faulty), slots=2) as stage:
+        for one in stage.client.enqueue_many("test.job", [{"n": n} for n in range(20)]):
+            ran_once(stage, work, one.task)
+        assert ("page", Fault.STALE) in faulty.hits
+
+
+def _when(holds: Any) -> bool:
+    """True once it holds: asked again and again, as no event tells of it."""
+    never, left = threading.Event(), LONG_S
+    while not holds() and left > 0:
+        never.wait(0.02)
+        left -= 0.02
+    return bool(holds())
