@@ -78,7 +78,7 @@ class Agent:
         self._stops = 0
         self._outage: Iterator[float] | None = None
         self._outage_since = 0.0
-        self._last_poll = self._monotonic()
+        self._last_round = self._monotonic()
         policy = Policy(
             backoff=settings.backoff,
             max_retry=settings.max_retry,
@@ -182,7 +182,7 @@ class Agent:
         """How the agent is: seconds since its last good round and the last round of its heartbeat, and its threads."""
         now = self._monotonic()
         return {
-            "last_round_s": round(now - self._last_poll, 1),
+            "last_round_s": round(now - self._last_round, 1),
             "last_heartbeat_s": round(now - self._heartbeat.last_round, 1),
             "heartbeat_alive": self._heartbeat.is_alive,
             "store_answers": self._outage is None,
@@ -241,23 +241,29 @@ class Agent:
 
     def _commit(self, *, claim: bool) -> None:
         try:
-            answered = self._workload.commit(claim=claim)
+            committed = self._workload.commit(claim=claim)
         except StoreError as error:
-            self._failed(error)
+            self._failed(error, answered=False)
         else:
-            if self._outage is None:
-                self._last_poll = self._monotonic()
-            elif answered:  # a round that asked for nothing is no sign that the store is back
-                self._last_poll = self._monotonic()
-                self._outage = None
-                seconds = self._last_poll - self._outage_since
-                self.bus.emit(events.StoreRecovered(during="polling", seconds=seconds))
+            if committed.error is not None:
+                self._failed(committed.error, answered=committed.answered)
+            elif committed.asked or self._outage is None:  # a round that asked for nothing does not end an outage
+                self._reached()
         self._look_after_threads()
 
-    def _failed(self, error: StoreError) -> None:
-        """Wait longer after each failure; heartbeats go on by themselves."""
+    def _reached(self) -> None:
+        self._last_round = self._monotonic()
+        if self._outage is not None:
+            self._outage = None
+            seconds = self._last_round - self._outage_since
+            self.bus.emit(events.StoreRecovered(during="polling", seconds=seconds))
+
+    def _failed(self, error: StoreError, *, answered: bool) -> None:
+        """Wait longer after each failure, shortly when a part was answered; heartbeats go on by themselves."""
         if self._outage is None:
-            self._outage, self._outage_since = outage_delays(self._rng), self._monotonic()
+            self._outage_since = self._monotonic()
+        if self._outage is None or answered:
+            self._outage = outage_delays(self._rng)
         delay = next(self._outage)
         for poller in self._pollers.values():
             poller.postpone(delay)

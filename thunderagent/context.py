@@ -50,7 +50,7 @@ class Context:
     def __init__(self, lease: Lease, parents: Callable[[], Mapping[str, Any]] | None = None) -> None:
         self.lease = lease
         self._parents = parents
-        self._stopped = threading.Event()
+        self._stopped: threading.Event | None = None
         self._stop: TaskStopped | None = None
         self._told: Callable[[TaskStopped], None] | None = None
         self._progress: str | None = None
@@ -101,7 +101,11 @@ class Context:
         Returns:
             True when the task should stop.
         """
-        return self._stopped.wait(seconds)
+        with self._guard:
+            if self._stop is not None:
+                return True
+            stopped = self._stopped = self._stopped or threading.Event()
+        return stopped.wait(seconds)
 
     def progress(self, value: Any) -> None:
         """Tell how far the work is: JSON data up to 1 KB. It rides on the next heartbeat and costs no extra write.
@@ -131,8 +135,9 @@ class Context:
             if self._stop is not None:
                 return False
             self._stop = why
-            told = self._told
-        self._stopped.set()
+            told, stopped = self._told, self._stopped
+        if stopped:
+            stopped.set()
         if told:
             told(why)
         return True

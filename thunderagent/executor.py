@@ -11,9 +11,9 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from thunderagent.context import Context
@@ -90,23 +90,36 @@ def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Outcome
 
 
 class ThreadExecutor:
-    """Plain functions in a pool of threads, one for each slot."""
+    """Plain functions in threads, one for each slot, started as they are needed.
+
+    Not the pool of the standard library: that one joins its threads when the interpreter exits, so that a handler that
+    never ends would keep an agent alive past its drain. And it makes a future for each task, which nobody reads.
+    """
 
     def __init__(self, slots: int, done: Done, scope: Scope = no_scope) -> None:
-        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="slot")
+        self._slots = slots
         self._done = done
         self._scope = scope
+        self._inbox: SimpleQueue[Running | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
 
     def start(self, running: Running) -> None:
-        self._pool.submit(self._run, running)
+        if len(self._threads) < self._slots:
+            thread = threading.Thread(target=self._serve, name=f"slot-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._inbox.put(running)
 
-    def _run(self, running: Running) -> None:
-        with self._scope(running.lease):
-            outcome = run_handler(running.job, running.context)
-        self._done(running, outcome)
+    def _serve(self) -> None:
+        while (running := self._inbox.get()) is not None:
+            with self._scope(running.lease):
+                outcome = run_handler(running.job, running.context)
+            self._done(running, outcome)
+            del running, outcome  # an idle slot keeps nothing of its last task
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _ in self._threads:
+            self._inbox.put(None)
 
 
 class LoopExecutor:

@@ -24,6 +24,8 @@ from thunderagent.workload import Workload
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
 EXPIRE_S: Final = 600.0
+SHARES_S: Final = 1.0
+"""Shortest time between two looks for the other agents of a queue."""
 
 
 class Housekeeping:
@@ -53,6 +55,7 @@ class Housekeeping:
         self._health = health
         self._scheduler = schedule.Scheduler()
         self._lanes: list[Lane] = []
+        self._shares_due = 0.0
 
     def begin(self) -> None:
         """Learn the lanes, announce the agent, and schedule everything."""
@@ -69,10 +72,14 @@ class Housekeeping:
             )
         self._store_permitting("registration", self._announce)
         self._store_permitting("lanes", self._learn_lanes)
+        self._store_permitting("shares", self._learn_shares)
 
     def run_pending(self) -> None:
-        """Do what is due."""
+        """Do what is due, and find out who else serves a queue where claims were lost."""
         self._scheduler.run_pending()
+        now = self._store.monotonic()
+        if now >= self._shares_due and any(poller.is_contended for poller in self._pollers.values()):
+            self._store_permitting("shares", self._learn_shares)
 
     def idle_s(self, longest_s: float) -> float:
         """Seconds until something is due, at most `longest_s`.
@@ -91,6 +98,7 @@ class Housekeeping:
 
     def _sweep(self) -> None:
         self._learn_lanes()
+        self._learn_shares()
         lanes = [lane for poller in self._pollers.values() for lane in poller.lanes]
         for lease in self._janitor.take_over(lanes, self._room()):
             self._workload.begin(lease)
@@ -113,6 +121,15 @@ class Housekeeping:
             lanes = {Lane(name, shard) for shard in range(self._settings.shards)}
             lanes.update(lane for lane in self._lanes if lane.queue == name)
             poller.lanes = sorted(lanes, key=lambda lane: lane.shard)
+
+    def _learn_shares(self) -> None:
+        """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""
+        self._shares_due = self._store.monotonic() + SHARES_S
+        agents = self._store.agents()
+        for name, poller in self._pollers.items():
+            serving = sorted({self._owner, *(agent.name for agent in agents if name in agent.info["queues"])})
+            poller.share = (serving.index(self._owner), len(serving))
+            poller.is_contended = False
 
     def _announce(self) -> None:
         self._store.announce(

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
+from zlib import crc32
 
 from thunderagent import events
 from thunderagent.events import EventBus
@@ -15,6 +16,9 @@ from thunderagent.task import Candidate, Lane
 
 PAGES_A_LOOK: Final = 10
 """Pages that one look reads past jobs that this agent does not have; the next look goes on from there."""
+
+CONTENDED: Final = 0.1
+"""Share of lost claims in one look from which on agents want to know of each other."""
 
 REMEMBERED: Final = 2000
 FORGET_S: Final = 5.0
@@ -54,6 +58,10 @@ class QueuePoller:
         self._bus = bus
         self._rng = rng
         self._monotonic = monotonic
+        self.share = (0, 1)
+        """Rank of this agent among those that serve the queue, and their number; see `_pick`."""
+        self.is_contended = False
+        """True when claims were lost to other agents since somebody last looked who they are."""
         self._full = False
         self._woken = False
         self._more = False
@@ -86,16 +94,16 @@ class QueuePoller:
             if len(found) >= self.free:
                 break
         self._tell_unknown(unknown)
-        self._rng.shuffle(found)
         self._more = self._more or len(found) > self.free
-        return [Wanted(one, self._lease_s(one.job)) for one in found[: self.free]]
+        return [Wanted(one, self._lease_s(one.job)) for one in self._pick(found)]
 
     def took(self, won: Sequence[str], lost: Sequence[Candidate], wanted: Sequence[Wanted]) -> None:
         """Learn what became of the last look, and decide when to look again."""
         now = self._monotonic()
-        for one in wanted:
-            if one.candidate.task_id in won or one.candidate in lost:
-                self._recent[one.candidate.task_id] = (one.candidate.created_at, now)
+        decided = {*won, *(one.task_id for one in lost)}
+        tried = [one.candidate for one in wanted if one.candidate.task_id in decided]
+        self._recent.update((one.task_id, (one.created_at, now)) for one in tried)
+        self.is_contended = self.is_contended or len(tried) - len(won) > len(tried) * CONTENDED
         while len(self._recent) > REMEMBERED:
             del self._recent[next(iter(self._recent))]
         self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
@@ -127,10 +135,11 @@ class QueuePoller:
             page = self._store.ready(lane, limit=self._page, after=after)
             after = page.after
             self._seen += len(page.entries)
+            jobs, recent, edge = self._jobs, self._recent, self._monotonic() - FORGET_S
             for entry in page.entries:
-                if entry.job not in self._jobs:
+                if entry.job not in jobs:
                     unknown.add(entry.job)
-                elif not self._is_recent(entry):
+                elif (known := recent.get(entry.task_id)) is None or known[0] != entry.created_at or known[1] <= edge:
                     found.append(entry)
             if after is None or len(found) >= room:
                 break
@@ -139,9 +148,21 @@ class QueuePoller:
             self._after[lane] = after
         return found
 
-    def _is_recent(self, entry: Candidate) -> bool:
-        known = self._recent.get(entry.task_id)
-        return known is not None and known[0] == entry.created_at and self._monotonic() - known[1] < FORGET_S
+    def _pick(self, found: list[Candidate]) -> list[Candidate]:
+        """As many candidates as there are free slots, at random, those of our own share first.
+
+        Agents that see the same page would else claim the same tasks: four that take 10 of 50 lose a third of their
+        claims, each one billed. A task of no share that is served waits at most until it is all that a page holds.
+        """
+        rank, agents = self.share
+        if agents > 1 and len(found) > self.free:
+            ours = [one for one in found if crc32(one.task_id.encode()) % agents == rank]
+            if len(ours) >= self.free:
+                found = ours
+            else:
+                rest = [one for one in found if crc32(one.task_id.encode()) % agents != rank]
+                return ours + self._rng.sample(rest, self.free - len(ours))
+        return self._rng.sample(found, min(self.free, len(found)))
 
     def _tell_unknown(self, unknown: set[str]) -> None:
         names = tuple(sorted(unknown))

@@ -54,6 +54,11 @@ class Exchanged:
     doubts: list[Doubt]
     error: StoreError | None = None
 
+    @property
+    def answered(self) -> bool:
+        """True when at least one part had an answer."""
+        return bool(self.leases or self.lost or any(one.error is None for one in self.settled))
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from thunderagent.errors import ConfigurationError
 
@@ -297,9 +297,11 @@ def _field_names() -> dict[str, str]:
 _FIELDS: Final = _field_names()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What an index entry tells of a task: enough to try a claim, nothing to rely on."""
+class Candidate(NamedTuple):
+    """What an index entry tells of a task: enough to try a claim, nothing to rely on.
+
+    A tuple and not a dataclass, as a poll makes fifty of them to claim ten.
+    """
 
     task_id: str
     status_value: str

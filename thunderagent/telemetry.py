@@ -80,6 +80,8 @@ def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: Tex
     Tracebacks are printed without the values of variables, which may be secrets. The format is fixed text and a patcher
     fills in the facts: a format that is a function would be parsed anew for each line.
     """
+    global _least
+    _least = logger.level(level.upper()).no
     logger.configure(
         handlers=[
             {
@@ -98,6 +100,9 @@ def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: Tex
 def task_scope(lease: Lease) -> AbstractContextManager[None]:
     """Bind task id, fence and attempt to every line that is logged inside, in this thread or coroutine."""
     return logger.contextualize(task_id=lease.task_id, fence=lease.fence, attempt=lease.task.attempt)
+
+
+_least = 0
 
 
 class Telemetry:
@@ -123,6 +128,8 @@ class Telemetry:
             self._count(event)
         elif kind in LEVELS:
             level, message = LEVELS[kind]
+            if logger.level(level).no < _least:  # before the facts are gathered, which costs more than the line
+                return
             logger.bind(**_facts(event)).log(level, message)
 
     def take(self) -> dict[str, int]:

@@ -45,6 +45,15 @@ class _Ended:
     settlement: Settlement | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What came of a commit: whether the store was asked at all, and what had no answer although other parts had."""
+
+    asked: bool = True
+    error: StoreError | None = None
+    answered: bool = True
+
+
 class Workload:
     """The running tasks of an agent and the outcomes that are still to be written."""
 
@@ -131,14 +140,11 @@ class Workload:
         """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
         self._receive(_Ended(running, outcome))
 
-    def commit(self, *, claim: bool) -> bool:
+    def commit(self, *, claim: bool) -> Committed:
         """Write what has ended and claim what comes next, in one exchange with the store.
 
-        Returns:
-            False when there was nothing to ask the store for.
-
         Raises:
-            StoreError: something had no answer; it is kept for the next call.
+            StoreError: nothing had an answer; it is kept for the next call.
         """
         self._resolve_doubts()
         claim = claim and all(one.settlement is None for one in self._backlog)
@@ -147,14 +153,12 @@ class Workload:
         batch = [one for several in wanted.values() for one in several]
         if not settling and not batch:
             self._claimed(wanted, Exchanged([], [], [], []))
-            return any(self._pollers[name].free > 0 for name in wanted)
+            return Committed(asked=any(self._pollers[name].free > 0 for name in wanted))
         writes = [one.settlement.write for one in settling if one.settlement]
         exchanged = self._store.exchange(writes, batch, owner=self._owner)
         self._claimed(wanted, exchanged)
         self._settled(settling, exchanged)
-        if exchanged.error:
-            raise exchanged.error
-        return True
+        return Committed(error=exchanged.error, answered=exchanged.answered)
 
     def _receive(self, ended: _Ended | None) -> int:
         if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:

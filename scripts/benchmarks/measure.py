@@ -12,7 +12,7 @@ from statistics import median, quantiles
 from typing import Final
 
 from benchmarks import naive
-from benchmarks.fleet import Fleet, fleet
+from benchmarks.fleet import BenchFailed, Fleet, fleet
 from benchmarks.measurement import TASK_UNITS, Load, Measurement, drained_by
 from benchmarks.nojobs import Number, nothing
 from benchmarks.places import Place
@@ -81,7 +81,7 @@ def measure_naive(place: Place, agents: int, load: Load) -> Measurement:
     """Measure so many naive loops."""
     url = place.fresh().replace("/tasks-", "/naive-")
     before = round(os.getloadavg()[0], 2)
-    single_s, bulk_s = naive.fill(url, load.single, load.tasks - load.single)
+    single_s, bulk_s = naive.fill(url, load.single, load.tasks - load.single, load.deadline_s)
     folder = Path(place.folder) / f"naive-{time.monotonic_ns()}"
     with fleet("benchmarks.naive", agents, folder, json.dumps({"store": url})) as started:
         started.go()
@@ -108,10 +108,17 @@ def _client(url: str, load: Load) -> Client:
 def _fill(client: Client, queue: str, load: Load) -> tuple[float, float]:
     """Enqueue one by one, then many; seconds that each took."""
     began = time.perf_counter()
+
+    def in_time(_: int = 0) -> None:
+        if time.perf_counter() - began > load.deadline_s:
+            raise BenchFailed(f"the tasks could not be enqueued in {load.deadline_s:g} s")
+
     for number in range(load.single):
+        in_time()
         client.enqueue(nothing, Number(n=number), queue=queue)
     between = time.perf_counter()
-    answers = client.enqueue_many(nothing, (Number(n=number) for number in range(load.single, load.tasks)), queue=queue)
+    payloads = (Number(n=number) for number in range(load.single, load.tasks))
+    answers = client.enqueue_many(nothing, payloads, queue=queue, on_progress=in_time)
     ended = time.perf_counter()
     for answer in answers:
         if answer.error:

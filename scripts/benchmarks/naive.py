@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from benchmarks.fleet import BenchFailed
 from benchmarks.naive_queues import Queue, open_queue
 from benchmarks.tally import Tally
 from thunderagent.task import new_task_id
@@ -23,14 +24,21 @@ EMPTY: Final = 3
 """Empty queries in a row after which there is nothing left; the index may be late."""
 
 
-def fill(url: str, single: int, bulk: int) -> tuple[float, float]:
+def fill(url: str, single: int, bulk: int, deadline_s: float) -> tuple[float, float]:
     """Put tasks one by one and then many; seconds that each took."""
     tasks = open_queue(url, Tally())
     began = time.perf_counter()
-    for _ in range(single):
-        tasks.put(new_task_id())
+
+    def ids(number: int) -> Iterator[str]:
+        for _ in range(number):
+            if time.perf_counter() - began > deadline_s:
+                raise BenchFailed(f"the naive tasks could not be put in {deadline_s:g} s")
+            yield new_task_id()
+
+    for task_id in ids(single):
+        tasks.put(task_id)
     between = time.perf_counter()
-    tasks.put_many(new_task_id() for _ in range(bulk))
+    tasks.put_many(ids(bulk))
     return between - began, time.perf_counter() - between
 
 

@@ -127,6 +127,19 @@ def ministack_place(ministack_endpoint: str) -> Iterator[Place]:
     client.close()
 
 
+Measured = Callable[[str, object], None]
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """Keep a number of this run for the report of `pytest --junitxml`."""
+
+    def keep(name: str, value: object) -> None:
+        request.node.user_properties.append((name, value))
+
+    return keep
+
+
 @pytest.fixture
 def marks(tmp_path: Path) -> Marks:
     """Where handlers leave their marks."""

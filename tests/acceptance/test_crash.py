@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from datetime import datetime
 
 import pytest
 
-from tests.acceptance.conftest import GUARD_S, LEASE_S, SWEEP_S, Place, Start
+from tests.acceptance.conftest import GUARD_S, LEASE_S, SWEEP_S, Measured, Place, Start
 from tests.acceptance.processes import Marks, is_alive, until
 from thunderagent.task import Status
 
@@ -19,7 +18,7 @@ SLACK_S = 1.5
 
 
 def test_tasks_of_a_killed_agent_are_taken_over_within_lease_guard_and_sweep(
-    place: Place, start: Start, marks: Marks, record_property: Callable[[str, object], None]
+    place: Place, start: Start, marks: Marks, measured: Measured
 ) -> None:
     victim = start(place)
     tasks = [place.client.enqueue(f"hold.{kind}", marks.payload) for kind in ("sync", "async", "isolated")]
@@ -34,7 +33,7 @@ def test_tasks_of_a_killed_agent_are_taken_over_within_lease_guard_and_sweep(
     until(lambda: not is_alive(child), 3.0, "the end of the isolated child of the killed agent")
     lines = heir.wait_lines(3, "task taken over from a lost agent", within_s=30)
     taken = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
-    record_property("takeover_s", [round(at - killed, 2) for at in taken])
+    measured("takeover_s", [round(at - killed, 2) for at in taken])
 
     assert {line["task_id"] for line in lines} == {task.id for task in tasks}
     assert {line["lost_agent"] for line in lines} == {victim.name}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.support import LONG_S, Stage, a_job, put, serving, settings
+from tests.engine.support import LONG_S, Stage, a_job, put, seen, serving, settings
 from tests.stands import eventually
 from thunderagent import events
 from thunderagent.agent import Agent
@@ -23,7 +23,8 @@ from thunderagent.events import Event, EventBus
 from thunderagent.job import job
 from thunderagent.port import Applied
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore
+from thunderagent.settler import Returned
+from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Status
 from thunderagent.testing import memory_store
@@ -401,6 +402,48 @@ def test_a_lost_agents_task_is_taken_over_by_the_sweep() -> None:
         assert event.lost_agent == "lost-agent"
 
 
+def await_sweep(stage: Stage) -> None:
+    """Until another sweep is over: the last thing that it does is to take the turn for the next."""
+
+    def turn() -> float:
+        row = stage.store.engine.get(["turn:blocked"]).get("turn:blocked", {"lockTime": 0.0})
+        return float(row["lockTime"])
+
+    before = turn()
+    eventually(lambda: turn() > before)
+
+
+def test_a_lost_agents_task_waits_for_a_free_slot() -> None:
+    gate = Gate()
+    with serving(gated(gate), slots=1, clock_guard_s=0.1) as stage:
+        busy = stage.client.enqueue("test.gated", {})
+        gate.wait()
+        lost = put(stage.store, "orphan", job="test.gated", created_at=time.time() + 600)
+        [lease] = stage.store.claim([Wanted(seen(lost), 0.001)], owner="lost-agent")
+        for _ in range(3):
+            await_sweep(stage)
+        assert stage.agent.running == 1
+        assert stage.client.get("orphan").fence == lease.fence
+        gate.open.set()
+        assert {stage.end_of(task).status for task in (busy, lost)} == {Status.SUCCESS}
+
+
+def test_an_outcome_that_is_handed_over_twice_frees_one_slot() -> None:
+    gate = Gate()
+    with serving(gated(gate), slots=2) as stage:
+        first = stage.client.enqueue("test.gated", {})
+        gate.wait()
+        [held] = stage.agent._workload.held.values()
+        for _ in range(3):
+            stage.agent._workload.done(held, Returned("by hand"))
+        assert stage.end_of(first).result == "by hand"
+        stage.record.wait(events.TaskSucceeded)
+        poller = stage.agent._pollers["default"]
+        assert eventually(lambda: stage.agent.running == 0)
+        assert (poller.running, poller.free) == (0, 2)
+        gate.open.set()
+
+
 # Stopping
 
 
@@ -605,11 +648,14 @@ def test_a_listener_that_unsubscribed_hears_no_more() -> None:
 
 
 def test_a_store_that_is_away_for_a_while_costs_nothing_but_time() -> None:
+    tried_while_away: list[str] = []
+
     class Moody(SqliteEngine):
         away = False
 
         def apply(self, batch: Sequence[Write]) -> list[Applied]:
             if self.away and any(write.verb == "succeed" for write in batch):
+                tried_while_away.extend(write.verb for write in batch)
                 return [Applied(won=False, error=StoreUnavailable("away")) for _ in batch]
             return super().apply(batch)
 
@@ -619,12 +665,14 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time() -> None:
         gate.wait(2)
         engine.away = True
         gate.open.set()
-        stage.record.wait(events.StoreFailed)
+        stage.record.wait(events.StoreFailed, 2)
         assert stage.agent.health()["store_answers"] is False
         assert stage.store.engine.count("RUNNING") == 2
         engine.away = False
         rows = [stage.end_of(task) for task in tasks]
         assert {(row.status, row.fence, row.retry_count) for row in rows} == {(Status.SUCCESS, 1, 0)}
+        repeated = tried_while_away[2:]
+        assert "claim" not in repeated, "while outcomes wait to be written nothing is claimed"
         stage.record.wait(events.StoreRecovered)
         assert stage.agent.health()["store_answers"] is True
 

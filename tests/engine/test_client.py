@@ -235,6 +235,7 @@ def test_ids_of_many_may_be_given_and_each_is_judged_alone(at: Setting) -> None:
     assert [one.created for one in outcomes] == [True, False, False, False]
     assert [type(one.error).__name__ for one in outcomes] == ["NoneType", "NoneType", "DuplicateTask", "PayloadInvalid"]
     assert [one.task.id for one in outcomes[:3]] == ["new", "same", "taken"]
+    assert at.engine.puts[-1] == (3, False), "ids that were given may be taken: the engine must look"
 
 
 def test_too_few_ids_are_a_mistake(at: Setting) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.stands import Stand, seen
@@ -55,7 +53,7 @@ def test_a_retried_task_can_be_claimed_again(stand: Stand) -> None:
 
 def test_a_stale_page_cannot_claim_a_task_that_went_back_for_later(stand: Stand) -> None:
     lease = stand.lease()
-    stale = replace(seen(lease.task), status_value=stand.lane.value(Status.PENDING))
+    stale = seen(lease.task)._replace(status_value=stand.lane.value(Status.PENDING))
     now = stand.store.clock.now()
     assert stand.store.settle([writes.retry(lease, due=now + 600, error="boom", now=now)])[0].accepted
     assert stand.store.claim([Wanted(stale, 60.0)], owner="agent-2") == []
@@ -65,7 +63,7 @@ def test_a_stale_page_cannot_claim_a_task_that_went_back_for_later(stand: Stand)
 @pytest.mark.parametrize("status", [Status.RUNNING, Status.BLOCKED, Status.SUCCESS, Status.FAILED, Status.DONE])
 def test_only_a_pending_task_can_be_claimed(stand: Stand, status: Status) -> None:
     task = stand.enqueue(status=status)
-    claimed_as_pending = replace(seen(task), status_value=stand.lane.value(Status.PENDING))
+    claimed_as_pending = seen(task)._replace(status_value=stand.lane.value(Status.PENDING))
     assert stand.store.claim([Wanted(claimed_as_pending, 60.0)], owner="agent-1") == []
     assert stand.now().status is status
 

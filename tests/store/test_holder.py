@@ -161,7 +161,7 @@ def test_settling_and_claiming_go_together_and_each_has_its_answer(stand: Stand)
     lease = stand.lease("a")
     following, lost = stand.enqueue("b"), stand.lease("c", owner="agent-2")
     now = stand.store.clock.now()
-    stale = replace(seen(lost.task), status_value=stand.lane.value(Status.PENDING))
+    stale = seen(lost.task)._replace(status_value=stand.lane.value(Status.PENDING))
     done = writes.succeed(lease, now=now, expire_at=now + 100)
     exchanged = stand.store.exchange([done], [Wanted(seen(following), 60.0), Wanted(stale, 60.0)], owner="agent-1")
     assert [answer.accepted for answer in exchanged.settled] == [True]

@@ -83,7 +83,7 @@ def test_progress_of_exactly_the_limit_is_kept_and_one_byte_more_is_not() -> Non
     assert context.take_progress() == '"' + "x" * (PROGRESS_BYTES - 2) + '"'
 
 
-@pytest.mark.parametrize("value", [object(), float("nan"), b"x", "\ud800"], ids=repr)
+@pytest.mark.parametrize("value", [pytest.param(object(), id="object"), float("nan"), b"x", "\ud800"], ids=repr)
 def test_progress_must_be_json(value: object) -> None:
     with pytest.raises(ValueError, match="the progress is not JSON data"):
         Context(a_lease()).progress(value)

@@ -41,7 +41,11 @@ def a_lease(**changes: Any) -> Lease:
     return Lease(task=a_task(**changes), owner="me", fence=3, lease_s=9.0, held_from=0.0)
 
 
-SEEN = Candidate("a", "PENDING", NOW, "report.build")
+def a_candidate(status_value: str = "PENDING") -> Candidate:
+    return Candidate("a", status_value, NOW, "report.build")
+
+
+SEEN = a_candidate()
 
 
 # Conditions
@@ -54,7 +58,7 @@ def test_a_write_without_a_condition_does_not_construct() -> None:
 
 def test_only_what_is_pending_can_be_claimed() -> None:
     with pytest.raises(ValueError, match="only PENDING can be claimed"):
-        writes.claim(replace(SEEN, status_value="RUNNING"), owner="me", lease_s=9, now=NOW, until=NOW)
+        writes.claim(a_candidate("RUNNING"), owner="me", lease_s=9, now=NOW, until=NOW)
 
 
 def test_a_claim_requires_the_place_in_the_queue_that_was_seen() -> None:
@@ -65,7 +69,7 @@ def test_a_claim_requires_the_place_in_the_queue_that_was_seen() -> None:
 
 
 def test_a_claim_stays_in_its_lane() -> None:
-    seen = replace(SEEN, status_value="PENDING#reports.3")
+    seen = a_candidate("PENDING#reports.3")
     assert writes.claim(seen, owner="me", lease_s=9, now=NOW, until=NOW + 9).set["status"] == "RUNNING#reports.3"
 
 

@@ -7,7 +7,7 @@ only on the shape of a write (which attributes, which conditions), so it is rend
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ def encode(name: str, value: Any) -> Any:
 def decode(values: Sequence[Any]) -> Row:
     """The row in the columns; NULL is an absent attribute."""
     row = {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
-    for name in _JSON & row.keys():
+    for name in _JSON.intersection(row):
         row[name] = json.loads(row[name])
         if ATTRIBUTES[name] == "SS":
             row[name] = frozenset(row[name])
@@ -82,7 +82,7 @@ def update(write: Write) -> tuple[str, list[Any]]:
     parameters.extend(write.discard.values())
     parameters.append(write.task_id)
     for condition in write.require:
-        parameters.extend(_values(condition))
+        _collect(condition, parameters)
     return _update_sql(shape), parameters
 
 
@@ -110,13 +110,11 @@ def _update_sql(shape: _Shape) -> str:
 
 
 def _shape(condition: Condition) -> _Shape:
-    match condition:
-        case Either(conditions):
-            return (Either, *map(_shape, conditions))
-        case OneOf(name, values):
-            return (OneOf, name, len(values))
-        case _:
-            return (type(condition), condition.name)
+    if isinstance(condition, Either):
+        return (Either, *map(_shape, condition.conditions))
+    if isinstance(condition, OneOf):
+        return (OneOf, condition.name, len(condition.values))
+    return (type(condition), condition.name)
 
 
 def _condition_sql(shape: _Shape) -> str:
@@ -133,12 +131,12 @@ def _condition_sql(shape: _Shape) -> str:
     return render()
 
 
-def _values(condition: Condition) -> Iterator[Any]:
-    match condition:
-        case Is(_, value) | Below(_, value):
-            yield value
-        case OneOf(_, values):
-            yield from values
-        case Either(conditions):
-            for one in conditions:
-                yield from _values(one)
+def _collect(condition: Condition, into: list[Any]) -> None:
+    """Append the values of a condition, in the order of its marks."""
+    if isinstance(condition, Is | Below):
+        into.append(condition.value)
+    elif isinstance(condition, OneOf):
+        into.extend(condition.values)
+    elif isinstance(condition, Either):
+        for one in condition.conditions:
+            _collect(one, into)

@@ -135,7 +135,7 @@ class SqliteEngine:
                 f'ORDER BY "createdAt" {order}, "taskId" {order} LIMIT ?',
                 (*parameters, limit),
             )
-            entries = tuple(Candidate(*values) for values in cursor)
+            entries = tuple(map(Candidate._make, cursor))
         last = entries[-1] if len(entries) == limit else None
         return Page(entries, [last.created_at, last.task_id] if last else None)
 
@@ -218,7 +218,7 @@ def _connect(path: str) -> sqlite3.Connection:
             _write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 2000")
-            connection.execute("PRAGMA cache_size = -32000")
+            connection.execute("PRAGMA cache_size = -4000")
             _migrate(connection, path)
         except BaseException:
             connection.close()
