@@ -77,7 +77,7 @@ class Agent:
         self._scope = scope
         self._stops = 0
         self._outage: Iterator[float] | None = None
-        self._outage_since = 0.0
+        self._outage_since = self._next_try = 0.0
         self._last_round = self._monotonic()
         policy = Policy(
             backoff=settings.backoff,
@@ -136,7 +136,7 @@ class Agent:
         """
         settings = load_settings(**overrides)
         registry = jobs if isinstance(jobs, Registry) else Registry.from_package(jobs)
-        return cls(open_store(settings), registry, settings)
+        return cls(open_store(settings, for_agent=True), registry, settings)
 
     def run(self) -> int:
         """Serve until `stop()`, SIGTERM or SIGINT, then drain.
@@ -216,8 +216,12 @@ class Agent:
             self._housekeeping.run_pending()
 
     def _drain(self) -> int:
-        """Let tasks end, tell the rest to, release what is left, say good-bye."""
+        """Let tasks end, tell the rest to, release what is left, say good-bye.
+
+        Bounded by `drain_s`, a few seconds of hurry and one last call, whatever the store does.
+        """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
+        self._workload.is_closing = True
         self._wind_down(self.settings.drain_s, may_hurry=True)
         for running in list(self._workload.held.values()):
             running.context.stop(AgentDraining())
@@ -226,7 +230,8 @@ class Agent:
         for running in stuck:
             self._workload.end(running, Stopped(running.context.stop_reason or AgentDraining()))
         self._commit(claim=False)
-        self._housekeeping.end()
+        if self._outage is None:
+            self._housekeeping.end()
         self.bus.emit(events.AgentStopped(stuck=len(stuck)))
         return len(stuck)
 
@@ -237,7 +242,8 @@ class Agent:
             if may_hurry and self._stops > 1:
                 return
             self._workload.gather(min(left, 0.5))
-            self._commit(claim=False)
+            if self._outage is None or self._monotonic() >= self._next_try:
+                self._commit(claim=False)
 
     def _commit(self, *, claim: bool) -> None:
         try:
@@ -265,6 +271,7 @@ class Agent:
         if self._outage is None or answered:
             self._outage = outage_delays(self._rng)
         delay = next(self._outage)
+        self._next_try = self._monotonic() + delay
         for poller in self._pollers.values():
             poller.postpone(delay)
         self.bus.emit(events.StoreFailed(during="polling", error=str(error), next_try_s=delay))

@@ -129,6 +129,11 @@ class Context:
             text, self._progress = self._progress, None
         return text
 
+    def keep_progress(self, text: str | None) -> None:
+        """For the engine: the progress could not be sent; it rides on the next beat unless there is a newer one."""
+        with self._guard:
+            self._progress = self._progress or text
+
     def stop(self, why: TaskStopped) -> bool:
         """For the engine: ask the handler to stop. The first reason stays; True if this was it."""
         with self._guard:

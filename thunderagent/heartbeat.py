@@ -1,8 +1,9 @@
-"""The heartbeat: one thread that keeps all leases of an agent alive, with a client of its own.
+"""The heartbeat: keeps all leases of an agent alive, with threads and a client of its own.
 
-Each tick it renews what is due, hands on what the reply tells (a cancel), and stops handlers whose lease is lost, whose
-lease could not be renewed in time, or whose time limit is over. User code runs in other threads and cannot hold it up;
-it is started before the first claim and stopped after the last release.
+One thread renews what is due and hands on what the reply tells (a cancel, a lost lease). The other judges: it stops
+handlers whose lease could not be renewed in time or whose time limit is over, also while a renewal hangs on a dead
+network. User code runs in other threads and cannot hold them up; they are started before the first claim and stopped
+after the last release.
 
 No answer (a throttle, a 5xx, a network that is away) is not a loss: it tries again each second until the deadline of
 the lease, which counts from before the last good renewal was sent. Past it, the handler is told to stop.
@@ -43,19 +44,25 @@ class Heartbeat:
         self._monotonic = monotonic
         self._held: dict[str, Running] = {}
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._losing = threading.Lock()
         self.last_round = monotonic()
         """Monotonic second of the last round that came to its end: the health of the agent."""
 
     def start(self) -> None:
-        """Start the thread, or start it again when it has died."""
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
+        """Start the threads, or start again those that have died."""
+        alive = {thread.name for thread in self._threads if thread.is_alive()}
+        for name, work in (("heartbeat", self._beat), ("lease-watch", self._watch)):
+            if name not in alive:
+                self._threads = [thread for thread in self._threads if thread.name != name]
+                thread = threading.Thread(target=work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """False before `start`, after `stop`, and when the thread has died."""
-        return self._thread is not None and self._thread.is_alive()
+        """False before `start`, after `stop`, and when a thread has died."""
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def watch(self, running: Running) -> None:
         """Keep this lease alive from now on."""
@@ -67,41 +74,52 @@ class Heartbeat:
         self._held.pop(running.lease.task_id, None)
 
     def stop(self) -> None:
-        """End the thread; the last of the agent's threads to stop."""
+        """End the threads; the last of the agent's to stop."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(THREAD_JOIN_S)
+        for thread in self._threads:
+            thread.join(THREAD_JOIN_S)
 
     def round(self) -> None:
-        """One tick: renew what is due, then judge what is held."""
+        """One tick of both threads."""
+        self.renew_due()
+        self.judge_all()
+
+    def renew_due(self) -> None:
+        """Renew the leases whose time has come, in one call to the store."""
         now = self._monotonic()
-        held = list(self._held.values())
-        due = [one for one in held if one.next_beat <= now and not one.lost]
+        due = [one for one in list(self._held.values()) if one.next_beat <= now and not one.lost]
         if due:
             late = now - min(one.next_beat for one in due)
             if late > max(self._tick_s * 3, min(one.beat_s for one in due)):
                 self._bus.emit(events.HeartbeatLate(seconds=late))
-            for running, renewal in zip(due, self._renew(due), strict=True):
-                self._take(running, renewal)
-        for running in held:
-            self._judge(running, self._monotonic())
+            beats = [Beat(one.lease, progress=one.context.take_progress()) for one in due]
+            for running, beat, renewal in zip(due, beats, self._renew(beats), strict=True):
+                self._take(running, beat, renewal)
         self.last_round = self._monotonic()
+
+    def judge_all(self) -> None:
+        """Stop the handlers whose lease or time is over."""
+        for running in list(self._held.values()):
+            self._judge(running, self._monotonic())
 
     def _beat(self) -> None:
         while not self._stop.wait(self._tick_s):
-            self.round()
+            self.renew_due()
 
-    def _renew(self, due: Sequence[Running]) -> list[Renewal]:
-        beats = [Beat(one.lease, progress=one.context.take_progress()) for one in due]
+    def _watch(self) -> None:
+        while not self._stop.wait(self._tick_s):
+            self.judge_all()
+
+    def _renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         try:
             renewals = self._store.renew(beats)
         except StoreError as problem:
-            renewals = [Renewal(error=problem) for _ in due]
+            renewals = [Renewal(error=problem) for _ in beats]
         if error := next((one.error for one in renewals if one.error), None):
             self._bus.emit(events.StoreFailed(during="heartbeat", error=str(error), next_try_s=HEARTBEAT_RETRY_S))
         return renewals
 
-    def _take(self, running: Running, renewal: Renewal) -> None:
+    def _take(self, running: Running, beat: Beat, renewal: Renewal) -> None:
         now = self._monotonic()
         if renewal.lease is not None:
             running.lease = renewal.lease
@@ -115,6 +133,7 @@ class Heartbeat:
             self._lose(running, f"the lease was lost: {who}")
         else:
             running.next_beat = now + min(HEARTBEAT_RETRY_S, running.beat_s)
+            running.context.keep_progress(beat.progress)
 
     def _judge(self, running: Running, now: float) -> None:
         limit = running.job.timeout_s
@@ -134,6 +153,9 @@ class Heartbeat:
 
     def _lose(self, running: Running, reason: str) -> None:
         """Tell the handler to stop; the agent forgets the lease when the handler has ended."""
-        running.lost = True
+        with self._losing:
+            if running.lost:
+                return
+            running.lost = True
         running.context.stop(LeaseLost(reason))
         self._bus.emit(events.LeaseLost(**about(running.lease), reason=reason))

@@ -24,6 +24,7 @@ from thunderagent.workload import Workload
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
 EXPIRE_S: Final = 600.0
+SETTLED_S: Final = 2.0
 SHARES_S: Final = 1.0
 """Shortest time between two looks for the other agents of a queue."""
 
@@ -72,7 +73,9 @@ class Housekeeping:
             )
         self._store_permitting("registration", self._announce)
         self._store_permitting("lanes", self._learn_lanes)
-        self._store_permitting("shares", self._learn_shares)
+        self._shares_due = self._store.monotonic() + SETTLED_S
+        for poller in self._pollers.values():
+            poller.is_contended = True  # look once when those that start with us have announced themselves
 
     def run_pending(self) -> None:
         """Do what is due, and find out who else serves a queue where claims were lost."""
@@ -100,7 +103,7 @@ class Housekeeping:
         self._learn_lanes()
         self._learn_shares()
         lanes = [lane for poller in self._pollers.values() for lane in poller.lanes]
-        for lease in self._janitor.take_over(lanes, self._room()):
+        for lease in self._janitor.take_over(lanes, self._room(), self._workload.doubt):
             self._workload.begin(lease)
 
     def _room(self) -> Callable[[Task], float | None]:

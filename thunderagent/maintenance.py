@@ -11,7 +11,7 @@ from thunderagent import events, writes
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.events import EventBus
 from thunderagent.settler import about
-from thunderagent.store import TaskStore
+from thunderagent.store import Doubt, TaskStore
 from thunderagent.task import Candidate, Lane, Lease, Status, Task
 
 PAGES_A_SWEEP: Final = 100
@@ -105,12 +105,18 @@ class Janitor:
         self._keep_failed_s = keep_failed_s
         self.lost = LostLeases(store, guard_s=guard_s, monotonic=monotonic)
 
-    def take_over(self, lanes: Sequence[Lane], wanted: Callable[[Task], float | None]) -> list[Lease]:
+    def take_over(
+        self,
+        lanes: Sequence[Lane],
+        wanted: Callable[[Task], float | None],
+        doubt: Callable[[Sequence[Doubt]], None] = lambda doubts: None,
+    ) -> list[Lease]:
         """Take tasks of lost agents.
 
         Args:
             lanes: where to look.
             wanted: the length of the lease for a task that this agent has the job and a slot for, or None.
+            doubt: told of takeovers that had no answer.
 
         Returns:
             the leases won; each task goes on RUNNING, here.
@@ -124,11 +130,12 @@ class Janitor:
         if not mine:
             return []
         before = {task.task_id: task for task, _ in mine}
-        leases = self._store.take_over(mine, owner=self._owner)
-        for lease in leases:
+        exchanged = self._store.seize(mine, owner=self._owner)
+        doubt(exchanged.doubts)
+        for lease in exchanged.leases:
             lost_agent = before[lease.task_id].lease_owner or "?"
             self._bus.emit(events.TaskTakenOver(**about(lease), lost_agent=lost_agent))
-        return leases
+        return exchanged.leases
 
     def _give_up(self, task: Task) -> None:
         now = self._store.clock.now()

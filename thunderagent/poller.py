@@ -94,6 +94,7 @@ class QueuePoller:
             if len(found) >= self.free:
                 break
         self._tell_unknown(unknown)
+        found = list({one.task_id: one for one in found}.values())  # one that came back while the pages were read
         self._more = self._more or len(found) > self.free
         return [Wanted(one, self._lease_s(one.job)) for one in self._pick(found)]
 

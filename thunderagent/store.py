@@ -11,21 +11,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from thunderagent import writes
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import AccessDenied, DuplicateTask, PayloadTooLarge, StoreError, StoreUnavailable
-from thunderagent.port import MAX_TEXT_BYTES, Applied, Blobs, Engine
+from thunderagent.errors import DuplicateTask, StoreError
+from thunderagent.port import Applied, Blobs, Engine
 from thunderagent.task import Candidate, Lane, Lease, Page, Status, Task, timestamp
-
-KEEP_PAYLOAD_S: Final = 365 * 86400.0
-"""How long after its due time a payload that is kept apart is deleted, if nobody purged its task before."""
+from thunderagent.texts import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ class TaskStore:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
-        self.blobs = blobs
+        self.texts = Texts(engine, blobs)
         self.monotonic = monotonic
 
     @property
@@ -128,13 +125,13 @@ class TaskStore:
 
     def sibling(self) -> TaskStore:
         """The same store through connections of its own."""
-        return TaskStore(self.engine.sibling(), blobs=self.blobs, monotonic=self.monotonic)
+        return TaskStore(self.engine.sibling(), blobs=self.texts.blobs, monotonic=self.monotonic)
 
     # Putting and reading
 
     def enqueue(self, tasks: Sequence[Task], *, fresh: bool = False) -> list[Enqueued]:
         """Put new tasks. An id that is taken by the same job and payload answers with the task that has it."""
-        stored = [self._with_stored_payload(task) for task in tasks]
+        stored = [self.texts.put_payload(task) for task in tasks]
         rows = [one.to_row() for one in stored if isinstance(one, Task)]
         answers = iter(self.engine.put(rows, fresh=fresh) if rows else ())
         return [
@@ -144,7 +141,7 @@ class TaskStore:
 
     def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """Tasks by id with payload and result; ids without a task are left out."""
-        return {task.task_id: task for task in self._inflate(list(self.peek(task_ids).values()))}
+        return {task.task_id: task for task in self.texts.inflate(list(self.peek(task_ids).values()))}
 
     def peek(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """As `get`, without the texts that are kept outside of their rows."""
@@ -172,27 +169,7 @@ class TaskStore:
         sent = self.monotonic()
         answers = self._apply([*settlements, *claims])
         settled = [_settled(answer, won) for answer, won in answers[: len(settlements)]]
-        claimed = answers[len(settlements) :]
-        doubts = [Doubt(one, sent) for one, (answer, _) in zip(wanted, claimed, strict=True) if answer.error]
-        error = next((answer.error for answer, _ in answers if answer.error), None)
-        leases = self._leases(claimed, [one.lease_s for one in wanted], owner, sent)
-        try:
-            leases = self._whole(leases)
-        except StoreError as failure:  # ours, but not whole: look again
-            won = {lease.task_id for lease in leases}
-            doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won]
-            leases, error = [], failure
-        return Exchanged(
-            settled=settled,
-            leases=leases,
-            lost=[
-                one.candidate
-                for one, (answer, won) in zip(wanted, claimed, strict=True)
-                if not won and not answer.error
-            ],
-            doubts=doubts,
-            error=error,
-        )
+        return self._exchanged(settled, wanted, answers[len(settlements) :], owner, sent)
 
     def claim(self, wanted: Sequence[Wanted], *, owner: str) -> list[Lease]:
         """Try to claim each; the answer holds a lease for each task won.
@@ -200,10 +177,7 @@ class TaskStore:
         Raises:
             StoreError: no claim was won and at least one had no answer.
         """
-        exchanged = self.exchange((), wanted, owner=owner)
-        if exchanged.error and not exchanged.leases:
-            raise exchanged.error
-        return exchanged.leases
+        return _leases_of(self.exchange((), wanted, owner=owner))
 
     def settle(self, batch: Sequence[Write]) -> list[Settled]:
         """Do the writes that end leases."""
@@ -219,15 +193,27 @@ class TaskStore:
             and (task.status, task.lease_owner) == (Status.RUNNING, owner)
         ]
 
-    def take_over(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> list[Lease]:
-        """Take tasks of lost agents, each with the length of the new lease; the answer holds those won."""
+    def seize(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> Exchanged:
+        """Take tasks of lost agents, each with the length of the new lease."""
         now, until = self.clock.now(), self.clock.latest()
         batch = [
             writes.take_over(task, owner=owner, lease_s=lease_s, now=now, until=until + lease_s)
             for task, lease_s in seen
         ]
+        wanted = [
+            Wanted(Candidate(task.task_id, task.status_value, task.created_at, task.job, task.kind), lease_s)
+            for task, lease_s in seen
+        ]
         sent = self.monotonic()
-        return self._whole(self._leases(self._apply(batch), [lease_s for _, lease_s in seen], owner, sent))
+        return self._exchanged([], wanted, self._apply(batch), owner, sent)
+
+    def take_over(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> list[Lease]:
+        """As `seize`; the answer holds the leases won.
+
+        Raises:
+            StoreError: nothing was won and at least one had no answer.
+        """
+        return _leases_of(self.seize(seen, owner=owner))
 
     def renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         """Send heartbeats. No answer is neither a win nor a loss: the holder goes on until its deadline."""
@@ -314,72 +300,12 @@ class TaskStore:
             if after is None:
                 return found
 
-    # Texts that are too large for a row
-
-    def keep_text(self, key: str, text: str, *, expire_at: float) -> str | None:
-        """Keep a text outside of the row when it is too large for it; the answer is the reference, None: inline.
-
-        Raises:
-            PayloadTooLarge: it is over 350 KB and there is no bucket for it.
-        """
-        size = len(text) if text.isascii() else len(text.encode())
-        if size <= self.engine.inline_bytes:
-            return None
-        if size <= MAX_TEXT_BYTES:
-            self.engine.put_texts({key: text}, expire_at=expire_at)
-            return f"item:{key}"
-        if self.blobs:
-            return self.blobs.put(key, text)
-        raise PayloadTooLarge(
-            f"{key} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the "
-            "data, or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
-        )
-
-    def _with_stored_payload(self, task: Task) -> Task | PayloadTooLarge:
-        """The task with a large payload kept apart. The key has its digest: a refused duplicate overwrites nothing."""
-        digest = hashlib.sha256(task.payload_text.encode()).hexdigest()[:16]
-        expire_at = task.created_at + KEEP_PAYLOAD_S
-        try:
-            ref = self.keep_text(f"{task.task_id}#payload.{digest}", task.payload_text, expire_at=expire_at)
-        except PayloadTooLarge as error:
-            return error
-        return task if ref is None else replace(task, payload_text="", payload_ref=ref)
-
-    def _inflate(self, tasks: list[Task]) -> list[Task]:
-        refs = {ref for task in tasks for ref in (task.payload_ref, task.result_ref) if ref}
-        if not refs:
-            return tasks
-        keys = [ref.removeprefix("item:") for ref in refs if ref.startswith("item:")]
-        texts = {f"item:{key}": text for key, text in self.engine.get_texts(keys).items()} if keys else {}
-        for ref in refs - texts.keys():
-            if not ref.startswith("item:"):
-                texts[ref] = self._blob(ref)
-        return [
-            replace(
-                task,
-                payload_text=texts.get(task.payload_ref, "") if task.payload_ref else task.payload_text,
-                result_text=texts.get(task.result_ref) if task.result_ref else task.result_text,
-            )
-            for task in tasks
-        ]
-
-    def _blob(self, ref: str) -> str:
-        """A text in the bucket. One that is gone for good is empty, so that its task fails and blocks nobody."""
-        if self.blobs is None:
-            raise StoreUnavailable(f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored")
-        try:
-            return self.blobs.get(ref)
-        except (StoreUnavailable, AccessDenied):
-            raise
-        except StoreError:
-            return ""
-
     def _enqueued(self, task: Task, answer: Applied) -> Enqueued:
         if answer.error:
             return Enqueued(task, created=False, error=answer.error)
         if answer.won or answer.row is None:
             return Enqueued(task, created=True)
-        [existing] = self._inflate([Task.from_row(answer.row)])
+        [existing] = self.texts.inflate([Task.from_row(answer.row)])
         if (existing.job, existing.payload_text) == (task.job, task.payload_text):
             return Enqueued(existing, created=existing.submitted_at == task.submitted_at)
         return Enqueued(
@@ -392,27 +318,51 @@ class TaskStore:
             ),
         )
 
-    def _leases(
-        self, answers: Sequence[tuple[Applied, bool]], lengths: Sequence[float], owner: str, sent: float
-    ) -> list[Lease]:
-        leases = []
-        for lease_s, (answer, won) in zip(lengths, answers, strict=True):
+    def _exchanged(
+        self,
+        settled: list[Settled],
+        wanted: Sequence[Wanted],
+        answers: Sequence[tuple[Applied, bool]],
+        owner: str,
+        sent: float,
+    ) -> Exchanged:
+        leases, lost, doubts = list[Lease](), list[Candidate](), list[Doubt]()
+        for one, (answer, won) in zip(wanted, answers, strict=True):
             if won and answer.row:
                 task = Task.from_row(answer.row)
-                leases.append(Lease(task=task, owner=owner, fence=task.fence, lease_s=lease_s, held_from=sent))
-        return leases
+                leases.append(Lease(task=task, owner=owner, fence=task.fence, lease_s=one.lease_s, held_from=sent))
+            elif answer.error:
+                doubts.append(Doubt(one, sent))
+            else:
+                lost.append(one.candidate)
+        errors = [one.error for one in settled] + [answer.error for answer, _ in answers]
+        error = next(filter(None, errors), None)
+        try:
+            leases = self._whole(leases)
+        except StoreError as failure:  # ours, but not whole: look again
+            won_ids = {lease.task_id for lease in leases}
+            doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won_ids]
+            leases, error = [], failure
+        return Exchanged(settled=settled, leases=leases, lost=lost, doubts=doubts, error=error)
 
     def _whole(self, leases: list[Lease]) -> list[Lease]:
         if not any(lease.task.payload_ref for lease in leases):
             return leases
-        tasks = self._inflate([lease.task for lease in leases])
+        tasks = self.texts.inflate([lease.task for lease in leases])
         return [replace(lease, task=task) for lease, task in zip(leases, tasks, strict=True)]
 
     def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:
-        """The answers, each with whether the write is done: at once, or before a reply that was lost."""
+        """The answers, each with whether the write is done: at once, or before a reply that was lost.
+
+        A call that fails as a whole leaves open what it did: each of its writes is without an answer then.
+        """
+        try:
+            answers = self.engine.apply(batch)
+        except StoreError as error:
+            answers = [Applied(won=False, error=error)] * len(batch)
         return [
             (answer, answer.won or (answer.row is not None and write.landed_on(answer.row)))
-            for write, answer in zip(batch, self.engine.apply(batch), strict=True)
+            for write, answer in zip(batch, answers, strict=True)
         ]
 
     def _renewal(self, lease: Lease, answer: Applied, sent: float) -> Renewal:
@@ -427,3 +377,9 @@ def _settled(answer: Applied, won: bool) -> Settled:
     if answer.error:
         return Settled(error=answer.error)
     return Settled(won, answer.row.get("dependents", frozenset()) if won and answer.row else frozenset())
+
+
+def _leases_of(exchanged: Exchanged) -> list[Lease]:
+    if exchanged.error and not exchanged.leases:
+        raise exchanged.error
+    return exchanged.leases

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from thunderagent import events
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.errors import StoreError, TaskCancelled
+from thunderagent.errors import AgentDraining, StoreError, TaskCancelled
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, Running
 from thunderagent.heartbeat import CANCELLED, Heartbeat
@@ -73,6 +73,8 @@ class Workload:
     ) -> None:
         self.held: dict[str, Running] = {}
         self.executors: Executors | None = None
+        self.is_closing = False
+        """True while the agent drains: what turns out to be ours is given back and not run."""
         self._store = store
         self._jobs = jobs
         self._settings = settings
@@ -128,13 +130,17 @@ class Workload:
         self.held[task.task_id] = running
         self._pollers[task.queue].running += 1
         self._heartbeat.watch(running)
-        if task.cancel_requested:
-            self.done(running, Stopped(TaskCancelled(CANCELLED)))
+        if self.is_closing or task.cancel_requested:
+            self.done(running, Stopped(AgentDraining() if self.is_closing else TaskCancelled(CANCELLED)))
             return
         waited_s = max(0.0, self._store.clock.now() - task.created_at)
         self._bus.emit(events.TaskStarted(**about(lease), waited_s=waited_s))
         if self.executors is not None:
             self.executors.start(running)
+
+    def doubt(self, doubts: Sequence[Doubt]) -> None:
+        """Look at these claims and takeovers without an answer before anything else is claimed."""
+        self._doubts += doubts
 
     def end(self, running: Running, outcome: Outcome) -> None:
         """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
@@ -202,7 +208,7 @@ class Workload:
         )
 
     def _keep(self, key: str, text: str, expire_at: float) -> str | None:
-        return self._store.keep_text(key, text, expire_at=expire_at)
+        return self._store.texts.keep(key, text, expire_at=expire_at)
 
     def _let_go(self, ended: _Ended) -> None:
         self.held.pop(ended.running.lease.task_id, None)
@@ -237,7 +243,9 @@ class Workload:
     def _wanted(self) -> dict[str, list[Wanted]]:
         """Candidates by queue, for the queues whose time has come."""
         now = self._store.monotonic()
-        return {name: poller.look() for name, poller in self._pollers.items() if poller.due <= now}
+        looks = {name: poller.look() for name, poller in self._pollers.items() if poller.due <= now}
+        # A handler that ignores its lost lease may still run here: its task is for another agent.
+        return {name: [one for one in look if one.candidate.task_id not in self.held] for name, look in looks.items()}
 
     def _claimed(self, wanted: Mapping[str, list[Wanted]], exchanged: Exchanged) -> None:
         self._doubts += exchanged.doubts

@@ -290,7 +290,8 @@ def doom(child: Task, *, status: Status, reason: str, now: float, expire_at: flo
         task_id=child.task_id,
         set={**_end(child, status, now=now, expire_at=expire_at), **text},
         remove=("waitingFor",),
-        require=(Is("status", child.lane.value(Status.BLOCKED)),),
+        # The place in the queue too: a child that was revived meanwhile waits for its parents anew.
+        require=(Is("status", child.lane.value(Status.BLOCKED)), Is("createdAt", child.created_at)),
     )
 
 

@@ -398,14 +398,14 @@ def test_a_heartbeat_that_died_is_started_again_by_the_agent(monkeypatch: pytest
     with serving(long) as stage:
         task = stage.client.enqueue(long, {})
         stage.record.wait(events.TaskStarted)
-        real = Heartbeat.round
+        real = Heartbeat.renew_due
 
         def die_once(heart: Heartbeat) -> None:
-            monkeypatch.setattr(Heartbeat, "round", real)
+            monkeypatch.setattr(Heartbeat, "renew_due", real)
             broken.set()
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(Heartbeat, "round", die_once)
+        monkeypatch.setattr(Heartbeat, "renew_due", die_once)
         assert broken.wait(LONG_S)
         [event] = stage.record.wait(events.ThreadDied)
         assert (event.thread, event.restarted) == ("heartbeat", True)
@@ -413,6 +413,40 @@ def test_a_heartbeat_that_died_is_started_again_by_the_agent(monkeypatch: pytest
         stage.client.cancel(task)
         assert stage.end_of(task).status is Status.SUCCESS
         assert stage.record.of(events.LeaseLost) == []
+
+
+def test_a_lease_ends_in_time_although_a_heartbeat_hangs(at: Setting) -> None:
+    hung, go_on = threading.Event(), threading.Event()
+
+    def hang(beats: Sequence[Beat]) -> list[Renewal]:
+        hung.set()
+        go_on.wait(LONG_S)
+        return [Renewal() for _ in beats]
+
+    at.store.instead = hang
+    heart = Heartbeat(at.store, at.bus, tick_s=0.01, monotonic=at.clock.monotonic)
+    one = running(claimed(at.store, "a", lease_s=3.0), a_job(), beat_s=1.0, started=at.clock.monotonic())
+    heart.watch(one)
+    heart.start()
+    try:
+        at.clock.advance(1.0)
+        assert hung.wait(LONG_S)
+        at.clock.advance(1.5)
+        at.record.wait(events.LeaseLost)
+        assert isinstance(one.context.stop_reason, LeaseLost)
+    finally:
+        go_on.set()
+        heart.stop()
+
+
+def test_progress_that_could_not_be_sent_rides_on_the_next_beat(at: Setting) -> None:
+    one = at.holding()
+    one.context.progress({"at": 1})
+    at.store.instead = lambda beats: [Renewal(error=StoreUnavailable()) for _ in beats]
+    at.rounds(60)
+    at.store.instead = None
+    at.rounds(2)
+    assert at.row().progress == {"at": 1}
 
 
 def test_a_heartbeat_is_alive_between_its_start_and_its_stop() -> None:

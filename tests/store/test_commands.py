@@ -147,7 +147,7 @@ def test_one_agent_gets_the_turn_until_it_is_over(stand: Stand) -> None:
     name = stand.id("sweep")
     assert stand.store.take_turn(name, owner="agent-1", lasts_s=300)
     assert not stand.store.take_turn(name, owner="agent-2", lasts_s=300)
-    assert not stand.store.take_turn(name, owner="agent-1", lasts_s=300)
+    assert not stand.store.take_turn(name, owner="agent-1", lasts_s=301)
     assert stand.store.take_turn(stand.id("other"), owner="agent-2", lasts_s=-10)
     assert stand.store.take_turn(stand.id("other"), owner="agent-1", lasts_s=300), "the turn before was over"
 

@@ -83,7 +83,7 @@ def test_a_refused_duplicate_leaves_the_large_payload_of_the_task_alone(stand: S
 def test_a_large_result_is_kept_beside_the_row(stand: Stand) -> None:
     lease = stand.lease()
     now = stand.store.clock.now()
-    ref = stand.store.keep_text(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
+    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
     result = None if ref else _text(5000)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result=result, result_ref=ref)
     assert stand.store.settle([done])[0].accepted
@@ -112,7 +112,7 @@ def test_a_row_is_deleted_only_with_the_status_and_fence_that_were_seen(stand: S
 def test_a_deleted_task_takes_its_texts_along(dynamo_stand: Stand) -> None:
     lease = dynamo_stand.lease(payload_text=_text(5000))
     now = dynamo_stand.store.clock.now()
-    ref = dynamo_stand.store.keep_text(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
+    ref = dynamo_stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result_ref=ref)
     assert dynamo_stand.store.settle([done])[0].accepted
     row = dynamo_stand.store.engine.get([lease.task_id])[lease.task_id]

@@ -30,7 +30,7 @@ def table_create(
     with errors():
         engine = _dynamo(store)
         create_table(engine, deletion_protection=deletion_protection, progress=notes.print)
-        out.print(f"the table of {engine.url} is ready")
+        out.print(f"the table of {engine.url} is ready", soft_wrap=True)
 
 
 @table_app.command("check")
@@ -43,9 +43,12 @@ def table_check(store: StoreOption = None, as_json: JsonOption = False) -> None:
             tell([asdict(one) for one in found], True)
         else:
             for one in found:
-                out.print(f"[{'yellow' if one.is_warning else 'red'}]{escape(one.what)}[/]\n  {escape(one.remedy)}")
+                out.print(
+                    f"[{'yellow' if one.is_warning else 'red'}]{escape(one.what)}[/]\n  {escape(one.remedy)}",
+                    soft_wrap=True,
+                )
             if not found:
-                out.print(f"the table of {engine.url} is as it should be")
+                out.print(f"the table of {engine.url} is as it should be", soft_wrap=True)
         if any(not one.is_warning for one in found):
             raise typer.Exit(REFUSED)
 
@@ -61,7 +64,7 @@ def table_delete(
         if not yes:
             typer.confirm(f"Delete the table of {engine.url} with all its tasks?", abort=True)
         delete_table(engine)
-        out.print(f"the table of {engine.url} is deleted")
+        out.print(f"the table of {engine.url} is deleted", soft_wrap=True)
 
 
 def local(
@@ -79,7 +82,10 @@ def local(
             return
         running = local_engine.status(folder)
         if status:
-            out.print(f"running as process {running.pid} with state in {running.folder}" if running else "not running")
+            out.print(
+                f"running as process {running.pid} with state in {running.folder}" if running else "not running",
+                soft_wrap=True,
+            )
             if running is None:
                 raise typer.Exit(REFUSED)
         else:

@@ -54,7 +54,7 @@ def run(
         bus = EventBus()
         Telemetry(bus)
         registry = Registry.from_package(jobs)
-        agent = Agent(open_store(settings), registry, settings, bus=bus, scope=task_scope)
+        agent = Agent(open_store(settings, for_agent=True), registry, settings, bus=bus, scope=task_scope)
         stuck = agent.run()
     if stuck:  # handlers that ignore every request to stop: their tasks are released, so this process must end now
         sys.stdout.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from thunderagent.errors import ConfigurationError
@@ -15,12 +15,14 @@ _TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 _DYNAMODB_KEYS: Final = ("region", "endpoint")
 
 
-def open_engine(url: str) -> Engine:
+def open_engine(url: str, *, hasty: bool = False) -> Engine:
     """The engine of a store's URL. Nothing is read yet, except that DynamoDB makes its client.
 
     * `sqlite:///thunderagent.db`: a file, relative to the working directory; `sqlite:////var/tasks.db`: absolute;
     * `sqlite://:memory:`: gone with the process, for tests;
     * `dynamodb://TaskTable?region=eu-central-1`, with `&endpoint=http://127.0.0.1:4566` for a local engine.
+
+    `hasty` has DynamoDB's requests fail within seconds, for callers that try again by themselves.
 
     Raises:
         ConfigurationError: the URL is not one of these; or no region is known.
@@ -29,7 +31,7 @@ def open_engine(url: str) -> Engine:
     if mark and scheme == "sqlite":
         return _open_sqlite(url, rest)
     if mark and scheme == "dynamodb":
-        return _open_dynamodb(url)
+        return _open_dynamodb(url, hasty)
     raise ConfigurationError(
         f"the store {url!r} is neither sqlite:// nor dynamodb://; "
         f"write for example {SQLITE_EXAMPLE} or {DYNAMODB_EXAMPLE}"
@@ -54,7 +56,7 @@ def _open_sqlite(url: str, rest: str) -> Engine:
     return SqliteEngine(path)
 
 
-def _open_dynamodb(url: str) -> Engine:
+def _open_dynamodb(url: str, hasty: bool) -> Engine:
     parts = urlsplit(url)
     if not _TABLE_NAME.fullmatch(parts.netloc) or parts.path not in ("", "/") or parts.fragment:
         raise ConfigurationError(
@@ -77,4 +79,5 @@ def _open_dynamodb(url: str) -> Engine:
         )
     from thunderagent.stores.dynamo import DynamoEngine
 
-    return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint)
+    purpose: Literal["work", "lease"] = "lease" if hasty else "work"
+    return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint, purpose=purpose)

@@ -7,8 +7,11 @@ from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
 
 
-def open_store(settings: Settings) -> TaskStore:
+def open_store(settings: Settings, *, for_agent: bool = False) -> TaskStore:
     """The store of `settings.store`, with the bucket for large texts if one is set. Nothing is contacted yet.
+
+    An agent has short timeouts and few attempts by the SDK: it tries again by itself, and must stop in time when the
+    network is away.
 
     Raises:
         ConfigurationError: the URL cannot be understood.
@@ -20,4 +23,4 @@ def open_store(settings: Settings) -> TaskStore:
         )  # boto3 is slow to import and an embedded store does not need it
 
         blobs = S3Blobs(settings.blob_bucket)
-    return TaskStore(open_engine(settings.store), blobs=blobs)
+    return TaskStore(open_engine(settings.store, hasty=for_agent), blobs=blobs)
