@@ -20,17 +20,17 @@ from typing import Any, Final
 
 from thunderagent import events
 from thunderagent.dependents import Dependents
-from thunderagent.errors import AgentDraining, StoreError
+from thunderagent.errors import AgentDraining, ConfigurationError, StoreError, StoreThrottled
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, LoopExecutor, Scope, ThreadExecutor, no_scope
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.isolation import ProcessExecutor
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import HURRY_S, PollPace, first_poll, outage_delays
+from thunderagent.pacing import HURRY_S, THROTTLED_S, PollPace, first_poll, outage_delays
 from thunderagent.poller import QueuePoller
 from thunderagent.registry import Registry
-from thunderagent.settings import Settings, load_settings
+from thunderagent.settings import Settings, lease_problems, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
@@ -71,6 +71,7 @@ class Agent:
         self.store = store
         self.jobs = jobs
         self.settings = settings
+        self._check_leases()
         self._rng = rng or random.Random()
         self._monotonic = store.monotonic
         self._first_poll_s = first_poll(self._rng) if first_poll_s is None else first_poll_s
@@ -271,6 +272,8 @@ class Agent:
         if self._outage is None or answered:
             self._outage = outage_delays(self._rng)
         delay = next(self._outage)
+        if isinstance(error, StoreThrottled):  # it is there, and less of us is all that it asks for
+            delay = min(delay, THROTTLED_S)
         self._next_try = self._monotonic() + delay
         for poller in self._pollers.values():
             poller.postpone(delay)
@@ -306,6 +309,17 @@ class Agent:
             rng=self._rng,
             monotonic=self._monotonic,
         )
+
+    def _check_leases(self) -> None:
+        """A job may set its lease or its heartbeat alone: together with the settings they must still fit."""
+        problems = []
+        for job in self.jobs.values():
+            lease_s, beat_s = job.lease_s or self.settings.lease_s, job.heartbeat_s or self.settings.heartbeat_s
+            problems += lease_problems(
+                lease_s, beat_s, f"the lease_s of {job.name!r}", f"the heartbeat_s of {job.name!r}"
+            )
+        if problems:
+            raise ConfigurationError("these jobs cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
 
     def _tick_s(self) -> float:
         """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""

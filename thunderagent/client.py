@@ -141,7 +141,8 @@ class Client:
             ParentNotFound: a task in `depends_on` does not exist.
             StoreError: the store did not take it.
         """
-        names = tuple(dict.fromkeys(map(_id, depends_on)))
+        parents = [depends_on] if isinstance(depends_on, str) else depends_on  # a text is a sequence of letters
+        names = tuple(dict.fromkeys(map(_id, parents)))
         new = NewTask(job, task_id, delay_s, run_at, max_retry, queue, names, on_parent_failure)
         task = self._intake.put(self._intake.make(new, payload))
         self._enqueued()

@@ -24,7 +24,7 @@ from thunderagent.workload import Workload
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
 EXPIRE_S: Final = 600.0
-SETTLED_S: Final = 2.0
+SETTLED_S: Final = 0.5
 SHARES_S: Final = 1.0
 """Shortest time between two looks for the other agents of a queue."""
 

@@ -19,6 +19,9 @@ from thunderagent.task import DEFAULT_QUEUE, Lane, Status, Task, new_task_id, ti
 RESERVED: Final = ("agent:", "turn:", "lanes:")
 """Rows of our own begin so."""
 
+LATEST_DUE: Final = 10_000_000_000.0
+"""The year 2286. A later due time is one in milliseconds, or an infinite delay."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
@@ -47,17 +50,13 @@ class Intake:
 
         Raises:
             PayloadInvalid: the payload does not fit the job or is not JSON data, or the id cannot be one.
-            ConfigurationError: the queue cannot be one, or the policy for failed parents is unknown.
+            ConfigurationError: one of the options cannot be what it is.
         """
         now = self._store.clock.now()
         task_id = new.task_id or new_task_id(now)
-        if not 1 <= len(task_id.encode()) <= 512 or "#" in task_id or task_id.startswith(RESERVED):
-            raise PayloadInvalid(
-                f"{task_id!r} cannot be a task_id: use 1 to 512 bytes, no '#', and none of {', '.join(RESERVED)} "
-                "at its start"
-            )
-        if new.on_parent_failure not in set(OnParentFailure):
-            raise ConfigurationError(f"on_parent_failure is {new.on_parent_failure!r}; use 'fail', 'cancel' or 'run'")
+        _check_id(task_id)
+        due = now + max(0.0, new.delay_s) if new.run_at is None else new.run_at
+        _check_options(new, due)
         job, max_retry = new.job, new.max_retry
         if isinstance(job, str):
             name, queue, kind = job, DEFAULT_QUEUE, "batch"
@@ -71,7 +70,7 @@ class Intake:
             task_id=task_id,
             status=Status.PENDING,
             lane=Lane.of(task_id, new.queue or queue, self._settings.shards),
-            created_at=timestamp(now + max(0.0, new.delay_s) if new.run_at is None else new.run_at),
+            created_at=timestamp(due),
             submitted_at=timestamp(now),
             job=name,
             kind=kind,
@@ -133,3 +132,23 @@ class Intake:
             raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
         waiting_for = frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
         return replace(task, status=Status.BLOCKED, waiting_for=waiting_for) if waiting_for else task
+
+
+def _check_id(task_id: str) -> None:
+    size = len(task_id.encode(errors="replace"))
+    if not 1 <= size <= 512 or "#" in task_id or task_id.startswith(RESERVED) or not task_id.isprintable():
+        raise PayloadInvalid(
+            f"{task_id!r} cannot be a task_id: use 1 to 512 bytes of printable text, no '#', and none of "
+            f"{', '.join(RESERVED)} at its start"
+        )
+
+
+def _check_options(new: NewTask, due: float) -> None:
+    if new.on_parent_failure not in set(OnParentFailure):
+        raise ConfigurationError(f"on_parent_failure is {new.on_parent_failure!r}; use 'fail', 'cancel' or 'run'")
+    if not 0 <= due <= LATEST_DUE:
+        raise ConfigurationError(f"the task would be due at {due} epoch seconds; give delay_s and run_at in seconds")
+    if new.max_retry is not None and new.max_retry < 0:
+        raise ConfigurationError(f"max_retry is {new.max_retry}; it must not be negative")
+    if not new.job:
+        raise ConfigurationError("the name of the job is empty")

@@ -144,7 +144,7 @@ def job(
             queue=queue,
             max_retry=max_retry,
             timeout_s=timeout_s,
-            fatal=fatal,
+            fatal=tuple(fatal),
             isolation=isolation,
             lease_s=lease_s,
             heartbeat_s=beat,

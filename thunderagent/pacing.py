@@ -87,6 +87,9 @@ def batch_delays(rng: random.Random) -> Iterator[float]:
         ceiling = min(5.0, ceiling * 2)
 
 
+THROTTLED_S: Final = 5.0
+"""Longest wait of an agent after a throttle."""
+
 HEARTBEAT_RETRY_S: Final = 1.0
 """After a heartbeat that got no answer: the next attempt, until the deadline of the lease."""
 

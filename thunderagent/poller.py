@@ -95,8 +95,9 @@ class QueuePoller:
                 break
         self._tell_unknown(unknown)
         found = list({one.task_id: one for one in found}.values())  # one that came back while the pages were read
-        self._more = self._more or len(found) > self.free
-        return [Wanted(one, self._lease_s(one.job)) for one in self._pick(found)]
+        picked = self._pick(found)
+        self._more = self._more or len(found) > len(picked)
+        return [Wanted(one, self._lease_s(one.job)) for one in picked]
 
     def took(self, won: Sequence[str], lost: Sequence[Candidate], wanted: Sequence[Wanted]) -> None:
         """Learn what became of the last look, and decide when to look again."""
@@ -132,8 +133,9 @@ class QueuePoller:
     def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
         found: list[Candidate] = []
         after = self._after.pop(lane, None)
+        limit = max(self._page, min(1000, 2 * self.free * self.share[1]))  # so that our share of it fills the slots
         for _ in range(PAGES_A_LOOK):
-            page = self._store.ready(lane, limit=self._page, after=after)
+            page = self._store.ready(lane, limit=limit, after=after)
             after = page.after
             self._seen += len(page.entries)
             jobs, recent, edge = self._jobs, self._recent, self._monotonic() - FORGET_S
@@ -153,16 +155,17 @@ class QueuePoller:
         """As many candidates as there are free slots, at random, those of our own share first.
 
         Agents that see the same page would else claim the same tasks: four that take 10 of 50 lose a third of their
-        claims, each one billed. A task of no share that is served waits at most until it is all that a page holds.
+        claims, each one billed. While there is more than a page, an agent keeps to its share; a task whose agent is busy
+        or gone is taken by the others as soon as their own shares or the queue run out.
         """
         rank, agents = self.share
-        if agents > 1 and len(found) > self.free:
+        if agents > 1:
             ours = [one for one in found if crc32(one.task_id.encode()) % agents == rank]
-            if len(ours) >= self.free:
+            if ours and (self._more or len(ours) >= self.free):
                 found = ours
-            else:
+            elif ours:
                 rest = [one for one in found if crc32(one.task_id.encode()) % agents != rank]
-                return ours + self._rng.sample(rest, self.free - len(ours))
+                return ours + self._rng.sample(rest, min(self.free - len(ours), len(rest)))
         return self._rng.sample(found, min(self.free, len(found)))
 
     def _tell_unknown(self, unknown: set[str]) -> None:

@@ -168,7 +168,7 @@ def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Rec
     thread.start()
     until = time.monotonic() + timeout_s
     try:
-        while not failures and (still := _open(client)):
+        while not failures and _open(client):
             if (left := until - time.monotonic()) <= 0:
                 raise WaitTimeout(f"tasks are still open after {timeout_s:g} s")
             moved.wait(min(left, 0.5))

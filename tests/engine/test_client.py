@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tests.engine.support import LONG_S, a_job, seen, settings
 from thunderagent import writes
+from thunderagent.agent import Agent
 from thunderagent.client import BULK, Client
 from thunderagent.context import Context
 from thunderagent.errors import (
@@ -26,10 +27,11 @@ from thunderagent.errors import (
 )
 from thunderagent.job import job
 from thunderagent.port import Applied
+from thunderagent.registry import Registry
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Lease, Page, Row, Status, Task
-from thunderagent.testing import FakeClock
+from thunderagent.testing import FakeClock, memory_client
 
 
 class Payload(BaseModel):
@@ -178,7 +180,7 @@ def test_an_id_of_another_task_is_refused_with_what_it_is(at: Setting) -> None:
         at.client.enqueue("test.other", {"a": 1}, task_id="mine")
 
 
-@pytest.mark.parametrize("name", ["a#b", "agent:x", "turn:x", "x" * 513, "ü" * 257])
+@pytest.mark.parametrize("name", ["a#b", "agent:x", "turn:x", "x" * 513, "ü" * 257, "a\nb"])
 def test_an_id_that_would_collide_with_our_own_rows_is_refused(at: Setting, name: str) -> None:
     with pytest.raises(PayloadInvalid, match="cannot be a task_id"):
         at.client.enqueue("test.build", {}, task_id=name)
@@ -186,7 +188,7 @@ def test_an_id_that_would_collide_with_our_own_rows_is_refused(at: Setting, name
         at.client.get(name)
 
 
-@pytest.mark.parametrize("name", ["x" * 512, "ü", "a b/c?d", "' OR 1=1 --", "\n"])
+@pytest.mark.parametrize("name", ["x" * 512, "ü", "a b/c?d", "' OR 1=1 --"])
 def test_any_other_id_is_fine(at: Setting, name: str) -> None:
     assert at.client.enqueue("test.build", {}, task_id=name).id == name
     assert at.client.get(name).id == name
@@ -590,3 +592,37 @@ def test_a_client_may_be_made_of_the_environment(monkeypatch: pytest.MonkeyPatch
     client.close()
     with pytest.raises(ConfigurationError, match="neither sqlite:// nor dynamodb://"):
         Client.from_settings(store="redis://localhost")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"delay_s": float("inf")}, "epoch seconds"),
+        ({"run_at": 1_800_000_000_000.0}, "epoch seconds"),
+        ({"run_at": float("nan")}, "epoch seconds"),
+        ({"max_retry": -1}, "max_retry is -1"),
+        ({"on_parent_failure": "explode"}, "explode"),
+        ({"queue": "a b"}, "a b"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(options: dict[str, Any], problem: str) -> None:
+    client = memory_client()
+    with pytest.raises(ConfigurationError, match=problem):
+        client.enqueue("test.job", {}, **options)
+    assert list(client.list()) == []
+
+
+def test_a_single_parent_may_be_named_by_its_id() -> None:
+    client = memory_client()
+    parent = client.enqueue("test.job", {})
+    assert client.enqueue("test.job", {}, depends_on=parent.task_id).depends_on == (parent.task_id,)
+
+
+def test_a_heartbeat_that_does_not_fit_the_lease_of_the_settings_is_refused_at_the_start() -> None:
+    @job("test.eager", heartbeat_s=200)
+    def eager(ctx: Context, payload: None) -> None:
+        raise NotImplementedError
+
+    client = memory_client()
+    with pytest.raises(ConfigurationError, match=r"heartbeat_s of 'test.eager' is 200"):
+        Agent(client.store, Registry(eager), client.settings)
