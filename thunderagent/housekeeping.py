@@ -24,8 +24,7 @@ from thunderagent.workload import Workload
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
 EXPIRE_S: Final = 600.0
-SETTLED_S: Final = 0.5
-SHARES_S: Final = 1.0
+SHARES_S: Final = 0.25
 """Shortest time between two looks for the other agents of a queue."""
 
 
@@ -73,9 +72,7 @@ class Housekeeping:
             )
         self._store_permitting("registration", self._announce)
         self._store_permitting("lanes", self._learn_lanes)
-        self._shares_due = self._store.monotonic() + SETTLED_S
-        for poller in self._pollers.values():
-            poller.is_contended = True  # look once when those that start with us have announced themselves
+        self._store_permitting("shares", self._learn_shares)
 
     def run_pending(self) -> None:
         """Do what is due, and find out who else serves a queue where claims were lost."""

@@ -87,7 +87,7 @@ def batch_delays(rng: random.Random) -> Iterator[float]:
         ceiling = min(5.0, ceiling * 2)
 
 
-THROTTLED_S: Final = 5.0
+THROTTLED_S: Final = 2.0
 """Longest wait of an agent after a throttle."""
 
 HEARTBEAT_RETRY_S: Final = 1.0

@@ -20,6 +20,9 @@ PAGES_A_LOOK: Final = 10
 CONTENDED: Final = 0.1
 """Share of lost claims in one look from which on agents want to know of each other."""
 
+PAGE_ALONE: Final = 20
+"""Entries of a page while nobody else serves the queue, so that there is nobody to keep apart from."""
+
 REMEMBERED: Final = 2000
 FORGET_S: Final = 5.0
 """How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
@@ -133,7 +136,11 @@ class QueuePoller:
     def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
         found: list[Candidate] = []
         after = self._after.pop(lane, None)
-        limit = max(self._page, min(1000, 2 * self.free * self.share[1]))  # so that our share of it fills the slots
+        agents = self.share[1]
+        least = self._page if agents > 1 else min(self._page, PAGE_ALONE)
+        limit = max(
+            least, min(1000, (4 if agents > 1 else 2) * self.free * agents)
+        )  # so that our share of it fills the slots
         for _ in range(PAGES_A_LOOK):
             page = self._store.ready(lane, limit=limit, after=after)
             after = page.after
@@ -152,11 +159,11 @@ class QueuePoller:
         return found
 
     def _pick(self, found: list[Candidate]) -> list[Candidate]:
-        """As many candidates as there are free slots, at random, those of our own share first.
+        """As many candidates as there are free slots, at random, those of our own share of the ids first.
 
         Agents that see the same page would else claim the same tasks: four that take 10 of 50 lose a third of their
-        claims, each one billed. While there is more than a page, an agent keeps to its share; a task whose agent is busy
-        or gone is taken by the others as soon as their own shares or the queue run out.
+        claims, each one billed. While there is more than a page, an agent keeps to its share; a task whose agent is
+        busy or gone is taken by the others as soon as their own shares of the page or the queue run out.
         """
         rank, agents = self.share
         if agents > 1:

@@ -203,10 +203,10 @@ def test_an_outage_longer_than_the_lease_stops_the_handler_and_the_task_runs_aga
         assert (reasons, work.runs[task.task_id]) == (["LeaseLost"], 2)
 
 
-def test_throttles_on_half_of_the_calls_slow_the_agent_and_lose_nothing(faulty: FaultyEngine, work: Work) -> None:
+def test_throttles_on_a_third_of_the_calls_slow_the_agent_and_lose_nothing(faulty: FaultyEngine, work: Work) -> None:
     with serving(work.job(), store=TaskStore(faulty), slots=4) as stage:
         made = stage.client.enqueue_many("test.job", [{"n": n} for n in range(20)])
-        faulty.chance(ANY, Fault.THROTTLED, 0.5)
+        faulty.chance(ANY, Fault.THROTTLED, 0.3)
         stage.record.wait(events.TaskSucceeded, 3)
         faulty.calm()
         for one in made:

@@ -13,7 +13,7 @@ from thunderagent import events
 from thunderagent.errors import StoreUnavailable
 from thunderagent.events import EventBus
 from thunderagent.pacing import PollPace
-from thunderagent.poller import FORGET_S, PAGES_A_LOOK, QueuePoller
+from thunderagent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import Lane, Page
 from thunderagent.testing import FakeClock, memory_store
@@ -141,7 +141,7 @@ def test_what_is_not_due_yet_is_not_wanted(at: Setting) -> None:
 
 def test_it_pages_past_more_foreign_jobs_than_one_look_reads_to_find_its_own() -> None:
     at = Setting(slots=3, page=50)
-    for number in range(50 * PAGES_A_LOOK + 20):
+    for number in range(PAGE_ALONE * PAGES_A_LOOK + 15):
         put(at.store, f"foreign-{number:03}", job="other.job", created_at=at.clock.now() - 10)
     put(at.store, "mine")
     assert at.look() == []
@@ -310,3 +310,36 @@ def test_each_look_is_told_in_numbers(at: Setting) -> None:
     put(at.store, "x", job="other.job")
     at.claim(at.poller.look())
     assert at.record.of(events.Polled) == [events.Polled(queue="default", seen=5, tried=3, won=3)]
+
+
+# Shares
+
+
+def _one_of(agents: int, rank: int, *, tasks: int) -> Setting:
+    at = Setting(slots=5, page=5, seed=rank)
+    for number in range(tasks):
+        put(at.store, f"t{number:03}", created_at=at.clock.now() - 10)
+    at.poller.share = (rank, agents)
+    return at
+
+
+def test_agents_that_know_of_each_other_want_different_tasks() -> None:
+    wanted = [_one_of(4, rank, tasks=200).look() for rank in range(4)]
+    everything = [task_id for one in wanted for task_id in one]
+    assert [len(one) for one in wanted] == [5, 5, 5, 5]
+    assert len(set(everything)) == 20
+
+
+def test_an_agent_takes_from_the_share_of_others_when_its_own_runs_out() -> None:
+    assert len(_one_of(4, 0, tasks=3).look()) == 3
+    assert len(_one_of(1000, 0, tasks=20).look()) == 5
+
+
+def test_lost_claims_make_a_poller_ask_who_the_others_are() -> None:
+    at = _one_of(1, 0, tasks=20)
+    wanted = at.poller.look()
+    at.poller.took([one.candidate.task_id for one in wanted], [], wanted)
+    assert not at.poller.is_contended
+    wanted = at.poller.look()
+    at.poller.took([], [one.candidate for one in wanted], wanted)
+    assert at.poller.is_contended

@@ -218,7 +218,7 @@ def _connect(path: str) -> sqlite3.Connection:
             _write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 2000")
-            connection.execute("PRAGMA cache_size = -4000")
+            connection.execute("PRAGMA cache_size = -2000")
             _migrate(connection, path)
         except BaseException:
             connection.close()
