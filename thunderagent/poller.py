@@ -23,6 +23,8 @@ CONTENDED: Final = 0.1
 PAGE_ALONE: Final = 20
 """Entries of a page while nobody else serves the queue, so that there is nobody to keep apart from."""
 
+LONGEST_PAGE: Final = 1000
+
 REMEMBERED: Final = 2000
 FORGET_S: Final = 5.0
 """How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
@@ -136,11 +138,7 @@ class QueuePoller:
     def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
         found: list[Candidate] = []
         after = self._after.pop(lane, None)
-        agents = self.share[1]
-        least = self._page if agents > 1 else min(self._page, PAGE_ALONE)
-        limit = max(
-            least, min(1000, (4 if agents > 1 else 2) * self.free * agents)
-        )  # so that our share of it fills the slots
+        limit = self._entries()
         for _ in range(PAGES_A_LOOK):
             page = self._store.ready(lane, limit=limit, after=after)
             after = page.after
@@ -157,6 +155,13 @@ class QueuePoller:
         if after is not None and not found:
             self._after[lane] = after
         return found
+
+    def _entries(self) -> int:
+        """Length of a page: enough that our share of it fills the free slots."""
+        agents = self.share[1]
+        if agents == 1:
+            return max(2 * self.free, min(self._page, PAGE_ALONE))
+        return max(self._page, min(4 * self.free * agents, LONGEST_PAGE))
 
     def _pick(self, found: list[Candidate]) -> list[Candidate]:
         """As many candidates as there are free slots, at random, those of our own share of the ids first.

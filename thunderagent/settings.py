@@ -53,7 +53,7 @@ class Settings(BaseSettings):
     poll_idle_s: float = 10.0
     """Pause between polls when the queue has been empty for five minutes."""
     batch_page: int = 50
-    """Index entries that one poll reads, 1 to 1000; 100 for more than four agents."""
+    """Index entries that a poll reads at least when several agents serve the queue, 1 to 1000."""
     max_retry: int = 3
     """Retries after handler errors unless the job or the task says otherwise."""
     max_crashes: int = 3
