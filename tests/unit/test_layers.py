@@ -17,8 +17,8 @@ LAYERS: Final[dict[int, str]] = {
     0: "errors task conditions writes pacing dependencies events clock version jsondata",
     1: "context job registry port store texts settings",
     2: "stores stores.* blobs",
-    3: ("heartbeat executor isolation child settler maintenance housekeeping poller workload dependents"),
-    4: "client intake agent statistics __init__",
+    3: "heartbeat executor isolation child settler maintenance housekeeping poller workload dependents intake",
+    4: "client agent statistics __init__",
     5: "cli cli.* telemetry testing faults local __main__",
 }
 """Names relative to the package; `__init__` is the package itself, `name.*` is what is in a folder."""
