@@ -112,8 +112,11 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (running := self._inbox.get()) is not None:
-            with self._scope(running.lease):
-                outcome = run_handler(running.job, running.context)
+            try:
+                with self._scope(running.lease):
+                    outcome = run_handler(running.job, running.context)
+            except BaseException as error:  # of the scope: a slot must not die of it
+                outcome = raised(error)
             self._done(running, outcome)
             del running, outcome  # an idle slot keeps nothing of its last task
 
@@ -150,12 +153,19 @@ class LoopExecutor:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, running: Running) -> None:
+        try:
+            outcome = await self._attempt(running)
+        except BaseException as error:  # of the scope: a slot must not be lost by it
+            outcome = raised(error)
+        self._done(running, outcome)
+
+    async def _attempt(self, running: Running) -> Outcome:
         job, context = running.job, running.context
         with self._scope(running.lease):
             try:
                 payload = job.load_payload(context.lease.task.payload_text)
             except PayloadInvalid as error:
-                return self._done(running, Raised(str(error), fatal=True))
+                return Raised(str(error), fatal=True)
             handler = self._loop.create_task(self._outcome(job, context, payload))
             loop = self._loop
 
@@ -164,10 +174,9 @@ class LoopExecutor:
 
             context.when_stopped(cancel)
             try:
-                outcome = await handler
+                return await handler
             except BaseException as error:  # stopped before its first step
-                outcome = outcome_of(error, job, context)
-        return self._done(running, outcome)
+                return outcome_of(error, job, context)
 
     async def _outcome(self, job: Job[Any], context: Context, payload: Any) -> Outcome:
         try:

@@ -147,8 +147,9 @@ def _end(child: subprocess.Popen[str], why: TaskStopped, send: threading.Lock, o
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _how(code: int) -> str:

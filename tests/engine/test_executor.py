@@ -8,7 +8,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from thunderagent.job import Job, job
 from thunderagent.jsondata import Unstorable, dump_json
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, time_limit
 from thunderagent.task import Lease
+from thunderagent.testing import make_lease
 
 
 class Bench:
@@ -503,3 +504,32 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_scope_that_fails_costs_its_task_an_error_and_no_slot(is_async: bool) -> None:
+    def broken(lease: Lease) -> AbstractContextManager[None]:
+        raise RuntimeError("no scope today")
+
+    @job("test.plain")
+    def plain(ctx: Context, payload: None) -> None:
+        return None
+
+    @job("test.coroutine")
+    async def coroutine(ctx: Context, payload: None) -> None:
+        return None
+
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def done(one: Running, outcome: Outcome) -> None:
+        outcomes.put(outcome)
+
+    executor = LoopExecutor(done, broken) if is_async else ThreadExecutor(1, done, broken)
+    try:
+        for _ in range(2):
+            one = coroutine if is_async else plain
+            executor.start(Running(make_lease(one), one, Context(make_lease(one)), 0.2, 60.0))
+            outcome = outcomes.get(timeout=10)
+            assert isinstance(outcome, Raised) and "no scope today" in outcome.error
+    finally:
+        executor.close()
