@@ -232,6 +232,8 @@ class Agent:
             self._workload.end(running, Stopped(running.context.stop_reason or AgentDraining()))
         self._commit(claim=False)
         if self._outage is None:
+            self._workload.gather(0.0)  # a claim in doubt that has just turned out to be ours goes back too
+            self._commit(claim=False)
             self._housekeeping.end()
         self.bus.emit(events.AgentStopped(stuck=len(stuck)))
         return len(stuck)

@@ -63,6 +63,7 @@ class Housekeeping:
         for seconds, name, work in (
             (sweep_s, "sweep", self._sweep),
             (sweep_s, "sweep", lambda: self._janitor.heal(self._lanes)),
+            (sweep_s, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
             (COUNT_S, "counters", self._count),
             (EXPIRE_S, "expiry", lambda: self._store.engine.expire(self._store.clock.now())),
@@ -98,7 +99,6 @@ class Housekeeping:
 
     def _sweep(self) -> None:
         self._learn_lanes()
-        self._learn_shares()
         lanes = [lane for poller in self._pollers.values() for lane in poller.lanes]
         for lease in self._janitor.take_over(lanes, self._room(), self._workload.doubt):
             self._workload.begin(lease)

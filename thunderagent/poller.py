@@ -181,7 +181,7 @@ class QueuePoller:
         return self._rng.sample(found, min(self.free, len(found)))
 
     def _tell_unknown(self, unknown: set[str]) -> None:
-        names = tuple(sorted(unknown))
+        names = tuple(sorted(map(str, unknown)))
         if names and names != self._unknown:
             self._bus.emit(events.UnknownJobsSeen(queue=self.queue, jobs=names))
         self._unknown = names

@@ -45,7 +45,7 @@ def queue_stats(store: TaskStore) -> list[QueueStats]:
 def _stats(store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo]) -> QueueStats:
     engine, now = store.engine, store.clock.now()
     serving = [agent for agent in agents if queue in agent.info["queues"]]
-    jobs = {name for agent in serving for name in agent.info["jobs"]}
+    jobs = {name for agent in serving for name in agent.info.get("jobs", ())}
     counts = {
         status: sum(engine.count(lane.value(status)) for lane in lanes)
         for status in (Status.PENDING, Status.RUNNING, Status.BLOCKED, Status.FAILED)

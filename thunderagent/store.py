@@ -292,9 +292,11 @@ class TaskStore:
             page = self.engine.page(writes.AGENT_STATUS, limit=100, after=after)
             rows = self.engine.get([entry.task_id for entry in page.entries]).values()
             found += [
-                AgentInfo(row["taskId"].removeprefix("agent:"), row["createdAt"], row["updatedAt"], row["info"])
+                AgentInfo(
+                    row["taskId"].removeprefix("agent:"), row["createdAt"], row.get("updatedAt", 0.0), row["info"]
+                )
                 for row in rows
-                if row["expireAt"] > self.clock.earliest()
+                if "queues" in row.get("info", {}) and row.get("expireAt", 0) > self.clock.earliest()
             ]
             after = page.after
             if after is None:

@@ -247,7 +247,7 @@ class Task:
 
     @classmethod
     def from_row(cls, row: Row) -> Task:
-        """The task that a row describes.
+        """The task that a row describes. What a row made by hand lacks is filled in: it must not stop an agent.
 
         Raises:
             ValueError: the status of the row is not one of a task.
@@ -256,6 +256,8 @@ class Task:
         status, mark, suffix = values["status"].partition("#")
         values["status"] = Status(status)
         values["lane"] = _lane_of_suffix(mark + suffix)
+        values.setdefault("created_at", 0.0)
+        values.setdefault("submitted_at", values["created_at"])
         if "dependsOn" in row:
             values["depends_on"] = tuple(row["dependsOn"])
         if "errors" in row:

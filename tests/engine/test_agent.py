@@ -702,3 +702,31 @@ def test_an_event_loop_that_died_ends_the_agent_so_that_it_is_started_afresh() -
         [event] = stage.record.wait(events.ThreadDied)
         assert (event.thread, event.restarted) == ("event-loop", False)
         stage.join()
+
+
+def test_rows_that_were_made_by_hand_stop_no_agent() -> None:
+    store = memory_store()
+    now = store.clock.now()
+    store.engine.put(
+        [
+            {"taskId": "by-hand", "status": "PENDING", "createdAt": now - 5, "job": "test.job"},
+            {"taskId": "no-job", "status": "PENDING", "createdAt": now - 5},
+            {"taskId": "foreign", "status": "PENDING", "createdAt": now - 5, "job": "other.job"},
+            {"taskId": "no-lease", "status": "RUNNING", "createdAt": now - 5, "job": "test.job", "fence": 1},
+            {"taskId": "agent:odd", "status": "AGENT", "createdAt": now - 5, "info": {"host": "x"}},
+        ]
+    )
+
+    @job("test.job")
+    def work(ctx: Context, payload: None) -> str:
+        return ctx.task_id
+
+    with serving(work, store=store, sweep_s=0.1) as stage:
+        stage.record.wait(events.TaskSucceeded)
+        after = stage.client.enqueue(work)
+        assert stage.end_of(after).result == after.task_id
+        assert stage.client.get("by-hand").result == "by-hand"
+        [unknown] = stage.record.wait(events.UnknownJobsSeen)
+        assert unknown.jobs == ("None", "other.job")
+        assert stage.is_running
+    assert stage.client.agents() == []

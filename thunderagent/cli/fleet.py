@@ -76,9 +76,10 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
         table = make_table("agent", "since", "seen", "slots in use", "health", ids=names)
         for one in found:
             slots = ", ".join(
-                f"{queue} {one.info['running'].get(queue, 0)}/{number}" for queue, number in one.info["queues"].items()
+                f"{queue} {one.info.get('running', {}).get(queue, 0)}/{number}"
+                for queue, number in one.info["queues"].items()
             )
-            health = one.info["health"]
+            health = one.info.get("health", {})
             fine = health["heartbeat_alive"] and health["store_answers"]
             state = "draining" if health["draining"] else "ok" if fine else "[red]not well[/red]"
             table.add_row(escape(one.name), moment(one.started_at), moment(one.seen_at), escape(slots), state)

@@ -230,11 +230,6 @@ def is_loopback(endpoint: str | None) -> bool:
         return host == "localhost"
 
 
-def local_session() -> boto3.Session:
-    """A session for an engine on this machine."""
-    return new_session(local=True)
-
-
 def new_session(*, local: bool) -> boto3.Session:
     """A session of its own, with the credentials of the environment or the profile.
 
