@@ -723,7 +723,7 @@ def test_rows_that_were_made_by_hand_stop_no_agent() -> None:
 
     with serving(work, store=store, sweep_s=0.1) as stage:
         stage.record.wait(events.TaskSucceeded)
-        after = stage.client.enqueue(work)
+        after = stage.client.enqueue(work, None)
         assert stage.end_of(after).result == after.task_id
         assert stage.client.get("by-hand").result == "by-hand"
         [unknown] = stage.record.wait(events.UnknownJobsSeen)

@@ -75,13 +75,10 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
         names = [one.name for one in found]
         table = make_table("agent", "since", "seen", "slots in use", "health", ids=names)
         for one in found:
-            slots = ", ".join(
-                f"{queue} {one.info.get('running', {}).get(queue, 0)}/{number}"
-                for queue, number in one.info["queues"].items()
-            )
-            health = one.info.get("health", {})
-            fine = health["heartbeat_alive"] and health["store_answers"]
-            state = "draining" if health["draining"] else "ok" if fine else "[red]not well[/red]"
+            running, health = one.info.get("running", {}), one.info.get("health", {})
+            slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in one.info["queues"].items())
+            fine = health.get("heartbeat_alive") and health.get("store_answers")
+            state = "draining" if health.get("draining") else "ok" if fine else "[red]not well[/red]"
             table.add_row(escape(one.name), moment(one.started_at), moment(one.seen_at), escape(slots), state)
         out.print(table if found else "no agents")
 
