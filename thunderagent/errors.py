@@ -19,7 +19,11 @@ inputs and broken dependencies, and each says what to do.
     │   ├── TaskCancelled         … somebody cancelled the task
     │   ├── LeaseLost             … the lease is over or another agent holds it
     │   ├── TimeLimitExceeded     … `timeout_s` is over
+    │   ├── StreamStopped         … somebody stopped the stream
+    │   ├── StreamHandedOff       … another agent is to hold the stream
+    │   ├── StreamWedged          … the stream makes no progress here
     │   └── AgentDraining         … the agent is stopping and its drain time is over
+    ├── StreamFailed              a stream cannot go on: the peer refuses for good, or a limit of ours says so
     └── StoreError                the store did not do what was asked
         ├── StoreUnavailable      … for now: retry later
         │   ├── StoreThrottled    … the table or index refuses because of its throughput
@@ -104,6 +108,22 @@ class TimeLimitExceeded(TaskStopped):
 
 class AgentDraining(TaskStopped):
     """The agent is stopping and its drain time is over; the task goes back to its queue."""
+
+
+class StreamStopped(TaskStopped):
+    """The stream was stopped; start it again with: thunderagent streams start"""
+
+
+class StreamHandedOff(TaskStopped):
+    """The stream goes to another agent, which has more room for it."""
+
+
+class StreamWedged(TaskStopped):
+    """The stream makes no progress here; another agent will try."""
+
+
+class StreamFailed(ThunderAgentError):
+    """The stream cannot go on."""
 
 
 class StoreError(ThunderAgentError):

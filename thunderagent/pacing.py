@@ -110,3 +110,20 @@ LOOP_JOIN_S: Final = 1.0
 
 THREAD_JOIN_S: Final = 10.0
 """Longest wait for one of our own threads to end."""
+
+FLOOR_S: Final = 0.1
+"""No peer sees two attempts of one stream closer together than this, unless the first end was planned."""
+
+SPREAD_S: Final = (5.0, 30.0)
+"""Wait before the return to a peer that restarts and said so."""
+
+SLOW_S: Final = 30.0
+"""Least wait before the return to a peer that has too much to do."""
+
+STREAM_POLL_S: Final = 1.0
+"""Longest pause between polls for streams, so that one that was handed off is claimed within a second or so."""
+
+
+def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Random) -> float:
+    """Seconds before the next attempt to connect: full jitter, as `Backoff`, but at least `FLOOR_S`."""
+    return max(FLOOR_S, Backoff(base_s=base_s, cap_s=cap_s).delay(failures, rng))

@@ -1,0 +1,125 @@
+"""The bounded buffer between a connection and its handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from websockets.typing import Data
+
+from thunderagent.errors import StreamFailed
+from thunderagent.streaming.options import OnFull
+
+
+class Buffer:
+    """Messages that were read and not yet handed out, limited in number and bytes. One reader, one handler.
+
+    Args:
+        messages: largest number.
+        size: largest sum of their sizes in bytes; one message may be larger than that.
+        on_full: what becomes of a message for which there is no room.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_items",
+        "_max_bytes",
+        "_max_messages",
+        "_on_full",
+        "_room",
+        "_some",
+        "dropped",
+        "is_closed",
+    )
+
+    def __init__(self, messages: int, size: int, on_full: OnFull) -> None:
+        self._max_messages = messages
+        self._max_bytes = size
+        self._on_full = on_full
+        self._items: deque[tuple[Data, int]] = deque()
+        self._bytes = 0
+        self._room: asyncio.Future[None] | None = None
+        self._some: asyncio.Future[None] | None = None
+        self.is_closed = False
+        self.dropped = 0
+        """Messages dropped since `take_dropped` was called."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        """True when nothing more is taken."""
+        return len(self._items) >= self._max_messages or self._bytes >= self._max_bytes
+
+    def put(self, message: Data) -> None:
+        """Add a message; call it only with room, unless `on_full` makes some.
+
+        Raises:
+            StreamFailed: the buffer is full and `on_full` is "fail".
+        """
+        if self.is_full and self._on_full == "fail":
+            raise StreamFailed(
+                f"the handler is too slow: {len(self._items)} messages with {self._bytes} bytes wait, "
+                "and on_full is 'fail'"
+            )
+        size = len(message)
+        self._items.append((message, size))
+        self._bytes += size
+        if self._on_full == "drop_oldest":
+            while len(self._items) > self._max_messages or (self._bytes > self._max_bytes and len(self._items) > 1):
+                self._bytes -= self._items.popleft()[1]
+                self.dropped += 1
+        _wake(self._some)
+
+    @property
+    def must_wait(self) -> bool:
+        """True when the reader has to wait for room."""
+        return self._on_full == "pause" and self.is_full
+
+    async def wait_for_room(self) -> None:
+        """Until the handler has taken half of what is here, so that the reader does not wake for each message."""
+        while self.must_wait:
+            self._room = asyncio.get_running_loop().create_future()
+            await self._room
+
+    def get(self) -> Data | None:
+        """The oldest message, None if there is none."""
+        if not self._items:
+            return None
+        message, size = self._items.popleft()
+        self._bytes -= size
+        if len(self._items) <= self._max_messages // 2 and self._bytes <= self._max_bytes // 2:
+            _wake(self._room)
+        return message
+
+    def newest(self) -> Data | None:
+        """The message that was put last, without taking it."""
+        return self._items[-1][0] if self._items else None
+
+    async def wait_for_some(self) -> None:
+        """Until there is a message or the buffer is closed."""
+        while not self._items and not self.is_closed:
+            self._some = asyncio.get_running_loop().create_future()
+            await self._some
+
+    def take_dropped(self) -> int:
+        """How many messages were dropped since the last call."""
+        dropped, self.dropped = self.dropped, 0
+        return dropped
+
+    def close(self) -> None:
+        """Wake the handler: nothing more will come."""
+        self.is_closed = True
+        _wake(self._some)
+
+    def clear(self) -> None:
+        """Forget what waits here."""
+        self._items.clear()
+        self._bytes = 0
+        _wake(self._room)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

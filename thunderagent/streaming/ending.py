@@ -1,0 +1,160 @@
+"""How an attempt or a connection ended, as a value: what verdicts and the journal are made of."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidProxy,
+    InvalidStatus,
+    InvalidURI,
+    PayloadTooBig,
+    SecurityError,
+)
+
+from thunderagent.errors import ConfigurationError
+
+
+class State(StrEnum):
+    """Where a feed is."""
+
+    RESOLVING = "resolving"
+    """Asks for the endpoint, or waits for its turn to connect."""
+    CONNECTING = "connecting"
+    SUBSCRIBING = "subscribing"
+    LIVE = "live"
+    PAUSED = "paused"
+    """The buffer is full: nothing is read until the handler has caught up."""
+    BACKOFF = "backoff"
+    CLOSED = "closed"
+    FAILED = "failed"
+
+
+class Cause(StrEnum):
+    """Why a connection or an attempt ended; a verdict depends on it."""
+
+    CLOSED = "closed"
+    """The peer closed; `code` says how."""
+    HTTP = "http"
+    """The handshake was answered with another status."""
+    NETWORK = "network"
+    """Refused, reset, unreachable, no name, no answer in time."""
+    TLS = "tls_verify"
+    """The certificate is not acceptable."""
+    PROTOCOL = "protocol"
+    """The peer does not speak the protocol as it should."""
+    TOO_BIG = "message_too_big"
+    ZOMBIE = "zombie"
+    """Pings were not answered."""
+    IDLE = "idle"
+    """No message for `idle_timeout_s`."""
+    ROTATED = "rotated"
+    """We left before the peer's limit on the age of a connection."""
+    ASKED = "asked"
+    """`reconnect()` was called, or a gap asks for it."""
+    ENDPOINT = "endpoint"
+    """The endpoint function failed."""
+    SUBSCRIBE = "subscribe"
+    """`on_open` failed or took too long."""
+    CONFIGURATION = "configuration"
+    """The endpoint or a setting cannot work."""
+    INTERNAL = "internal"
+    """A task of ours died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionEnd:
+    """How an attempt or a connection ended."""
+
+    cause: Cause
+    state: State
+    """Where it was when it ended."""
+    code: int | None = None
+    """Close code (RFC 6455, section 7.4), 1006 when there was none."""
+    status: int | None = None
+    """HTTP status of the handshake."""
+    retry_after_s: float | None = None
+    detail: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The cause with its code or status: what repetitions are counted by."""
+        if self.code is not None:
+            return f"{self.cause} {self.code}"
+        return f"{self.cause} {self.status}" if self.status is not None else self.cause.value
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.detail})" if self.detail else self.kind
+
+
+def end_of(error: BaseException, state: State, *, now: float) -> ConnectionEnd:
+    """What an exception of the network or of user code means; `now` is in epoch seconds."""
+    detail = _text(error)
+    match error:
+        case ConnectionClosed():
+            return _closed(error, state)
+        case InvalidStatus():
+            status, after = error.response.status_code, error.response.headers.get("Retry-After")
+            return ConnectionEnd(
+                cause=Cause.HTTP, state=state, status=status, retry_after_s=_retry_after(after, now), detail=detail
+            )
+        case PayloadTooBig():
+            return ConnectionEnd(cause=Cause.TOO_BIG, state=state, code=1009, detail=detail)
+        case InvalidURI() | InvalidProxy() | ConfigurationError():
+            return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=detail)
+        case SecurityError():
+            return ConnectionEnd(cause=Cause.PROTOCOL, state=state, detail=detail)
+        case ssl.SSLCertVerificationError():
+            return ConnectionEnd(cause=Cause.TLS, state=state, detail=detail)
+        case InvalidHandshake():
+            return ConnectionEnd(cause=_network_or_protocol(error), state=state, detail=detail)
+        case OSError() | EOFError():
+            return ConnectionEnd(cause=Cause.NETWORK, state=state, detail=detail)
+        case _:
+            cause = {State.RESOLVING: Cause.ENDPOINT, State.SUBSCRIBING: Cause.SUBSCRIBE}.get(state, Cause.INTERNAL)
+            return ConnectionEnd(cause=cause, state=state, detail=detail)
+
+
+def _closed(error: ConnectionClosed, state: State) -> ConnectionEnd:
+    sent_first = error.sent is not None and not error.rcvd_then_sent
+    close = error.sent if sent_first else error.rcvd
+    if close is None:
+        return ConnectionEnd(cause=Cause.CLOSED, state=state, code=1006, detail=_text(error.__cause__ or error))
+    if sent_first and close.code == 1009:
+        return ConnectionEnd(cause=Cause.TOO_BIG, state=state, code=1009, detail=close.reason)
+    if sent_first and close.code in (1002, 1007):
+        return ConnectionEnd(cause=Cause.PROTOCOL, state=state, code=close.code, detail=close.reason)
+    return ConnectionEnd(cause=Cause.CLOSED, state=state, code=close.code, detail=close.reason)
+
+
+def _network_or_protocol(error: BaseException) -> Cause:
+    """A handshake that was cut off is the network's fault, one with another content the peer's."""
+    return Cause.NETWORK if isinstance(error.__cause__, (OSError, EOFError)) else Cause.PROTOCOL
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {text}"[:300] if text else name
+
+
+def _retry_after(value: str | None, now: float) -> float | None:
+    """Seconds of a header Retry-After, which holds a number or a date (RFC 9110, section 10.2.3)."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+    except ValueError:
+        return None

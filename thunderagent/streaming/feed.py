@@ -1,0 +1,325 @@
+"""The stream as its handler sees it: an async iterator of messages that survives its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
+
+from thunderagent.errors import ConfigurationError, StreamFailed
+from thunderagent.streaming.buffer import Buffer
+from thunderagent.streaming.connection import Connection
+from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf, Track, place_of
+from thunderagent.streaming.ending import Cause, State
+from thunderagent.streaming.endpoint import EndpointSource
+from thunderagent.streaming.governor import Governor
+from thunderagent.streaming.options import StreamOptions
+from thunderagent.streaming.pump import OnOpen, Pump
+
+M = TypeVar("M")
+
+OnGap = GapAction | Callable[[Gap], GapAction | Awaitable[GapAction]]
+Snapshot = Callable[[Gap], Cursor | int | Awaitable[Cursor | int]]
+
+RECONNECTS_A_GAP: Final = 2
+"""How often a gap may be answered with a reconnect before the stream goes on without what is missing."""
+
+
+class Keeper(Protocol):
+    """Who keeps a feed: an owner that may lose the right to it, has its cursor, and writes down what happens."""
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """What was handled and is on record."""
+
+    def guard(self) -> None:
+        """Raise when no message may be handed out any more: the lease is over."""
+
+    def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
+        """The feed is in another state."""
+
+    def found_gap(self, gap: Gap, action: GapAction) -> None:
+        """Messages are missing, and this is done about it."""
+
+
+class Feed(Generic[M]):
+    """Messages of one peer, over as many connections as it takes. Made by `ctx.connect`; iterate it once.
+
+    The iteration ends when the keeper ends the feed, and raises `StreamFailed` when the stream cannot go on.
+    """
+
+    def __init__(
+        self,
+        source: EndpointSource,
+        *,
+        keeper: Keeper,
+        governor: Governor,
+        options: StreamOptions,
+        decode: Callable[[Any], M] | None = None,
+        on_open: OnOpen | None = None,
+        position: PositionOf | None = None,
+        on_gap: OnGap = GapAction.CONTINUE,
+        snapshot: Snapshot | None = None,
+        overlap: bool = False,
+        on_hold: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make a feed; nothing runs before it is iterated. The arguments are those of `StreamContext.connect`.
+
+        Args:
+            keeper: who keeps it.
+            governor: gives turns to connect.
+            overlap: two connections at one moment are fine.
+            on_hold: connect and buffer, but hand nothing out before `release`.
+            monotonic: the clock of `handling_s`.
+        """
+        if on_gap is GapAction.SNAPSHOT and snapshot is None:
+            raise ConfigurationError("on_gap asks for a snapshot: give connect() a `snapshot` function")
+        if overlap and position is None:
+            raise ConfigurationError(
+                "exclusive=False needs positions, or what two connections bring at one moment would be handled twice: "
+                "give connect() a `position` function"
+            )
+        self.options = options
+        self.state = State.RESOLVING
+        self.since = monotonic()
+        self.handled = 0
+        """Messages that the handler has handled."""
+        self.duplicates = 0
+        """Messages that were dropped as they had come before."""
+        self._keeper = keeper
+        self._decode = decode
+        self._position = position
+        self._on_gap = on_gap
+        self._snapshot = snapshot
+        self._monotonic = monotonic
+        self._buffer = Buffer(options.max_pending, options.max_pending_bytes, options.on_full)
+        self._track = Track(keeper.cursor, contiguous=options.contiguous)
+        self._pump = Pump(
+            source,
+            on_open,
+            options,
+            governor=governor,
+            buffer=self._buffer,
+            resume=self._resume,
+            moved=self._moved,
+            overlap=overlap,
+        )
+        self._pumping: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._held = asyncio.Event()
+        if not on_hold:
+            self._held.set()
+        self._flush = False
+        self._since_progress = 0
+        self._gap_reconnects = 0
+        self._stale_from: int | None = None
+        self._handling_since: float | None = None
+
+    # For the handler
+
+    def __aiter__(self) -> Self:
+        if self._pumping is None:
+            self._pumping = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __anext__(self) -> M:
+        self._has_handled()
+        while True:
+            self._keeper.guard()
+            if not self._held.is_set():
+                await self._held.wait()
+                continue
+            if self._closing is not None and not (self._flush and len(self._buffer)):
+                await asyncio.shield(self._closing)
+                raise StopAsyncIteration
+            raw = self._buffer.get()
+            if raw is None:
+                if self._buffer.is_closed:
+                    await self._tell_end()
+                else:
+                    await self._buffer.wait_for_some()
+                continue
+            message = cast(M, raw) if self._decode is None else self._decode(raw)
+            if self._position is None or await self._is_next(place_of(self._position(message))):
+                self._handling_since = self._monotonic()
+                return message
+
+    @property
+    def connection(self) -> Connection | None:
+        """The live connection, to send on; None while there is none."""
+        return self._pump.connection
+
+    @property
+    def connects(self) -> int:
+        """Connections that became live so far."""
+        return self._pump.connects
+
+    def reconnect(self, reason: str = "asked to") -> None:
+        """Leave the connection and connect again at once, for example when the peer says that it moves."""
+        if self._pump.connection is not None:
+            self._pump.connection.cut(Cause.ASKED, reason)
+
+    # For the keeper; all but `handling_s` and `is_broken` in the thread of the loop
+
+    @property
+    def has_progressed(self) -> bool:
+        """True once a connection was stable or enough messages were handled."""
+        return self._pump.has_progressed
+
+    def handling_s(self) -> float:
+        """Seconds since the handler was given the message that it works on; 0 while it waits for one."""
+        since = self._handling_since
+        return 0.0 if since is None else self._monotonic() - since
+
+    @property
+    def is_broken(self) -> bool:
+        """True when nothing pumps any more and the handler has not been told so: it stands in something else."""
+        return self._pumping is not None and self._pumping.done() and self._closing is None
+
+    def release(self, cursor: Cursor | None) -> None:
+        """Hand out what comes behind this place: the one who held the stream before has stopped there."""
+        last = self._track.last
+        if cursor is not None and (last is None or last.epoch != cursor.epoch or last.is_behind(cursor)):
+            self._track.last = cursor
+        self._held.set()
+
+    def finish(self, *, flush: bool = False) -> asyncio.Task[None]:
+        """End: close the connection now; the handler's iteration ends when it comes back for the next message.
+
+        Args:
+            flush: hand out first what was read already.
+        """
+        if self._closing is None:
+            self._flush = flush
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._held.set()
+            self._buffer.close()
+        return self._closing
+
+    def abort(self) -> None:
+        """End at once, without a word to the peer."""
+        self._pump.abort()
+        if self._pumping is not None:
+            self._pumping.cancel()
+
+    # Inside
+
+    async def _run(self) -> None:
+        try:
+            await self._pump.run()
+        except StreamFailed as error:
+            self._moved(State.FAILED, str(error))
+            raise
+        finally:
+            self._pump.abort()
+            self._buffer.close()
+
+    async def _tell_end(self) -> None:
+        """Nothing pumps any more, and nobody asked for that.
+
+        Raises:
+            StreamFailed: always, with the reason.
+        """
+        pumping = self._pumping
+        if pumping is None:
+            raise StreamFailed("the feed was never started")
+        await asyncio.wait((pumping,))
+        error = None if pumping.cancelled() else pumping.exception()
+        if isinstance(error, StreamFailed):
+            raise error
+        raise RuntimeError("the task that holds the connection has died") from error
+
+    async def _close(self) -> None:
+        """Bounded by `close_timeout_s`."""
+        pumping = self._pumping
+        connection = self._pump.connection
+        if pumping is not None and not pumping.done():
+            if connection is not None:
+                self._pump.connection = None  # or the end of the task would cut it
+            pumping.cancel()
+            await asyncio.wait((pumping,))
+        if connection is not None:
+            await connection.close()
+        self._moved(State.CLOSED, "")
+
+    def _moved(self, state: State, reason: str) -> None:
+        if self._stale_from is not None and self._pump.connects > self._stale_from:
+            self._buffer.clear()
+            self._stale_from = None
+        self.state, self.since = state, self._monotonic()
+        self._keeper.moved(self, state, reason)
+
+    def _has_handled(self) -> None:
+        if self._handling_since is None:
+            return
+        self._handling_since = None
+        self.handled += 1
+        self._since_progress += 1
+        if self._since_progress >= self.options.stable_after_messages:
+            self._since_progress = 0
+            self._pump.progressed()
+
+    def _resume(self) -> Cursor | None:
+        """Behind the newest message that was read; without positions, what the handler has on record."""
+        newest = self._buffer.newest()
+        if self._position is not None and newest is not None and self._stale_from is None:
+            try:
+                at = place_of(self._position(newest if self._decode is None else self._decode(newest)))
+            except Exception:  # the handler will meet the same error, where it can be told
+                at = None
+            if at is not None:
+                return at
+        return self._track.last if self._position is not None else self._keeper.cursor
+
+    async def _is_next(self, at: Cursor | None) -> bool:
+        """Whether to hand out the message at this place, after what is missing before it was dealt with."""
+        if self._stale_from is not None:
+            return False
+        if at is None:
+            return True
+        track = self._track
+        track.dropped = bool(self._buffer.take_dropped()) or track.dropped
+        if track.is_duplicate(at):
+            self.duplicates += 1
+            return False
+        gap = track.gap_before(at)
+        if gap is not None and not await self._go_on_after(gap):
+            return False
+        if track.is_duplicate(at):  # the snapshot holds it already
+            return False
+        track.handed_out(at)
+        self._gap_reconnects = 0
+        return True
+
+    async def _go_on_after(self, gap: Gap) -> bool:
+        """Deal with a gap; False when the message behind it is to come again."""
+        action = await self._action(gap)
+        if action is GapAction.RECONNECT and self._gap_reconnects >= RECONNECTS_A_GAP:
+            action = GapAction.CONTINUE
+        self._keeper.found_gap(gap, action)
+        match action:
+            case GapAction.FAIL:
+                raise StreamFailed(f"messages are missing ({gap.cause}): after {gap.after}, before {gap.before}")
+            case GapAction.RECONNECT:
+                self._gap_reconnects += 1
+                self._stale_from = self._pump.connects
+                self._buffer.clear()
+                self.reconnect("messages are missing")
+                return False
+            case GapAction.SNAPSHOT:
+                if self._snapshot is None:
+                    raise ConfigurationError("on_gap asks for a snapshot: give connect() a `snapshot` function")
+                place = self._snapshot(gap)
+                if inspect.isawaitable(place):
+                    place = await place
+                self._track.last = place_of(place)
+        return True
+
+    async def _action(self, gap: Gap) -> GapAction:
+        if isinstance(self._on_gap, GapAction):
+            return self._on_gap
+        action = self._on_gap(gap)
+        return GapAction(await action if inspect.isawaitable(action) else action)

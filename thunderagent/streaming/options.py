@@ -1,0 +1,119 @@
+"""Options of a connection, with their defaults, checked all at once."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from thunderagent.errors import ConfigurationError
+from thunderagent.streaming.ending import ConnectionEnd
+from thunderagent.streaming.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
+
+OnFull = Literal["pause", "drop_oldest", "fail"]
+_OVER_ZERO: Final = (
+    "open_timeout_s",
+    "subscribe_timeout_s",
+    "close_timeout_s",
+    "dns_timeout_s",
+    "max_size",
+    "backoff_base_s",
+    "backoff_cap_s",
+    "stable_after_s",
+    "stable_after_messages",
+    "ping_interval_s",
+    "pong_misses",
+    "idle_timeout_s",
+    "max_pending",
+    "max_pending_bytes",
+    "handler_timeout_s",
+    "max_connection_age_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a connection is opened, watched, buffered and replaced.
+
+    Raises:
+        ConfigurationError: the options cannot work; all problems are listed.
+    """
+
+    open_timeout_s: float = 10.0
+    """For TCP, TLS and the handshake together."""
+    subscribe_timeout_s: float = 10.0
+    """For `on_open`."""
+    close_timeout_s: float = 2.0
+    """How long the peer may take to answer our close; then the connection is cut."""
+    dns_timeout_s: float = 5.0
+    """For the lookup of the name, which is done for each attempt."""
+    max_size: int = 2**20
+    """Largest message in bytes; a larger one ends the connection with 1009."""
+    ssl: ssl.SSLContext | None = field(default=None, repr=False)
+    """For wss; None takes one context for the whole process, with the certificate authorities of the system."""
+    proxy: str | bool = True
+    """True: from the environment; False: none; or its URL."""
+    backoff_base_s: float = 0.5
+    """Upper end of the random delay before the first retry; doubles with each."""
+    backoff_cap_s: float = 60.0
+    """Upper end of the random delay before any retry."""
+    stable_after_s: float = 30.0
+    """A connection that lived so long was a good one: delays and counts of failures start afresh."""
+    stable_after_messages: int = 100
+    """The same for so many messages handled since the last failure."""
+    profile: str = "generic"
+    """What close codes mean: generic, apigateway, pusher, centrifugo, discord or graphql_ws."""
+    classify: Callable[[ConnectionEnd], Verdict | None] | None = None
+    """Asked before the profile; None leaves the verdict to it."""
+    ping_interval_s: float | None = 15.0
+    """Time between pings; None: no pings."""
+    pong_misses: int = 2
+    """Unanswered pings after which a connection is cut. Only time in which we were listening counts."""
+    idle_timeout_s: float | None = None
+    """Cut a connection on which no message came for so long, though pings are answered. None: silence is fine."""
+    max_pending: int = 256
+    """Messages that wait for the handler."""
+    max_pending_bytes: int = 8 * 2**20
+    """The same in bytes."""
+    on_full: OnFull = "pause"
+    """"pause": read no more until the handler has caught up; "drop_oldest": a gap on record; "fail": FAILED."""
+    handler_timeout_s: float = 60.0
+    """How long the handler may take over one message; then the stream is given up for another agent."""
+    max_connection_age_s: float | None = None
+    """Replace the connection at this age, less up to a tenth; None takes the profile's."""
+    contiguous: bool = True
+    """Positions grow by one, so that a jump is a gap."""
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ConfigurationError(
+                "these stream options cannot work:\n" + "\n".join(f"  - {one}" for one in problems)
+            )
+
+    @property
+    def age_limit_s(self) -> float | None:
+        """Age at which a connection is replaced: the option, else the profile's."""
+        return self.max_connection_age_s or self._profile.max_connection_age_s
+
+    @property
+    def _profile(self) -> Profile:
+        return profile_named(self.profile)
+
+    def verdict(self, end: ConnectionEnd) -> Verdict:
+        """What to do after this end."""
+        verdict = self.classify(end) if self.classify else None
+        return verdict or verdict_of(end, self._profile)
+
+    def _problems(self) -> Iterator[str]:
+        for name in _OVER_ZERO:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                yield f"{name} is {value!r}; it must be over 0"
+        if self.on_full not in ("pause", "drop_oldest", "fail"):
+            yield f"on_full is {self.on_full!r}; use 'pause', 'drop_oldest' or 'fail'"
+        if self.profile not in PROFILES:
+            yield f"profile is {self.profile!r}; use one of {', '.join(PROFILES)}"
+        if self.backoff_base_s > self.backoff_cap_s:
+            yield f"backoff_base_s is {self.backoff_base_s:g}, over backoff_cap_s, which is {self.backoff_cap_s:g}"

@@ -1,0 +1,269 @@
+"""Keeps a connection to a peer: connects, waits, connects again, and never ends without a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from thunderagent.errors import StreamFailed
+from thunderagent.pacing import SLOW_S, SPREAD_S, reconnect_delay
+from thunderagent.streaming.buffer import Buffer
+from thunderagent.streaming.connection import Connection
+from thunderagent.streaming.cursor import Cursor
+from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
+from thunderagent.streaming.endpoint import Attempt, EndpointSource, resolve_endpoint
+from thunderagent.streaming.governor import Governor
+from thunderagent.streaming.options import StreamOptions
+from thunderagent.streaming.transport import open_connection
+from thunderagent.streaming.verdicts import UNKNOWN, Pace, Verdict
+
+OnOpen = Callable[[Connection, Cursor | None], Awaitable[object]]
+Moved = Callable[[State, str], None]
+"""Told of each new state, with the reason."""
+
+ROTATION_RETRY_S: Final = 30.0
+"""Pause after a replacement that could not be opened while the old connection still works."""
+
+
+class Pump:
+    """Connects for as long as it is not cancelled, and fills a buffer.
+
+    Args:
+        source: where to connect, asked for each attempt.
+        on_open: authenticates and subscribes.
+        options: everything that is a number.
+        governor: gives turns to connect.
+        buffer: where messages go.
+        resume: where the stream is to be resumed, asked for each attempt.
+        moved: told of each new state.
+        overlap: a connection may be replaced by a second one before it is closed.
+    """
+
+    def __init__(
+        self,
+        source: EndpointSource,
+        on_open: OnOpen | None,
+        options: StreamOptions,
+        *,
+        governor: Governor,
+        buffer: Buffer,
+        resume: Callable[[], Cursor | None],
+        moved: Moved,
+        overlap: bool,
+    ) -> None:
+        self._source = source
+        self._on_open = on_open
+        self._options = options
+        self._governor = governor
+        self._buffer = buffer
+        self._resume = resume
+        self._moved = moved
+        self._overlap = overlap
+        self._failures = 0
+        self._ends: Counter[str] = Counter()
+        self._auth_failed = False
+        self._last_end: ConnectionEnd | None = None
+        self.connection: Connection | None = None
+        """The live connection, None while there is none."""
+        self.connects = 0
+        """Connections that became live."""
+        self.has_progressed = False
+        """True once a connection was stable."""
+
+    async def run(self) -> None:
+        """Connect and read for ever.
+
+        Raises:
+            StreamFailed: an end was fatal.
+        """
+        while True:
+            opened = await self._attempt(self._moved)
+            end = await self._hold(opened) if isinstance(opened, Connection) else opened
+            await self._wait_after(end)
+
+    def progressed(self) -> None:
+        """The stream does well: delays and counts start afresh."""
+        self.has_progressed = True
+        self._failures = 0
+        self._ends.clear()
+
+    async def close(self) -> None:
+        """Close the live connection politely, if there is one; call it when `run` was cancelled."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            await connection.close()
+
+    def abort(self) -> None:
+        """Cut the live connection, if there is one."""
+        if self.connection is not None:
+            self.connection.abort()
+
+    # One attempt
+
+    async def _attempt(self, moved: Moved) -> Connection | ConnectionEnd:
+        state, opened = State.RESOLVING, None
+        try:
+            moved(state, "")
+            cursor = self._resume()
+            attempt = Attempt(
+                number=self._failures + 1, cursor=cursor, auth_failed=self._auth_failed, last_end=self._last_end
+            )
+            async with _limit(self._options.open_timeout_s, "the endpoint function"):
+                endpoint = await resolve_endpoint(self._source, attempt)
+            async with self._governor.turn():
+                state = State.CONNECTING
+                moved(state, "")
+                opened = Connection(
+                    await open_connection(endpoint, self._options, self._governor.resolver), self._options
+                )
+            if self._on_open is not None:
+                state = State.SUBSCRIBING
+                moved(state, "")
+                async with _limit(self._options.subscribe_timeout_s, "on_open"):
+                    await self._on_open(opened, cursor)
+        except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
+            if opened is not None:
+                opened.abort()
+            if _is_cancelled() or isinstance(error, StreamFailed):
+                raise
+            return end_of(error, state, now=time.time())
+        return opened
+
+    # A live connection
+
+    async def _hold(self, connection: Connection) -> ConnectionEnd:
+        """Read until the connection ends; replace it before the peer's limit on its age."""
+        self._auth_failed = False
+        moved, reason = self._moved, ""
+        while True:
+            self.connection = connection
+            self.connects += 1
+            moved(State.LIVE, reason)
+            loop = asyncio.get_running_loop()
+            stable = loop.call_later(self._options.stable_after_s, self.progressed)
+            reader = loop.create_task(connection.read(self._buffer, self._paused))
+            try:
+                replacement = await self._read_until_old(connection, reader)
+                if isinstance(replacement, ConnectionEnd):
+                    self.connection = None
+                    return replacement
+            finally:
+                stable.cancel()
+                reader.cancel()
+                if self.connection is None:
+                    connection.abort()
+            connection, reason = replacement, "replaced the connection before the peer's limit on its age"
+
+    async def _read_until_old(
+        self, connection: Connection, reader: asyncio.Task[ConnectionEnd]
+    ) -> ConnectionEnd | Connection:
+        """How the connection ended, or the one that takes its place."""
+        limit = self._options.age_limit_s
+        left = None if limit is None else limit * (1.0 - 0.1 * self._governor.rng.random())
+        while True:
+            await asyncio.wait((reader,), timeout=left)
+            if reader.done():
+                return _end_of_reader(reader)
+            if not self._overlap:
+                await connection.close()
+                return ConnectionEnd(cause=Cause.ROTATED, state=State.LIVE, detail="the connection was old")
+            opened = await self._attempt(lambda state, reason: None)
+            if isinstance(opened, ConnectionEnd):
+                left = ROTATION_RETRY_S
+                continue
+            try:
+                await self._switch(connection, reader)
+            except BaseException:
+                opened.abort()
+                raise
+            return opened
+
+    async def _switch(self, old: Connection, reader: asyncio.Task[ConnectionEnd]) -> None:
+        """Read what the old connection has brought until the new one was subscribed, then leave it."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._options.close_timeout_s
+        while not old.is_drained and not reader.done() and loop.time() < until:
+            await asyncio.wait((reader,), timeout=0.01)
+        reader.cancel()
+        await asyncio.wait((reader,))
+        await old.close()
+
+    def _paused(self, is_paused: bool) -> None:
+        self._moved(
+            State.PAUSED if is_paused else State.LIVE, "the handler is slower than the peer" if is_paused else ""
+        )
+
+    # After an end
+
+    async def _wait_after(self, end: ConnectionEnd) -> None:
+        verdict = self._verdict(end)
+        self._last_end = end
+        self._ends[end.kind] += 1
+        if verdict.fatal_after is not None and self._ends[end.kind] >= verdict.fatal_after:
+            raise StreamFailed(self._fatal(end))
+        self._auth_failed = self._auth_failed or verdict.refresh
+        delay_s = self._delay(verdict, end)
+        self._failures += 1
+        self._moved(State.BACKOFF, f"{end}; next attempt in {delay_s:.1f} s")
+        await asyncio.sleep(delay_s)
+
+    def _verdict(self, end: ConnectionEnd) -> Verdict:
+        try:
+            return self._options.verdict(end)
+        except Exception:  # of the user's classify: it must not end the stream without a word
+            return UNKNOWN
+
+    def _fatal(self, end: ConnectionEnd) -> str:
+        number = self._ends[end.kind]
+        times = f" {number} times without progress" if number > 1 else ""
+        limit = f"; max_size is {self._options.max_size} bytes" if end.cause is Cause.TOO_BIG else ""
+        return f"{end.kind}{times}: {end.detail or 'no reason given'}{limit}"
+
+    def _delay(self, verdict: Verdict, end: ConnectionEnd) -> float:
+        rng = self._governor.rng
+        match verdict.pace:
+            case Pace.AT_ONCE if not self._failures:
+                return 0.0
+            case Pace.SPREAD:
+                return rng.uniform(*SPREAD_S)
+            case Pace.SLOW:
+                least = max(SLOW_S, end.retry_after_s or 0.0)
+                return least + rng.uniform(0.0, least / 2)
+        first = self._governor.first_retry() if end.state in (State.LIVE, State.PAUSED) and not self._failures else 0.0
+        return first + reconnect_delay(self._failures, self._options.backoff_base_s, self._options.backoff_cap_s, rng)
+
+
+@asynccontextmanager
+async def _limit(seconds: float, what: str) -> AsyncIterator[None]:
+    """`asyncio.timeout` with words."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
+        raise
+
+
+def _is_cancelled() -> bool:
+    """True when our own task was cancelled, and not something that user code was waiting for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _end_of_reader(reader: asyncio.Task[ConnectionEnd]) -> ConnectionEnd:
+    """What the reader told, or that it died.
+
+    Raises:
+        StreamFailed: the reader found that the stream cannot go on.
+    """
+    if reader.cancelled():
+        return ConnectionEnd(cause=Cause.INTERNAL, state=State.LIVE, detail="the reader was cancelled")
+    error = reader.exception()
+    if isinstance(error, StreamFailed):
+        raise error
+    return reader.result() if error is None else end_of(error, State.LIVE, now=time.time())
