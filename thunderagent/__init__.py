@@ -1,7 +1,7 @@
 """ThunderAgent: a task-queue agent on Amazon DynamoDB, or on one SQLite file.
 
-The application needs `Client`, a jobs package `job`, `Context` and what a handler may answer, and whoever runs agents
-in a program of their own `Agent`.
+The application needs `Client`, a jobs package `job` and `stream` with their contexts and what a handler may answer, and
+whoever runs agents in a program of their own `Agent`.
 """
 
 from thunderagent.agent import Agent
@@ -11,22 +11,36 @@ from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
+from thunderagent.stream import StreamContext, stream
+from thunderagent.streaming.connection import Connection
+from thunderagent.streaming.cursor import Cursor, Gap, GapAction
+from thunderagent.streaming.endpoint import Attempt, Endpoint
+from thunderagent.streaming.options import StreamOptions
 from thunderagent.task import Status, Task
 from thunderagent.version import __version__
 
 __all__ = [
     "Agent",
+    "Attempt",
     "Backoff",
     "Cancel",
     "Client",
+    "Connection",
     "Context",
+    "Cursor",
+    "Endpoint",
     "Fail",
+    "Gap",
+    "GapAction",
     "Job",
     "Registry",
     "Settings",
     "Snooze",
     "Status",
+    "StreamContext",
+    "StreamOptions",
     "Task",
     "__version__",
     "job",
+    "stream",
 ]

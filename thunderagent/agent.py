@@ -6,6 +6,7 @@ executors' threads and hand their outcomes to the loop.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
@@ -13,12 +14,14 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
 from thunderagent import events
+from thunderagent.balance import Fleet, StreamPoller
 from thunderagent.dependents import Dependents
 from thunderagent.errors import AgentDraining, ConfigurationError, StoreError, StoreThrottled
 from thunderagent.events import EventBus
@@ -27,15 +30,16 @@ from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.isolation import ProcessExecutor
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import HURRY_S, THROTTLED_S, PollPace, first_poll, outage_delays
-from thunderagent.poller import QueuePoller
+from thunderagent.pacing import HURRY_S, STREAM_POLL_S, THROTTLED_S, PollPace, first_poll, outage_delays
+from thunderagent.poller import QueuePoller, Room
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings, lease_problems, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
-from thunderagent.task import DEFAULT_QUEUE
-from thunderagent.workload import Workload
+from thunderagent.streaming.governor import Governor
+from thunderagent.task import BATCH, DEFAULT_QUEUE, STREAM
+from thunderagent.workload import Served, Workload
 
 LONGEST_WAIT_S: Final = 10.0
 
@@ -88,7 +92,8 @@ class Agent:
         )
         keep = {"keep_success_s": policy.keep_success_s, "keep_failed_s": policy.keep_failed_s}
         dependents = Dependents(store, self.bus, **keep)
-        self._pollers = {name: self._poller(name, slots) for name, slots in self._queues().items()}
+        self._fleet = Fleet(store, owner=self.name, max_streams=settings.max_streams, monotonic=self._monotonic)
+        self._pollers = self._make_pollers()
         self._heart_store = store.sibling()
         self._heartbeat = Heartbeat(self._heart_store, self.bus, tick_s=self._tick_s(), monotonic=self._monotonic)
         self._workload = Workload(
@@ -102,6 +107,7 @@ class Agent:
             heartbeat=self._heartbeat,
             dependents=dependents,
             policy=policy,
+            fleet=self._fleet,
         )
         janitor = Janitor(
             store,
@@ -201,7 +207,10 @@ class Agent:
         self._housekeeping.begin()
         for poller in self._pollers.values():
             poller.postpone(self._first_poll_s)
-        queues = ", ".join(f"{poller.queue}:{poller.slots}" for poller in self._pollers.values())
+        queues = ", ".join(
+            f"{poller.queue}:{poller.slots}" + (" streams" if poller.kind == STREAM else "")
+            for poller in self._pollers.values()
+        )
         self.bus.emit(
             events.AgentStarted(
                 agent=self.name, store=self.store.engine.url, queues=queues, jobs=tuple(sorted(self.jobs))
@@ -223,9 +232,12 @@ class Agent:
         """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
         self._workload.is_closing = True
+        if self._outage is None:
+            self._housekeeping.leave_streams()
         self._wind_down(self.settings.drain_s, may_hurry=True)
         for running in list(self._workload.held.values()):
             running.context.stop(AgentDraining())
+        self._workload.handoffs.finish()
         self._wind_down(HURRY_S, may_hurry=False)
         stuck = [running for running in self._workload.held.values() if not running.settling]
         for running in stuck:
@@ -247,6 +259,7 @@ class Agent:
             self._workload.gather(min(left, 0.5))
             if self._outage is None or self._monotonic() >= self._next_try:
                 self._commit(claim=False)
+                self._housekeeping.look_at_handoffs()
 
     def _commit(self, *, claim: bool) -> None:
         try:
@@ -297,20 +310,31 @@ class Agent:
         served = dict.fromkeys((*self.jobs.queues, DEFAULT_QUEUE), self.settings.slots)
         return self.settings.queues or served
 
-    def _poller(self, name: str, slots: int) -> QueuePoller:
-        settings = self.settings
-        return QueuePoller(
-            name,
-            slots,
-            self.store,
-            jobs=self.jobs,
-            lease_s=lambda job: self.jobs[job].lease_s or settings.lease_s,
-            page=settings.batch_page,
-            pace=PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s),
-            bus=self.bus,
-            rng=self._rng,
-            monotonic=self._monotonic,
-        )
+    def _make_pollers(self) -> dict[Served, QueuePoller]:
+        """One for each queue and kind: streams share one room beside the slots of the queues."""
+        settings, streams = self.settings, Room(self.settings.max_streams)
+        jobs = {kind: {name for name, job in self.jobs.items() if job.kind == kind} for kind in (BATCH, STREAM)}
+        batch_queues = {job.queue for job in self.jobs.values() if not job.is_stream} | {DEFAULT_QUEUE}
+        common: dict[str, Any] = {
+            "known": self.jobs,
+            "lease_s": lambda job: self.jobs[job].lease_s or settings.lease_s,
+            "page": settings.batch_page,
+            "bus": self.bus,
+            "rng": self._rng,
+            "monotonic": self._monotonic,
+        }
+        pollers: dict[Served, QueuePoller] = {}
+        for name, slots in self._queues().items():
+            if name in settings.queues or name in batch_queues:
+                pace = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
+                pollers[name, BATCH] = QueuePoller(name, Room(slots), self.store, jobs=jobs[BATCH], pace=pace, **common)
+            if jobs[STREAM] and settings.max_streams:
+                seconds = min(STREAM_POLL_S, settings.poll_max_s)
+                pace = PollPace(seconds, seconds, seconds)
+                pollers[name, STREAM] = StreamPoller(
+                    name, streams, self.store, jobs=jobs[STREAM], pace=pace, fleet=self._fleet, **common
+                )
+        return pollers
 
     def _check_leases(self) -> None:
         """A job may set its lease or its heartbeat alone: together with the settings they must still fit."""
@@ -330,11 +354,20 @@ class Agent:
         return min(1.0, self.settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
 
     def _executors(self) -> Executors:
-        slots = sum(poller.slots for poller in self._pollers.values())
-        jobs, done = self.jobs.values(), self._workload.done
+        slots = sum(poller.slots for poller in self._pollers.values() if poller.kind == BATCH)
+        jobs, done, settings = self.jobs.values(), self._workload.done, self.settings
+        loop = None
+        if any(job.is_async for job in jobs):
+            governor = Governor(
+                concurrency=settings.connect_concurrency, rate=settings.connect_rate, fleet=lambda: self._fleet.size
+            )
+            loop = LoopExecutor(
+                done, self._scope, governor=governor, new_loop=_loop_maker(settings), monotonic=self._monotonic
+            )
+            self._workload.handoffs.call = loop.call
         return Executors(
             threads=ThreadExecutor(slots, done, self._scope),
-            loop=LoopExecutor(done, self._scope) if any(job.is_async for job in jobs) else None,
+            loop=loop,
             processes=ProcessExecutor(slots, done, self._scope)
             if any(job.isolation == "process" for job in jobs)
             else None,
@@ -356,3 +389,10 @@ class Agent:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _loop_maker(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes the event loop. uvloop is imported only here, as it is an extra."""
+    if settings.event_loop == "uvloop":
+        return import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
+    return asyncio.new_event_loop

@@ -9,21 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
-from thunderagent import writes
+from thunderagent.commands import Commands, id_of
 from thunderagent.dependencies import OnParentFailure
-from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import (
     NotAllowed,
-    TaskNotFound,
     WaitTimeout,
 )
-from thunderagent.events import EventBus
-from thunderagent.intake import Intake, NewTask
+from thunderagent.intake import NewTask
 from thunderagent.job import Job
 from thunderagent.pacing import wait_delays
-from thunderagent.settings import Settings, load_settings
+from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
-from thunderagent.store import AgentInfo, Enqueued, TaskStore
+from thunderagent.store import AgentInfo, Enqueued
 from thunderagent.stores.opening import open_store
 from thunderagent.task import TERMINAL, Candidate, Status, Task
 
@@ -32,32 +29,9 @@ P = TypeVar("P")
 BULK: Final = 500
 """Tasks that `enqueue_many` gives to the store in one call."""
 
-TRIES: Final = 5
-"""How often a command is tried on a task that changes under it."""
 
-
-class Client:
+class Client(Commands):
     """Enqueues tasks, looks them up, and changes their fate. Safe in threads."""
-
-    def __init__(self, store: TaskStore, settings: Settings, *, on_enqueue: Callable[[], None] | None = None) -> None:
-        """Make a client.
-
-        Args:
-            store: where the tasks are.
-            settings: defaults of new tasks.
-            on_enqueue: called after each enqueue, for example `agent.wake` of an agent in the same process.
-        """
-        self.store = store
-        self.settings = settings
-        self._on_enqueue = on_enqueue
-        self._dependents = Dependents(
-            store,
-            EventBus(),
-            keep_success_s=settings.keep_success_days * 86400,
-            keep_failed_s=settings.keep_failed_days * 86400,
-        )
-
-        self._intake = Intake(store, settings, self._dependents)
 
     @classmethod
     def from_settings(cls, **overrides: Any) -> Client:
@@ -142,7 +116,7 @@ class Client:
             StoreError: the store did not take it.
         """
         parents = [depends_on] if isinstance(depends_on, str) else depends_on  # a text is a sequence of letters
-        names = tuple(dict.fromkeys(map(_id, parents)))
+        names = tuple(dict.fromkeys(map(id_of, parents)))
         new = NewTask(job, task_id, delay_s, run_at, max_retry, queue, names, on_parent_failure)
         task = self._intake.put(self._intake.make(new, payload))
         self._enqueued()
@@ -186,18 +160,6 @@ class Client:
         return outcomes
 
     # Look
-
-    def get(self, task_id: str | Task) -> Task:
-        """The task as it is now.
-
-        Raises:
-            TaskNotFound: there is none, or its time to live is over.
-        """
-        name = _id(task_id)
-        task = self.store.get([name]).get(name)
-        if task is None or (task.expire_at is not None and task.expire_at < self.store.clock.earliest()):
-            raise TaskNotFound(f"there is no task {name!r} in {self.store.engine.url}")
-        return task
 
     def wait(self, task_id: str | Task, *, timeout_s: float = 300.0) -> Task:
         """Wait until a task has ended, whatever its end.
@@ -266,54 +228,6 @@ class Client:
 
     # Change
 
-    def cancel(self, task_id: str | Task) -> Task:
-        """Close a task that waits as DONE, with its children; ask the agent of a running one to stop it.
-
-        A running handler is told with the next heartbeat, see `ctx.check()`. Cancelling twice is harmless.
-
-        Raises:
-            NotAllowed: it has ended already.
-            TaskNotFound: there is none.
-        """
-        for _ in range(TRIES):
-            task, now = self.get(task_id), self.store.clock.now()
-            if task.status is Status.DONE or (task.status is Status.RUNNING and task.cancel_requested):
-                return task
-            if task.status.is_terminal:
-                raise NotAllowed(f"the task {task.task_id!r} has ended as {task.status}: nothing is left to cancel")
-            if task.status is Status.RUNNING:
-                write = writes.request_cancel(task, now=now)
-            else:
-                expire_at = now + self.settings.keep_success_days * 86400
-                write = writes.cancel_waiting(task, reason="cancelled", now=now, expire_at=expire_at)
-            [after] = self.store.apply([write])
-            if after is not None:
-                if after.status.is_terminal:
-                    self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
-                return after
-        raise NotAllowed(f"the task {_id(task_id)!r} changes all the time: try again")
-
-    def retry(self, task_id: str | Task) -> Task:
-        """Put a FAILED or DONE task back into its queue with fresh retries; its history of errors stays.
-
-        A task whose parents have not all succeeded waits for those that are open.
-
-        Raises:
-            NotAllowed: its status is another, or a parent has not succeeded: retry that first.
-            TaskNotFound: there is none.
-        """
-        task = self.get(task_id)
-        if task.status not in (Status.FAILED, Status.DONE):
-            raise NotAllowed(f"the task {task.task_id!r} is {task.status}: only FAILED and DONE can be retried")
-        waiting_for = self._open_parents(task)
-        [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
-        if after is None:
-            raise NotAllowed(f"the task {task.task_id!r} was changed by somebody else: look again")
-        if after.status is Status.BLOCKED:
-            after = self._intake.introduce(after)
-        self._enqueued()
-        return after
-
     def purge(
         self, status: Status | str, *, queue: str | None = None, older_than_s: float = 0.0, limit: int | None = None
     ) -> int:
@@ -350,21 +264,6 @@ class Client:
 
     # Inside
 
-    def _enqueued(self) -> None:
-        if self._on_enqueue:
-            self._on_enqueue()
-
-    def _open_parents(self, task: Task) -> frozenset[str]:
-        if not task.depends_on:
-            return frozenset()
-        parents = self.store.get(task.depends_on)
-        for name in task.depends_on if task.on_parent_failure != OnParentFailure.RUN else ():
-            status = parents[name].status if name in parents else None
-            if status is None or status in (Status.FAILED, Status.DONE):
-                what = f"is {status}" if status else "no longer exists"
-                raise NotAllowed(f"the task {task.task_id!r} depends on {name!r}, which {what}: retry that first")
-        return frozenset(name for name, parent in parents.items() if not parent.status.is_terminal)
-
     def _entries(self, status_value: str, newest_first: bool) -> Iterator[Candidate]:
         after = None
         while True:
@@ -381,10 +280,6 @@ class Client:
                 task = tasks.get(entry.task_id)
                 if task is not None and task.status_value == entry.status_value:
                     yield task
-
-
-def _id(task: str | Task) -> str:
-    return task if isinstance(task, str) else task.task_id
 
 
 def _late(task: Task, timeout_s: float) -> WaitTimeout:

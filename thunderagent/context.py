@@ -147,6 +147,45 @@ class Context:
             told(why)
         return True
 
+    # What a stream answers otherwise; see `stream.StreamContext`.
+
+    def not_renewable(self) -> str | None:
+        """For the engine: why this lease must not be renewed, or None."""
+        return None
+
+    def wedged(self, now: float) -> str | None:
+        """For the engine: why this handler makes no progress at this monotonic second, or None."""
+        return None
+
+    def unsaved_cursor(self) -> Mapping[str, Any] | None:
+        """For the engine: the cursor, if it is not in the row yet."""
+        return None
+
+    def cursor_saved(self, cursor: Mapping[str, Any] | None) -> None:
+        """For the engine: this cursor is in the row now."""
+
+    def extended(self, deadline: float) -> None:
+        """For the engine: the lease is good until this monotonic second."""
+
+    @property
+    def grace_s(self) -> float:
+        """For the engine: how long a handler that ends softly may take to."""
+        return 0.0
+
+    def ends_softly(self, why: TaskStopped) -> bool:
+        """For the engine: True when the handler comes to its end by itself and need not be cancelled."""
+        return False
+
+    @property
+    def ended_by(self) -> TaskStopped | None:
+        """For the engine: what ended the handler although it returned, or None."""
+        return None
+
+    @property
+    def has_progressed(self) -> bool:
+        """For the engine: True when this run has shown that it works, so that earlier failures do not count."""
+        return False
+
     def when_stopped(self, call: Callable[[TaskStopped], None]) -> None:
         """For the engine: call this with the reason as soon as the handler should stop."""
         with self._guard:

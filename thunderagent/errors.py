@@ -111,7 +111,7 @@ class AgentDraining(TaskStopped):
 
 
 class StreamStopped(TaskStopped):
-    """The stream was stopped; start it again with: thunderagent streams start"""
+    """The stream was stopped; it can be started again."""
 
 
 class StreamHandedOff(TaskStopped):

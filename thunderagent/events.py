@@ -213,6 +213,58 @@ class Counted(Event):
     skew_s: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConnected(TaskEvent):
+    """A stream is live; `connects` counts its connections in this run."""
+
+    connects: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDisconnected(TaskEvent):
+    """A connection or an attempt ended; the reason says when the next one comes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamGap(TaskEvent):
+    """Messages are missing."""
+
+    gap: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamWedged(TaskEvent):
+    """A stream makes no progress: its lease is not renewed any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamHandedOff(TaskEvent):
+    """A stream goes to another agent; `overlap`: we go on with it until that one is ready."""
+
+    reason: str
+    overlap: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamHandedOver(TaskEvent):
+    """We have stopped handling a stream that we had offered; `cursor` is where."""
+
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveConnections(Event):
+    """The gauge: open connections, and streams held."""
+
+    connections: int
+    streams: int
+
+
 Listener = Callable[[Event], None]
 
 

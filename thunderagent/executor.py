@@ -17,10 +17,12 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from thunderagent.context import Context
-from thunderagent.errors import PayloadInvalid, TaskStopped
+from thunderagent.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.job import Job
-from thunderagent.pacing import LOOP_JOIN_S
+from thunderagent.pacing import LOOP_JOIN_S, LOOP_TICK_S
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.stream import StreamContext
+from thunderagent.streaming.governor import Governor
 from thunderagent.task import Lease
 
 Scope = Callable[[Lease], AbstractContextManager[Any]]
@@ -40,6 +42,7 @@ class Running:
     next_beat: float = 0.0
     settling: bool = False
     lost: bool = False
+    wedged: bool = False
     warned: float = 0.0
 
     @property
@@ -85,8 +88,10 @@ def run_handler(job: Job[Any], context: Context) -> Outcome:
 def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Outcome:
     """What an exception of a handler means: stopped, if it had been asked to stop, else an error."""
     if context.stop_reason is not None and not isinstance(error, job.fatal):
-        return Stopped(context.stop_reason)
-    return raised(error, job.fatal)
+        return Stopped(context.stop_reason, progressed=context.has_progressed)
+    if isinstance(error, LeaseLost):  # a stream found out by itself, before the heartbeat did
+        return Stopped(error)
+    return raised(error, job.fatal, progressed=context.has_progressed)
 
 
 class ThreadExecutor:
@@ -129,12 +134,31 @@ class LoopExecutor:
     """Coroutine functions on one event loop in a thread of its own.
 
     A handler that blocks the loop blocks the other coroutines, never a heartbeat.
+
+    Args:
+        done: told of each outcome.
+        scope: what surrounds each handler.
+        governor: gives turns to connect to all streams of this loop.
+        new_loop: makes the loop.
+        monotonic: the clock of `last_tick`.
     """
 
-    def __init__(self, done: Done, scope: Scope = no_scope) -> None:
+    def __init__(
+        self,
+        done: Done,
+        scope: Scope = no_scope,
+        *,
+        governor: Governor | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.governor = governor or Governor()
         self._done = done
         self._scope = scope
-        self._loop = asyncio.new_event_loop()
+        self._monotonic = monotonic
+        self.last_tick = monotonic()
+        """Monotonic second at which the loop last showed that it runs."""
+        self._loop = new_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
         self._thread.start()
@@ -144,7 +168,13 @@ class LoopExecutor:
         """False when the thread of the loop has ended."""
         return self._thread.is_alive()
 
+    def call(self, do: Callable[[], object]) -> None:
+        """Do something in the thread of the loop; answers at once."""
+        self._loop.call_soon_threadsafe(do)
+
     def start(self, running: Running) -> None:
+        if isinstance(running.context, StreamContext):
+            running.context.attach(self.governor, lambda: self.last_tick)
         self._loop.call_soon_threadsafe(self._launch, running)
 
     def _launch(self, running: Running) -> None:
@@ -169,23 +199,43 @@ class LoopExecutor:
             handler = self._loop.create_task(self._outcome(job, context, payload))
             loop = self._loop
 
-            def cancel(_: TaskStopped) -> None:
-                loop.call_soon_threadsafe(handler.cancel)
+            def stop(why: TaskStopped) -> None:
+                loop.call_soon_threadsafe(self._stop, handler, context, why)
 
-            context.when_stopped(cancel)
+            context.when_stopped(stop)
             try:
                 return await handler
             except BaseException as error:  # stopped before its first step
                 return outcome_of(error, job, context)
 
+    def _stop(self, handler: asyncio.Task[Outcome], context: Context, why: TaskStopped) -> None:
+        """Let a stream come to its end by itself, for a while; cancel anything else."""
+        if context.ends_softly(why):
+            timer = self._loop.call_later(context.grace_s, handler.cancel)
+            handler.add_done_callback(lambda _: timer.cancel())
+        else:
+            handler.cancel()
+
     async def _outcome(self, job: Job[Any], context: Context, payload: Any) -> Outcome:
         try:
-            return Returned(await job.handler(context, payload))
+            value = await job.handler(context, payload)
         except BaseException as error:  # here: SystemExit out of a task of its own would end the loop
-            return outcome_of(error, job, context)
+            outcome = outcome_of(error, job, context)
+        else:
+            outcome = Stopped(context.ended_by) if context.ended_by is not None else Returned(value)
+        if isinstance(context, StreamContext):
+            if isinstance(outcome, Stopped) and isinstance(outcome.why, LeaseLost):
+                context.abort()
+            await context.close()
+        return outcome
+
+    def _tick(self) -> None:
+        self.last_tick = self._monotonic()
+        self._loop.call_later(LOOP_TICK_S, self._tick)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._tick)
         try:
             self._loop.run_forever()
         finally:

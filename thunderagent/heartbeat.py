@@ -11,20 +11,25 @@ the lease, which counts from before the last good renewal was sent. Past it, the
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from thunderagent import events
-from thunderagent.errors import LeaseLost, StoreError, TaskCancelled
+from thunderagent.errors import LeaseLost, StoreError, StreamStopped, StreamWedged, TaskCancelled
 from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
 from thunderagent.settler import about, time_limit
 from thunderagent.store import Beat, Renewal, TaskStore
+from thunderagent.task import Desired
 
 CANCELLED: Final = "cancelled"
+
+SPREAD: Final = 0.5
+"""Share of the interval by which the first beat of a stream may come early."""
 
 
 class Heartbeat:
@@ -36,11 +41,13 @@ class Heartbeat:
         bus: EventBus,
         *,
         tick_s: float,
+        rng: random.Random | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._bus = bus
         self._tick_s = tick_s
+        self._rng = rng or random.Random()
         self._monotonic = monotonic
         self._held: dict[str, Running] = {}
         self._stop = threading.Event()
@@ -65,8 +72,9 @@ class Heartbeat:
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def watch(self, running: Running) -> None:
-        """Keep this lease alive from now on."""
-        running.next_beat = running.lease.held_from + running.beat_s
+        """Keep this lease alive from now on. The first beat of a stream comes early: hundreds are claimed together."""
+        early = SPREAD * self._rng.random() if running.job.is_stream else 0.0
+        running.next_beat = running.lease.held_from + running.beat_s * (1.0 - early)
         self._held[running.lease.task_id] = running
 
     def forget(self, running: Running) -> None:
@@ -87,12 +95,12 @@ class Heartbeat:
     def renew_due(self) -> None:
         """Renew the leases whose time has come, in one call to the store."""
         now = self._monotonic()
-        due = [one for one in list(self._held.values()) if one.next_beat <= now and not one.lost]
+        due = [one for one in list(self._held.values()) if one.next_beat <= now and not one.lost and self._may(one)]
         if due:
             late = now - min(one.next_beat for one in due)
             if late > max(self._tick_s * 3, min(one.beat_s for one in due)):
                 self._bus.emit(events.HeartbeatLate(seconds=late))
-            beats = [Beat(one.lease, progress=one.context.take_progress()) for one in due]
+            beats = [_beat(one) for one in due]
             for running, beat, renewal in zip(due, beats, self._renew(beats), strict=True):
                 self._take(running, beat, renewal)
         self.last_round = self._monotonic()
@@ -124,8 +132,12 @@ class Heartbeat:
         if renewal.lease is not None:
             running.lease = renewal.lease
             running.next_beat = renewal.lease.held_from + running.beat_s
+            running.context.extended(running.deadline)
+            running.context.cursor_saved(beat.last_seq)
             if renewal.lease.task.cancel_requested:
                 running.context.stop(TaskCancelled(CANCELLED))
+            elif renewal.lease.task.desired_state == Desired.STOPPED:
+                running.context.stop(StreamStopped())
         elif renewal.lost and running.settling:
             running.next_beat = now + running.beat_s  # its own settlement ended the lease, or will be refused
         elif renewal.lost:
@@ -135,8 +147,18 @@ class Heartbeat:
             running.next_beat = now + min(HEARTBEAT_RETRY_S, running.beat_s)
             running.context.keep_progress(beat.progress)
 
+    def _may(self, running: Running) -> bool:
+        """False for a stream that makes no progress: its lease is left to another agent, which is told once."""
+        reason = None if running.settling else running.context.not_renewable()
+        if reason is not None and not running.wedged:
+            self._bus.emit(events.StreamWedged(**about(running.lease), reason=reason))
+        running.wedged = reason is not None
+        return reason is None
+
     def _judge(self, running: Running, now: float) -> None:
         limit = running.job.timeout_s
+        if (stuck := running.context.wedged(now)) is not None:
+            running.context.stop(StreamWedged(stuck))
         if now >= running.deadline and not running.settling and not running.lost:
             self._lose(running, f"the lease could not be renewed within {running.lease.lease_s:g} s")
         elif limit is not None and now - running.started >= limit:
@@ -159,3 +181,14 @@ class Heartbeat:
             running.lost = True
         running.context.stop(LeaseLost(reason))
         self._bus.emit(events.LeaseLost(**about(running.lease), reason=reason))
+
+
+def _beat(running: Running) -> Beat:
+    """The heartbeat with what rides on it."""
+    context, task = running.context, running.lease.task
+    return Beat(
+        running.lease,
+        progress=context.take_progress(),
+        last_seq=context.unsaved_cursor(),
+        forgive=context.has_progressed and bool(task.retry_count or task.crash_count),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import schedule
@@ -13,17 +13,23 @@ from thunderagent import events
 from thunderagent.errors import StoreError
 from thunderagent.events import EventBus
 from thunderagent.maintenance import Janitor
+from thunderagent.pacing import LOST_LOOK_S, STREAM_LOOK_S
 from thunderagent.poller import QueuePoller
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
-from thunderagent.task import Lane, Task
+from thunderagent.streams import Streams
+from thunderagent.task import BATCH, STREAM, Lane, Task
 from thunderagent.version import __version__
-from thunderagent.workload import Workload
+from thunderagent.workload import Served, Workload
 
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
 EXPIRE_S: Final = 600.0
+JOURNAL_S: Final = 5.0
+GAUGE_S: Final = 30.0
+NEW_STREAMS_S: Final = 5.0
+"""Time between two readings of the index for streams of other agents; under the shortest lease in use."""
 SHARES_S: Final = 0.25
 """Shortest time between two looks for the other agents of a queue."""
 
@@ -39,7 +45,7 @@ class Housekeeping:
         bus: EventBus,
         *,
         owner: str,
-        pollers: Mapping[str, QueuePoller],
+        pollers: Mapping[Served, QueuePoller],
         workload: Workload,
         janitor: Janitor,
         health: Callable[[], Mapping[str, Any]],
@@ -52,6 +58,8 @@ class Housekeeping:
         self._pollers = pollers
         self._workload = workload
         self._janitor = janitor
+        self._streams = Streams(store, settings, bus, workload=workload, janitor=janitor)
+        self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._health = health
         self._scheduler = schedule.Scheduler()
         self._lanes: list[Lane] = []
@@ -61,12 +69,13 @@ class Housekeeping:
         """Learn the lanes, announce the agent, and schedule everything."""
         sweep_s = self._settings.sweep_s
         for seconds, name, work in (
-            (sweep_s, "sweep", self._sweep),
+            (min(sweep_s, NEW_STREAMS_S) if self._stream_pollers else sweep_s, "sweep", self._sweep),
             (sweep_s, "sweep", lambda: self._janitor.heal(self._lanes)),
             (sweep_s, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
             (COUNT_S, "counters", self._count),
             (EXPIRE_S, "expiry", lambda: self._store.engine.expire(self._store.clock.now())),
+            *(self._pieces_for_streams() if self._stream_pollers else ()),
         ):
             self._scheduler.every(seconds).seconds.do(  # type: ignore[arg-type] # fractions work
                 self._store_permitting, name, work
@@ -93,31 +102,57 @@ class Housekeeping:
                 job._schedule_next_run()
         return max(0.0, min(idle_s, longest_s))
 
+    def leave_streams(self) -> None:
+        """The agent begins to stop: say so, that nobody counts on it, and hand its streams off."""
+        if self._stream_pollers:
+            self._store_permitting("registration", self._announce)
+            self._streams.leave()
+
+    def look_at_handoffs(self) -> None:
+        """See how far the streams are that come and go."""
+        if not self._workload.handoffs.is_idle:
+            self._store_permitting("handoff", self._workload.handoffs.look)
+
     def end(self) -> None:
-        """Take the agent's row away."""
+        """Write what is left to tell, and take the agent's row away."""
+        self._store_permitting("journals", self._streams.keep_journals)
         self._store_permitting("registration", self._sign_off)
+
+    def _pieces_for_streams(self) -> Sequence[tuple[float, str, Callable[[], object]]]:
+        streams, sweep_s = self._streams, self._settings.sweep_s
+        return (
+            (STREAM_LOOK_S, "handoff", self.look_at_handoffs),
+            (min(LOST_LOOK_S, sweep_s), "lost streams", lambda: streams.take_lost(None, self._room())),
+            (JOURNAL_S, "journals", streams.keep_journals),
+            (GAUGE_S, "connections", streams.gauge),
+            (self._settings.rebalance_s, "balance", streams.rebalance),
+        )
 
     def _sweep(self) -> None:
         self._learn_lanes()
-        lanes = [lane for poller in self._pollers.values() for lane in poller.lanes]
-        for lease in self._janitor.take_over(lanes, self._room(), self._workload.doubt):
-            self._workload.begin(lease)
+        lanes = {lane for poller in self._pollers.values() for lane in poller.lanes}
+        self._streams.take_lost(sorted(lanes, key=str), self._room())
 
     def _room(self) -> Callable[[Task], float | None]:
         """How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
-        left = {name: poller.free for name, poller in self._pollers.items()}
+        left = {poller.room: poller.free for poller in self._pollers.values()}
 
         def lease_s(task: Task) -> float | None:
-            if task.job not in self._jobs or task.task_id in self._workload.held or left.get(task.queue, 0) <= 0:
+            here = self._workload.held.keys() | self._workload.handoffs.offered.keys()
+            if task.job not in self._jobs or task.task_id in here:
                 return None
-            left[task.queue] -= 1
-            return self._jobs[task.job].lease_s or self._settings.lease_s
+            job = self._jobs[task.job]
+            poller = self._pollers.get((task.queue, job.kind))
+            if poller is None or left[poller.room] <= 0:
+                return None
+            left[poller.room] -= 1
+            return job.lease_s or self._settings.lease_s
 
         return lease_s
 
     def _learn_lanes(self) -> None:
         self._lanes = self._store.engine.lanes()
-        for name, poller in self._pollers.items():
+        for (name, _), poller in self._pollers.items():
             lanes = {Lane(name, shard) for shard in range(self._settings.shards)}
             lanes.update(lane for lane in self._lanes if lane.queue == name)
             poller.lanes = sorted(lanes, key=lambda lane: lane.shard)
@@ -126,7 +161,8 @@ class Housekeeping:
         """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""
         self._shares_due = self._store.monotonic() + SHARES_S
         agents = self._store.agents()
-        for name, poller in self._pollers.items():
+        self._streams.fleet.learn(agents)
+        for (name, _), poller in self._pollers.items():
             serving = sorted({self._owner, *(agent.name for agent in agents if name in agent.info["queues"])})
             poller.share = (serving.index(self._owner), len(serving))
             poller.is_contended = False
@@ -138,8 +174,9 @@ class Housekeeping:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "version": __version__,
-                "queues": {name: poller.slots for name, poller in self._pollers.items()},
-                "running": {name: poller.running for name, poller in self._pollers.items()},
+                "queues": {name: poller.slots for (name, _), poller in self._batch_first()},
+                "running": {name: poller.running for (name, _), poller in self._batch_first()},
+                "streams": self._streams.told(),
                 "jobs": sorted(self._jobs),
                 "health": dict(self._health()),
             },
@@ -149,11 +186,15 @@ class Housekeeping:
     def _sign_off(self) -> None:
         self._store.sign_off(self._owner)
 
+    def _batch_first(self) -> list[tuple[Served, QueuePoller]]:
+        """The pollers; of two for one queue the one for batch tasks last, so that a dict by queue has its numbers."""
+        return sorted(self._pollers.items(), key=lambda one: one[0][1] == BATCH)
+
     def _count(self) -> None:
         self._bus.emit(
             events.Counted(
                 running=len(self._workload.held),
-                slots=sum(poller.slots for poller in self._pollers.values()),
+                slots=sum(room.slots for room in {poller.room for poller in self._pollers.values()}),
                 skew_s=getattr(self._store.clock, "skew", None),
             )
         )

@@ -14,9 +14,9 @@ from thunderagent.job import Job
 from thunderagent.jsondata import dump_json
 from thunderagent.settings import Settings
 from thunderagent.store import Enqueued, TaskStore
-from thunderagent.task import DEFAULT_QUEUE, Lane, Status, Task, new_task_id, timestamp
+from thunderagent.task import DEFAULT_QUEUE, STREAM, Desired, Lane, Status, Task, new_task_id, timestamp
 
-RESERVED: Final = ("agent:", "turn:", "lanes:")
+RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:")
 """Rows of our own begin so."""
 
 LATEST_DUE: Final = 10_000_000_000.0
@@ -74,6 +74,7 @@ class Intake:
             submitted_at=timestamp(now),
             job=name,
             kind=kind,
+            desired_state=Desired.STARTED if kind == STREAM else None,
             payload_text=text,
             max_retry=max_retry,
             depends_on=new.depends_on,

@@ -6,6 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import GenericAlias
 from typing import Any, Generic, Literal, TypeVar
 
@@ -17,7 +18,7 @@ from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.jsondata import dump_json
 from thunderagent.pacing import Backoff
 from thunderagent.settings import lease_problems
-from thunderagent.task import DEFAULT_QUEUE, Lane
+from thunderagent.task import DEFAULT_QUEUE, STREAM, Lane
 
 P = TypeVar("P")
 
@@ -43,6 +44,13 @@ class Job(Generic[P]):
     heartbeat_s: float | None = None
     backoff: Backoff | None = None
     kind: str = "batch"
+    exclusive: bool = True
+    """Of a stream: never two connections at one moment, also while it goes from one agent to another."""
+
+    @property
+    def is_stream(self) -> bool:
+        """True for a job that holds a connection until it is told to stop."""
+        return self.kind == STREAM
 
     def __call__(self, ctx: Context, payload: P) -> Any:
         """Run the handler as a plain function, for tests."""
@@ -124,38 +132,74 @@ def job(
         ConfigurationError: the options cannot work; all problems are listed.
     """
 
-    def decorate(handler: Handler[P]) -> Job[P]:
-        beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
-        problems = [*_option_problems(name, queue, max_retry, timeout_s, isolation, handler)]
-        for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
-            if value is not None and value <= 0:
-                problems.append(f"{option} is {value:g}; it must be over 0")
-        if lease_s is not None and heartbeat_s is not None:
-            problems += lease_problems(lease_s, heartbeat_s, "lease_s", "heartbeat_s")
-        if problems:
-            raise ConfigurationError(f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
-        hint = _payload_type(handler, name)
-        several: Any = GenericAlias(list, (hint,))
-        return Job(
-            name=name,
-            handler=handler,
-            payload=TypeAdapter(hint),
-            dumper=TypeAdapter(several, config=ConfigDict(ser_json_inf_nan="constants")),
-            queue=queue,
-            max_retry=max_retry,
-            timeout_s=timeout_s,
-            fatal=tuple(fatal),
-            isolation=isolation,
-            lease_s=lease_s,
-            heartbeat_s=beat,
-            backoff=backoff,
-        )
+    return partial(
+        make_job,
+        name,
+        queue=queue,
+        max_retry=max_retry,
+        timeout_s=timeout_s,
+        fatal=fatal,
+        isolation=isolation,
+        lease_s=lease_s,
+        heartbeat_s=heartbeat_s,
+        backoff=backoff,
+    )
 
-    return decorate
+
+def make_job(
+    name: str,
+    handler: Callable[[Any, P], Any],
+    *,
+    kind: str = "batch",
+    queue: str = DEFAULT_QUEUE,
+    max_retry: int | None = None,
+    timeout_s: float | None = None,
+    fatal: tuple[type[BaseException], ...] = (),
+    isolation: Literal["thread", "process"] = "thread",
+    lease_s: float | None = None,
+    heartbeat_s: float | None = None,
+    backoff: Backoff | None = None,
+    exclusive: bool = True,
+) -> Job[P]:
+    """What `@job` and `@stream` make of a handler."""
+    beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
+    problems = [*_option_problems(name, queue, max_retry, timeout_s, isolation, handler)]
+    if kind == STREAM and not inspect.iscoroutinefunction(handler):
+        problems.append("the handler of a stream must be a coroutine function: write `async def`")
+    for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
+        if value is not None and value <= 0:
+            problems.append(f"{option} is {value:g}; it must be over 0")
+    if lease_s is not None and heartbeat_s is not None:
+        problems += lease_problems(lease_s, heartbeat_s, "lease_s", "heartbeat_s")
+    if problems:
+        raise ConfigurationError(f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+    hint = _payload_type(handler, name)
+    several: Any = GenericAlias(list, (hint,))
+    return Job(
+        name=name,
+        handler=handler,
+        payload=TypeAdapter(hint),
+        dumper=TypeAdapter(several, config=ConfigDict(ser_json_inf_nan="constants")),
+        queue=queue,
+        max_retry=max_retry,
+        timeout_s=timeout_s,
+        fatal=tuple(fatal),
+        isolation=isolation,
+        lease_s=lease_s,
+        heartbeat_s=beat,
+        backoff=backoff,
+        kind=kind,
+        exclusive=exclusive,
+    )
 
 
 def _option_problems(
-    name: str, queue: str, max_retry: int | None, timeout_s: float | None, isolation: str, handler: Handler[P]
+    name: str,
+    queue: str,
+    max_retry: int | None,
+    timeout_s: float | None,
+    isolation: str,
+    handler: Callable[[Any, P], Any],
 ) -> Iterator[str]:
     if not name or len(name) > 128 or any(letter.isspace() for letter in name):
         yield f"the name {name!r} must have 1 to 128 characters and no space"
@@ -177,7 +221,7 @@ def _option_problems(
         yield 'isolation="process" needs a handler at the top level of a module that a child process can import'
 
 
-def _payload_type(handler: Handler[P], name: str) -> Any:
+def _payload_type(handler: Callable[[Any, P], Any], name: str) -> Any:
     parameters = list(inspect.signature(handler).parameters)
     if len(parameters) != 2:
         raise ConfigurationError(f"the handler of {name!r} must take (ctx, payload), not ({', '.join(parameters)})")

@@ -14,6 +14,9 @@ from thunderagent.settler import about
 from thunderagent.store import Doubt, TaskStore
 from thunderagent.task import Candidate, Lane, Lease, Status, Task
 
+RECHECKED: Final = 500
+"""Rows that one look at leases which should be over reads at most."""
+
 PAGES_A_SWEEP: Final = 100
 """Index pages of 100 entries that one sweep of one lane reads at most; the rest comes with the next."""
 
@@ -62,6 +65,16 @@ class LostLeases:
             del self._sightings[task_id]
         return lost
 
+    def recheck(self) -> list[Task]:
+        """Those that are known and should have expired by now; reads no index."""
+        now = self._monotonic()
+        due = [task_id for task_id, known in self._sightings.items() if known.look_again <= now][:RECHECKED]
+        rows = self._store.peek(due) if due else {}
+        for task_id in due:
+            if task_id not in rows or rows[task_id].status is not Status.RUNNING:
+                del self._sightings[task_id]
+        return [task for task in rows.values() if self._is_lost(task, self._monotonic())]
+
     def _is_lost(self, task: Task, now: float) -> bool:
         if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
             return False
@@ -107,14 +120,14 @@ class Janitor:
 
     def take_over(
         self,
-        lanes: Sequence[Lane],
+        lanes: Sequence[Lane] | None,
         wanted: Callable[[Task], float | None],
         doubt: Callable[[Sequence[Doubt]], None] = lambda doubts: None,
     ) -> list[Lease]:
         """Take tasks of lost agents.
 
         Args:
-            lanes: where to look.
+            lanes: where to look; None: only at leases that are known, and should be over.
             wanted: the length of the lease for a task that this agent has the job and a slot for, or None.
             doubt: told of takeovers that had no answer.
 
@@ -122,7 +135,7 @@ class Janitor:
             the leases won; each task goes on RUNNING, here.
         """
         mine: list[tuple[Task, float]] = []
-        for task in self.lost.find(lanes):
+        for task in self.lost.recheck() if lanes is None else self.lost.find(lanes):
             if task.crash_count >= self._max_crashes:
                 self._give_up(task)
             elif (lease_s := wanted(task)) is not None:

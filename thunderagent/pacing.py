@@ -120,6 +120,24 @@ SPREAD_S: Final = (5.0, 30.0)
 SLOW_S: Final = 30.0
 """Least wait before the return to a peer that has too much to do."""
 
+LOOP_LATE_S: Final = 5.0
+"""An event loop that has not ticked for so long does not hold streams any more: their leases are not renewed."""
+
+LOOP_TICK_S: Final = 0.5
+"""Time between two ticks of an event loop."""
+
+HANDOFF_S: Final = 15.0
+"""How long a stream is handled on after it was offered, while a successor connects."""
+
+STREAM_LOOK_S: Final = 0.5
+"""Time between two looks at streams that are being handed over."""
+
+OTHERS_S: Final = 2.0
+"""How long a stream is left to the agent whose share it is."""
+
+LOST_LOOK_S: Final = 1.0
+"""Time between two looks at streams whose lease should be over; the index is read less often."""
+
 STREAM_POLL_S: Final = 1.0
 """Longest pause between polls for streams, so that one that was handed off is claimed within a second or so."""
 

@@ -12,7 +12,7 @@ from thunderagent import events
 from thunderagent.events import EventBus
 from thunderagent.pacing import PollPace
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Candidate, Lane
+from thunderagent.task import BATCH, Candidate, Lane
 
 PAGES_A_LOOK: Final = 10
 """Pages that one look reads past jobs that this agent does not have; the next look goes on from there."""
@@ -30,19 +30,36 @@ FORGET_S: Final = 5.0
 """How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
 
 
-class QueuePoller:
-    """The slots of one queue, and the pace at which it asks for work.
+class Room:
+    """Slots that one poller has, or that several share."""
 
-    `running` counts taken slots; `due` is the monotonic second of the next look, infinity while no slot is free.
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.running = 0
+        self.waiting: set[QueuePoller] = set()
+        """Pollers that could take nothing as no slot was free."""
+
+    @property
+    def free(self) -> int:
+        """Slots that could take a task now."""
+        return self.slots - self.running
+
+
+class QueuePoller:
+    """The tasks of one kind in one queue, and the pace at which they are asked for.
+
+    `running` counts those that run; `due` is the monotonic second of the next look, infinity while no slot is free.
     """
 
     def __init__(
         self,
         queue: str,
-        slots: int,
+        room: Room,
         store: TaskStore,
         *,
+        kind: str = BATCH,
         jobs: Container[str],
+        known: Container[str] = (),
         lease_s: Callable[[str], float],
         page: int,
         pace: PollPace,
@@ -51,12 +68,14 @@ class QueuePoller:
         monotonic: Callable[[], float],
     ) -> None:
         self.queue = queue
-        self.slots = slots
+        self.kind = kind
+        self.room = room
         self.running = 0
         self.due = 0.0
         self.lanes: Sequence[Lane] = (Lane(queue),)
         self._store = store
         self._jobs = jobs
+        self._known = known
         self._lease_s = lease_s
         self._page = page
         self._pace = pace
@@ -67,7 +86,6 @@ class QueuePoller:
         """Rank of this agent among those that serve the queue, and their number; see `_pick`."""
         self.is_contended = False
         """True when claims were lost to other agents since somebody last looked who they are."""
-        self._full = False
         self._woken = False
         self._more = False
         self._seen = 0
@@ -76,9 +94,14 @@ class QueuePoller:
         self._recent: dict[str, tuple[float, float]] = {}
 
     @property
+    def slots(self) -> int:
+        """Slots, free or not."""
+        return self.room.slots
+
+    @property
     def free(self) -> int:
         """Slots that could take a task now."""
-        return self.slots - self.running
+        return self.room.free
 
     def look(self) -> list[Wanted]:
         """Read the index for as many candidates as there are free slots, from a shuffled page of each lane.
@@ -87,7 +110,7 @@ class QueuePoller:
             StoreError: the index could not be read.
         """
         if self.free <= 0:
-            self._full, self.due = True, math.inf
+            self._wait_for_room()
             return []
         self._more, self._seen, unknown = False, 0, set[str]()
         self._woken = False
@@ -95,11 +118,12 @@ class QueuePoller:
         lanes = list(self.lanes)
         start = self._rng.randrange(len(lanes))
         for lane in lanes[start:] + lanes[:start]:
-            found += self._read(lane, self.free - len(found), unknown)
-            if len(found) >= self.free:
+            found += self._read(lane, self._wanted() - len(found), unknown)
+            if len(found) >= self._wanted():
                 break
         self._tell_unknown(unknown)
         found = list({one.task_id: one for one in found}.values())  # one that came back while the pages were read
+        found = self._eligible(found)
         picked = self._pick(found)
         self._more = self._more or len(found) > len(picked)
         return [Wanted(one, self._lease_s(one.job)) for one in picked]
@@ -115,25 +139,44 @@ class QueuePoller:
             del self._recent[next(iter(self._recent))]
         self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
         if self.free <= 0:
-            self._full, self.due = True, math.inf
+            self._wait_for_room()
             return
         delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
         # At once: behind pages of other agents' jobs, and after a call of `wake` during the look.
         self.due = now if self._after or self._woken else now + delay
 
+    def began(self) -> None:
+        """A task takes a slot."""
+        self.running += 1
+        self.room.running += 1
+
     def freed(self) -> None:
-        """A slot is free again; look at once if slots were what we lacked."""
+        """A slot is free again; those who lacked one look at once."""
         self.running -= 1
-        if self._full:
-            self.wake()
+        self.room.running -= 1
+        for poller in list(self.room.waiting):
+            poller.wake()
 
     def wake(self) -> None:
         """Look at once."""
-        self._full, self._woken, self.due = False, True, self._monotonic()
+        self.room.waiting.discard(self)
+        self._woken, self.due = True, self._monotonic()
 
     def postpone(self, seconds: float) -> None:
         """Do not look before this time is over."""
         self.due = self._monotonic() + seconds
+
+    def _wait_for_room(self) -> None:
+        self.due = math.inf
+        self.room.waiting.add(self)
+
+    def _wanted(self) -> int:
+        """How many candidates one look is to find."""
+        return self.free
+
+    def _eligible(self, found: list[Candidate]) -> list[Candidate]:
+        """Of the candidates, those that this agent may try now."""
+        return found
 
     def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
         found: list[Candidate] = []
@@ -146,9 +189,10 @@ class QueuePoller:
             jobs, recent, edge = self._jobs, self._recent, self._monotonic() - FORGET_S
             for entry in page.entries:
                 if entry.job not in jobs:
-                    unknown.add(entry.job)
+                    if entry.job not in self._known:
+                        unknown.add(entry.job)
                 elif (known := recent.get(entry.task_id)) is None or known[0] != entry.created_at or known[1] <= edge:
-                    found.append(entry)
+                    found.append(entry if entry.kind == self.kind else entry._replace(kind=self.kind))
             if after is None or len(found) >= room:
                 break
         self._more = self._more or after is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
@@ -42,6 +43,18 @@ class Settings(BaseSettings):
     """Tasks that run at the same time in a queue for which no number is given."""
     shards: int = 1
     """Parts of each queue's index partition, 1 to 64; more for over 500 tasks a second on DynamoDB."""
+    max_streams: int = 700
+    """Streams that the agent holds at most, beside the slots of its queues; 0: none."""
+    rebalance_streams: int = 5
+    """Streams that an agent well above the mean of the fleet hands off at a time; 0: none."""
+    rebalance_s: float = 60.0
+    """Time between two such times."""
+    connect_rate: float = 40.0
+    """Connections that the agent's streams open in a second."""
+    connect_concurrency: int = 16
+    """Connections that the agent's streams are opening at one moment."""
+    event_loop: str = "asyncio"
+    """`asyncio` or `uvloop`, for coroutine functions and streams; uvloop needs a fifth of the memory with TLS."""
     lease_s: float = 300.0
     """How long a task stays with an agent that is not heard of."""
     heartbeat_s: float = 60.0
@@ -110,6 +123,11 @@ class Settings(BaseSettings):
         bounds: list[tuple[str, float, float]] = [
             ("slots", 1, 1000),
             ("shards", 1, 64),
+            ("max_streams", 0, 100_000),
+            ("rebalance_streams", 0, 1000),
+            ("rebalance_s", 0.1, 86400),
+            ("connect_rate", 0.1, 10_000),
+            ("connect_concurrency", 1, 10_000),
             ("lease_s", 0.5, 43200),
             ("heartbeat_s", 0.05, 14400),
             ("poll_min_s", 0.01, 3600),
@@ -153,6 +171,10 @@ class Settings(BaseSettings):
                 f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor "
                 "must wait at least 5 s longer than the drain, or it kills the agent in the middle of it"
             )
+        if self.event_loop not in ("asyncio", "uvloop"):
+            problems.append(f"{PREFIX}EVENT_LOOP is {self.event_loop!r}; use asyncio or uvloop")
+        elif self.event_loop == "uvloop" and find_spec("uvloop") is None:
+            problems.append(f"{PREFIX}EVENT_LOOP is uvloop, which is not installed: pip install 'thunderagent[uvloop]'")
         if self.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             problems.append(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
         return problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from thunderagent.errors import (
     AgentDraining,
     LeaseLost,
     StoreUnavailable,
+    StreamHandedOff,
+    StreamStopped,
     TaskCancelled,
     TaskStopped,
     ThunderAgentError,
@@ -40,6 +42,8 @@ class Raised:
 
     error: str
     fatal: bool = False
+    progressed: bool = False
+    """Earlier errors do not count any more: the run had shown that it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Stopped:
     """The handler ended because it was told to."""
 
     why: TaskStopped
+    progressed: bool = False
+    """As in `Raised`."""
 
 
 Outcome = Returned | Raised | Stopped
@@ -55,7 +61,7 @@ _MESSAGE: Final = 700
 _HERE: Final = str(Path(__file__).parent)
 
 
-def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = ()) -> Raised:
+def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = (), *, progressed: bool = False) -> Raised:
     """The outcome of an exception: its type and message, then the innermost frames."""
     try:
         text = str(error)
@@ -64,7 +70,7 @@ def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = ()) ->
     message = writes.cut(f"{type(error).__name__}: {text}", _MESSAGE)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-3:])
-    return Raised(message + places, fatal=isinstance(error, fatal))
+    return Raised(message + places, fatal=isinstance(error, fatal), progressed=progressed)
 
 
 def _short(filename: str) -> str:
@@ -116,13 +122,17 @@ def settle(
     match outcome:
         case Stopped(why=LeaseLost()):
             return None
-        case Stopped(why=AgentDraining()):
+        case Stopped(why=AgentDraining() | StreamHandedOff()):
             return Settlement(writes.release(lease, now=now), events.TaskReleased(**fields))
+        case Stopped(why=StreamStopped()):
+            write = writes.stop(lease, now=now, expire_at=now + policy.keep_failed_s)
+            return Settlement(write, events.TaskClosed(**fields, reason=writes.STOPPED))
         case Stopped(why=TaskCancelled() as why):
             return _closed(lease, fields, str(why), policy, now)
         case Stopped(why=why):
             fatal = isinstance(why, job.fatal) if job.fatal else False
-            return _failed(lease, job, Raised(f"{type(why).__name__}: {why}", fatal), fields, policy, now, rng)
+            error = Raised(f"{type(why).__name__}: {why}", fatal, outcome.progressed)
+            return _failed(lease, job, error, fields, policy, now, rng)
         case Raised():
             return _failed(lease, job, outcome, fields, policy, now, rng)
         case Returned(value=Snooze(seconds=delay)):
@@ -155,7 +165,8 @@ def _failed(
     now: float,
     rng: random.Random,
 ) -> Settlement:
-    task = lease.task
+    task = replace(lease.task, retry_count=0) if outcome.progressed else lease.task
+    lease = replace(lease, task=task)
     if outcome.fatal or task.retry_count >= _retries(task, job, policy):
         write = writes.fail(lease, error=outcome.error, now=now, expire_at=now + policy.keep_failed_s)
         return Settlement(write, events.TaskFailed(**fields, error=outcome.error))

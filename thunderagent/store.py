@@ -64,6 +64,7 @@ class Beat:
     lease: Lease
     progress: str | None = None
     last_seq: Mapping[str, Any] | None = None
+    forgive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ class TaskStore:
                 until=until + beat.lease.lease_s,
                 progress=beat.progress,
                 last_seq=beat.last_seq,
+                forgive=beat.forgive,
             )
             for beat in beats
         ]

@@ -149,6 +149,9 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "onParentFailure": "S",
     "desiredState": "S",
     "lastSeq": "M",
+    "handoffOwner": "S",
+    "handoffUntil": "N",
+    "handoffState": "S",
     "cancelRequested": "BOOL",
     "progress": "S",
     "result": "S",
@@ -159,7 +162,34 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "expireAt": "N",
     "info": "M",
 }
-"""Every attribute of the table and its DynamoDB type. `info` is used by the rows of agents alone."""
+"""Every attribute of the table and its DynamoDB type. `info` is used by the rows of agents and of journals alone."""
+
+BATCH: Final = "batch"
+"""The `kind` of a task that runs to its end."""
+
+STREAM: Final = "stream"
+"""The `kind` of a task whose job holds a connection until it is told to stop."""
+
+
+class Desired(StrEnum):
+    """What is wanted of a stream: the attribute `desiredState`."""
+
+    STARTED = "STARTED"
+    STOPPED = "STOPPED"
+
+
+class Handoff(StrEnum):
+    """How far the handing over of a live stream is: the attribute `handoffState`.
+
+    * `OFFERED`: the one who held the stream goes on handling messages, until another agent is ready.
+    * `READY`: the successor is connected and buffers.
+    * `DONE`: the one before has stopped; `lastSeq` is where.
+    """
+
+    OFFERED = "OFFERED"
+    READY = "READY"
+    DONE = "DONE"
+
 
 LEASE_ATTRIBUTES: Final = ("lockTime", "leaseOwner", "leaseSec", "hb")
 """Present exactly while RUNNING."""
@@ -200,6 +230,10 @@ class Task:
     on_parent_failure: str | None = None
     desired_state: str | None = None
     last_seq: Mapping[str, Any] | None = None
+    """The cursor of a stream, as it was last saved."""
+    handoff_owner: str | None = None
+    handoff_until: float | None = None
+    handoff_state: str | None = None
     cancel_requested: bool = False
     progress_text: str | None = None
     result_text: str | None = None
@@ -209,6 +243,11 @@ class Task:
     """The last ten failed attempts, oldest first."""
     done_reason: str | None = None
     expire_at: float | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """True for a task that holds a connection until it is told to stop."""
+        return self.kind == STREAM
 
     @property
     def id(self) -> str:

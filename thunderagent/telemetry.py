@@ -47,6 +47,13 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.StoreFailed: ("WARNING", "store does not answer"),
     events.StoreRecovered: ("INFO", "store answers again"),
     events.HeartbeatLate: ("WARNING", "heartbeat is late"),
+    events.StreamConnected: ("INFO", "stream is live"),
+    events.StreamDisconnected: ("WARNING", "stream is not connected"),
+    events.StreamGap: ("WARNING", "stream has a gap"),
+    events.StreamWedged: ("ERROR", "stream makes no progress: its lease is not renewed"),
+    events.StreamHandedOff: ("INFO", "stream is handed off"),
+    events.StreamHandedOver: ("INFO", "stream is handed over"),
+    events.ActiveConnections: ("DEBUG", "active connections"),
     events.ThreadDied: ("ERROR", "a thread of the agent has died"),
 }
 """Level and message of each event that is a line of its own."""
@@ -64,6 +71,11 @@ COUNTED: Final[dict[type[Event], str]] = {
     events.LeaseLost: "leases_lost",
     events.SettleRefused: "refused",
     events.StoreFailed: "store_failures",
+    events.StreamConnected: "connects",
+    events.StreamDisconnected: "disconnects",
+    events.StreamGap: "gaps",
+    events.StreamWedged: "wedged",
+    events.StreamHandedOff: "handed_off",
 }
 """Names of the counters of the minute's line."""
 
@@ -111,6 +123,8 @@ class Telemetry:
     def __init__(self, bus: EventBus) -> None:
         self._guard = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self.active_connections: int | None = None
+        """The gauge ActiveConnections, each half minute; None for an agent without streams."""
         bus.subscribe(self.listen)
 
     def listen(self, event: Event) -> None:
@@ -126,7 +140,10 @@ class Telemetry:
                 self._counts["claims_lost"] += event.tried - event.won
         elif isinstance(event, events.Counted):
             self._count(event)
-        elif kind in LEVELS:
+            return
+        if isinstance(event, events.ActiveConnections):
+            self.active_connections = event.connections
+        if kind in LEVELS:
             level, message = LEVELS[kind]
             if logger.level(level).no < _least:  # before the facts are gathered, which costs more than the line
                 return
@@ -140,6 +157,8 @@ class Telemetry:
 
     def _count(self, event: events.Counted) -> None:
         facts: dict[str, Any] = {"slots": f"{event.running}/{event.slots}", **self.take()}
+        if self.active_connections is not None:
+            facts["active_connections"] = self.active_connections
         if event.skew_s is not None:
             facts["clock_skew_s"] = round(event.skew_s, 2)
         logger.bind(**facts).info("last minute")

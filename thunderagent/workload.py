@@ -13,24 +13,31 @@ from __future__ import annotations
 import queue
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from thunderagent import events
+from thunderagent import events, writes
+from thunderagent.balance import Fleet
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import AgentDraining, StoreError, TaskCancelled
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, Running
+from thunderagent.handoff import Handoffs, on_hold
 from thunderagent.heartbeat import CANCELLED, Heartbeat
+from thunderagent.job import Job
 from thunderagent.pacing import GATHER_S
 from thunderagent.poller import QueuePoller
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Settlement, Stopped, about, raised, settle
+from thunderagent.settler import Outcome, Policy, Raised, Settlement, Stopped, about, raised, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
+from thunderagent.stream import StreamContext
 from thunderagent.task import Lease, Status, Task
+
+Served = tuple[str, str]
+"""A queue and the kind of tasks that are taken from it."""
 
 
 @dataclass(slots=True)
@@ -66,12 +73,26 @@ class Workload:
         rng: random.Random,
         *,
         owner: str,
-        pollers: Mapping[str, QueuePoller],
+        pollers: Mapping[Served, QueuePoller],
         heartbeat: Heartbeat,
         dependents: Dependents,
         policy: Policy,
+        fleet: Fleet,
     ) -> None:
         self.held: dict[str, Running] = {}
+        self.fleet = fleet
+        self.handoffs = Handoffs(
+            store,
+            bus,
+            owner=owner,
+            held=self.held,
+            heartbeat=heartbeat,
+            fleet=fleet,
+            guard_s=settings.clock_guard_s,
+            let_go=self._offered,
+        )
+        self.closed: list[Running] = []
+        """Streams whose run has ended since somebody last looked: their journals have a last entry."""
         self.executors: Executors | None = None
         self.is_closing = False
         """True while the agent drains: what turns out to be ours is given back and not run."""
@@ -92,8 +113,8 @@ class Workload:
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing is held and no claim is in doubt."""
-        return not self.held and not self._doubts
+        """True when nothing is held, nothing is handed over, and no claim is in doubt."""
+        return not self.held and not self._doubts and not self.handoffs.offered
 
     def done(self, running: Running, outcome: Outcome) -> None:
         """An executor says how a handler ended; any thread."""
@@ -120,15 +141,15 @@ class Workload:
                     break
         self._batch = found
 
-    def begin(self, lease: Lease) -> None:
+    def begin(self, lease: Lease, *, how: str = "claimed") -> None:
         """Run the handler of a task that was claimed or taken over."""
         task, job = lease.task, self._jobs[lease.task.job]
-        parents = partial(self._parent_results, task) if task.depends_on else None
-        context = Context(lease, parents)
+        context = self._context(lease, job, how)
         beat_s = job.heartbeat_s or self._settings.heartbeat_s
         running = Running(lease, job, context, LEASE_MARGIN, beat_s, started=self._store.monotonic())
         self.held[task.task_id] = running
-        self._pollers[task.queue].running += 1
+        self.poller_of(task).began()
+        self.fleet.held += job.is_stream
         self._heartbeat.watch(running)
         if self.is_closing or task.cancel_requested:
             self.done(running, Stopped(AgentDraining() if self.is_closing else TaskCancelled(CANCELLED)))
@@ -137,6 +158,29 @@ class Workload:
         self._bus.emit(events.TaskStarted(**about(lease), waited_s=waited_s))
         if self.executors is not None:
             self.executors.start(running)
+
+    def poller_of(self, task: Task) -> QueuePoller:
+        """The poller whose slot a task takes."""
+        return self._pollers[task.queue, self._jobs[task.job].kind]
+
+    def _context(self, lease: Lease, job: Job[Any], how: str) -> Context:
+        task = lease.task
+        parents = partial(self._parent_results, task) if task.depends_on else None
+        if not job.is_stream:
+            return Context(lease, parents)
+        clock = self._store.clock
+        context = StreamContext(
+            lease,
+            parents,
+            bus=self._bus,
+            exclusive=job.exclusive,
+            grace_s=self._settings.drain_s,
+            on_hold=on_hold(lease, clock.earliest() - self._settings.clock_guard_s),
+            monotonic=self._store.monotonic,
+            now=clock.now,
+        )
+        context.journal.moved(clock.now(), "leased", how)
+        return context
 
     def doubt(self, doubts: Sequence[Doubt]) -> None:
         """Look at these claims and takeovers without an answer before anything else is claimed."""
@@ -160,20 +204,32 @@ class Workload:
         if not settling and not batch:
             self._claimed(wanted, Exchanged([], [], [], []))
             return Committed(asked=any(self._pollers[name].free > 0 for name in wanted))
-        writes = [one.settlement.write for one in settling if one.settlement]
-        exchanged = self._store.exchange(writes, batch, owner=self._owner)
+        ends = [one.settlement.write for one in settling if one.settlement]
+        exchanged = self._store.exchange(ends, batch, owner=self._owner)
         self._claimed(wanted, exchanged)
         self._settled(settling, exchanged)
         return Committed(error=exchanged.error, answered=exchanged.answered)
 
+    def _offered(self, running: Running) -> None:
+        """A stream is in its queue again, though it is handled on here: its slot is free."""
+        del self.held[running.lease.task_id]
+        self._freed(running)
+
+    def _freed(self, running: Running) -> None:
+        self.poller_of(running.lease.task).freed()
+        self.fleet.held -= running.job.is_stream
+
     def _receive(self, ended: _Ended | None) -> int:
+        if ended is not None and self.handoffs.ended(ended.running):
+            self.closed.append(ended.running)
+            return 0
         if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:
             return 0
         if ended.running.settling:
             return 0
         ended.running.settling = True
         self._backlog.append(ended)
-        self._pollers[ended.running.lease.task.queue].freed()
+        self._freed(ended.running)
         return 1
 
     def _decide(self) -> list[_Ended]:
@@ -196,7 +252,7 @@ class Workload:
         return settling
 
     def _settle(self, running: Running, outcome: Outcome, now: float) -> Settlement | None:
-        return settle(
+        settlement = settle(
             running.lease,
             running.job,
             outcome,
@@ -206,13 +262,22 @@ class Workload:
             rng=self._rng,
             keep=self._keep,
         )
+        cursor = running.context.unsaved_cursor()
+        if settlement is None or cursor is None:
+            return settlement
+        return replace(settlement, write=writes.with_cursor(settlement.write, cursor))
 
     def _keep(self, key: str, text: str, expire_at: float) -> str | None:
         return self._store.texts.keep(key, text, expire_at=expire_at)
 
     def _let_go(self, ended: _Ended) -> None:
-        self.held.pop(ended.running.lease.task_id, None)
-        self._heartbeat.forget(ended.running)
+        running = ended.running
+        self.held.pop(running.lease.task_id, None)
+        self._heartbeat.forget(running)
+        if isinstance(running.context, StreamContext):
+            verb = ended.settlement.write.verb if ended.settlement else "lost"
+            running.context.journal.moved(self._store.clock.now(), verb, _story(ended.outcome))
+            self.closed.append(running)
 
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
         told: list[Ended] = []
@@ -240,21 +305,22 @@ class Workload:
                 events.StoreFailed(during="telling dependents", error=str(error), next_try_s=self._settings.sweep_s)
             )
 
-    def _wanted(self) -> dict[str, list[Wanted]]:
-        """Candidates by queue, for the queues whose time has come."""
+    def _wanted(self) -> dict[Served, list[Wanted]]:
+        """Candidates by queue and kind, for those whose time has come."""
         now = self._store.monotonic()
-        looks = {name: poller.look() for name, poller in self._pollers.items() if poller.due <= now}
-        # A handler that ignores its lost lease may still run here: its task is for another agent.
-        return {name: [one for one in look if one.candidate.task_id not in self.held] for name, look in looks.items()}
+        looks = {served: poller.look() for served, poller in self._pollers.items() if poller.due <= now}
+        # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
+        here = self.held.keys() | self.handoffs.offered.keys()
+        return {served: [one for one in look if one.candidate.task_id not in here] for served, look in looks.items()}
 
-    def _claimed(self, wanted: Mapping[str, list[Wanted]], exchanged: Exchanged) -> None:
+    def _claimed(self, wanted: Mapping[Served, list[Wanted]], exchanged: Exchanged) -> None:
         self._doubts += exchanged.doubts
-        won: dict[str, list[str]] = {name: [] for name in wanted}
+        won: dict[Served, list[str]] = {served: [] for served in wanted}
         for lease in exchanged.leases:
-            won[lease.task.queue].append(lease.task_id)
+            won[lease.task.queue, self._jobs[lease.task.job].kind].append(lease.task_id)
             self.begin(lease)
-        for name, tried in wanted.items():
-            self._pollers[name].took(won[name], exchanged.lost, tried)
+        for served, tried in wanted.items():
+            self._pollers[served].took(won[served], exchanged.lost, tried)
 
     def _resolve_doubts(self) -> None:
         """Look whether claims without an answer did happen, before anything else is claimed."""
@@ -273,3 +339,14 @@ class Workload:
 def _final(status_value: str) -> Status | None:
     status = Status(status_value.partition("#")[0])
     return status if status.is_terminal else None
+
+
+def _story(outcome: Outcome) -> str:
+    """What ended a run, in a line."""
+    match outcome:
+        case Stopped(why=why):
+            return str(why)
+        case Raised(error=error):
+            return error.partition("\n")[0]
+        case _:
+            return "the handler returned"

@@ -12,10 +12,22 @@ whose reply was lost).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
-from thunderagent.task import LEASE_ATTRIBUTES, TERMINAL, Candidate, Lease, Status, Task, timestamp
+from thunderagent.task import (
+    LEASE_ATTRIBUTES,
+    STREAM,
+    TERMINAL,
+    Candidate,
+    Desired,
+    Handoff,
+    Lease,
+    Status,
+    Task,
+    timestamp,
+)
 
 ERRORS_KEPT: Final = 10
 ERROR_BYTES: Final = 1024
@@ -48,10 +60,13 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
     running = f"{Status.RUNNING}#{suffix}" if suffix else Status.RUNNING.value
     if pending != Status.PENDING:
         raise ValueError(f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed")
+    # A task that was enqueued without its job's code was put as a batch task; who claims it knows better.
+    kind = {"kind": candidate.kind} if candidate.kind == STREAM else {}
     return Write(
         verb="claim",
         task_id=candidate.task_id,
         set={
+            **kind,
             "status": running,
             "lockTime": timestamp(until),
             "leaseOwner": owner,
@@ -77,13 +92,19 @@ def renew(
     until: float,
     progress: str | None = None,
     last_seq: Mapping[str, Any] | None = None,
+    forgive: bool = False,
 ) -> Write:
-    """A heartbeat. Conditioned on the fence, not on the beat, so that a repetition is harmless."""
+    """A heartbeat. Conditioned on the fence, not on the beat, so that a repetition is harmless.
+
+    `forgive`: the stream does well, so lost agents and errors of the past are not counted any more.
+    """
     changes: dict[str, Any] = {"lockTime": timestamp(until), "updatedAt": timestamp(now)}
     if progress is not None:
         changes["progress"] = progress
     if last_seq is not None:
         changes["lastSeq"] = dict(last_seq)
+    if forgive:
+        changes |= {"retryCount": 0, "crashCount": 0}
     return Write(
         verb="renew",
         task_id=lease.task_id,
@@ -194,6 +215,60 @@ def close(lease: Lease, *, reason: str, now: float, expire_at: float) -> Write:
     return _settle("close", lease, {**changes, "doneReason": cut(reason)})
 
 
+def stop(lease: Lease, *, now: float, expire_at: float) -> Write:
+    """RUNNING to DONE because somebody stopped the stream; it can be started again."""
+    changes = _end(lease.task, Status.DONE, now=now, expire_at=expire_at)
+    return _settle("stop", lease, {**changes, "doneReason": STOPPED})
+
+
+def with_cursor(write: Write, last_seq: Mapping[str, Any] | None) -> Write:
+    """The same write, which ends the lease of a stream, with the cursor that is not yet saved."""
+    return write if last_seq is None else replace(write, set={**write.set, "lastSeq": dict(last_seq)})
+
+
+# Verbs of handing a live stream over.
+
+
+def offer(lease: Lease, *, now: float, until: float) -> Write:
+    """RUNNING to PENDING while we go on handling messages, at most to `until` on the shared clock.
+
+    Whoever claims it connects, buffers, and hands nothing out before our `hand_over` or `until`.
+    """
+    write = _back("offer", lease, due=now, now=now)
+    state = {"handoffOwner": lease.owner, "handoffUntil": timestamp(until), "handoffState": Handoff.OFFERED.value}
+    return replace(write, set={**write.set, **state})
+
+
+def ready(lease: Lease, *, now: float) -> Write:
+    """The successor is connected and buffers: the one before may stop."""
+    return Write(
+        verb="ready",
+        task_id=lease.task_id,
+        set={"handoffState": Handoff.READY.value, "updatedAt": timestamp(now)},
+        require=(
+            Is("fence", lease.fence),
+            Is("leaseOwner", lease.owner),
+            OneOf("handoffState", (Handoff.OFFERED.value, Handoff.READY.value)),
+        ),
+    )
+
+
+def hand_over(task_id: str, *, owner: str, last_seq: Mapping[str, Any] | None, now: float) -> Write:
+    """The one who offered has stopped handling messages, behind `last_seq`. Refused when a later offer is open."""
+    changes: dict[str, Any] = {"handoffState": Handoff.DONE.value, "updatedAt": timestamp(now)}
+    if last_seq is not None:
+        changes["lastSeq"] = dict(last_seq)
+    return Write(
+        verb="hand over",
+        task_id=task_id,
+        set=changes,
+        require=(
+            Is("handoffOwner", owner),
+            OneOf("handoffState", (Handoff.OFFERED.value, Handoff.READY.value)),
+        ),
+    )
+
+
 # Verbs for tasks that nobody holds, each conditioned on the status as seen.
 
 
@@ -218,6 +293,22 @@ def request_cancel(seen: Task, *, now: float) -> Write:
     )
 
 
+def stop_waiting(seen: Task, *, now: float, expire_at: float) -> Write:
+    """PENDING or BLOCKED to DONE because somebody stopped the stream."""
+    write = cancel_waiting(seen, reason=STOPPED, now=now, expire_at=expire_at)
+    return replace(write, verb="stop waiting", set={**write.set, "desiredState": Desired.STOPPED.value})
+
+
+def request_stop(seen: Task, *, now: float) -> Write:
+    """Ask the holder of a stream to stop; it learns of it in the reply to its next heartbeat."""
+    return Write(
+        verb="request stop",
+        task_id=seen.task_id,
+        set={"desiredState": Desired.STOPPED.value, "updatedAt": timestamp(now)},
+        require=(Is("status", seen.status_value), Is("fence", seen.fence)),
+    )
+
+
 def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset()) -> Write:
     """FAILED or DONE back to the queue by hand, with fresh budgets; `errors` stays as its history."""
     if seen.status not in (Status.FAILED, Status.DONE):
@@ -231,6 +322,8 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
     }
     if waiting_for:
         changes["waitingFor"] = waiting_for
+    if seen.is_stream:
+        changes["desiredState"] = Desired.STARTED.value
     return Write(
         verb="revive",
         task_id=seen.task_id,
@@ -318,7 +411,18 @@ def announce(agent_id: str, *, info: Mapping[str, Any], now: float, expire_at: f
     )
 
 
+def journal(journal_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
+    """What happened to a stream under one fence; the row has no status, so that no index entry is written."""
+    return Write(
+        verb="journal",
+        task_id=journal_id,
+        set={"info": dict(info), "updatedAt": timestamp(now), "expireAt": float(int(expire_at))},
+        require=(Present("taskId"),),
+    )
+
+
 AGENT_STATUS: Final = "AGENT"
+STOPPED: Final = "stopped"
 
 
 def _running(task: Task) -> str:

@@ -438,7 +438,7 @@ def test_an_outcome_that_is_handed_over_twice_frees_one_slot() -> None:
             stage.agent._workload.done(held, Returned("by hand"))
         assert stage.end_of(first).result == "by hand"
         stage.record.wait(events.TaskSucceeded)
-        poller = stage.agent._pollers["default"]
+        poller = stage.agent._pollers["default", "batch"]
         assert eventually(lambda: stage.agent.running == 0)
         assert (poller.running, poller.free) == (0, 2)
         gate.open.set()

@@ -13,7 +13,7 @@ from thunderagent import events
 from thunderagent.errors import StoreUnavailable
 from thunderagent.events import EventBus
 from thunderagent.pacing import PollPace
-from thunderagent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller
+from thunderagent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller, Room
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import Lane, Page
 from thunderagent.testing import FakeClock, memory_store
@@ -45,7 +45,7 @@ class Setting:
         self.record = Recorder(self.bus)
         self.poller = QueuePoller(
             "default",
-            slots,
+            Room(slots),
             self.store,
             jobs={"test.job"},
             lease_s=lambda job: 300.0,
@@ -65,7 +65,8 @@ class Setting:
     def claim(self, wanted: list[Wanted]) -> list[str]:
         """Claim what a look found, as the workload does."""
         exchanged = self.store.exchange((), wanted, owner="me")
-        self.poller.running += len(exchanged.leases)
+        for _ in exchanged.leases:
+            self.poller.began()
         won = [lease.task_id for lease in exchanged.leases]
         self.poller.took(won, exchanged.lost, wanted)
         return won
@@ -87,13 +88,15 @@ def at() -> Setting:
 def test_it_never_wants_more_than_there_are_free_slots(at: Setting, running: int) -> None:
     for number in range(20):
         put(at.store, f"t{number}")
-    at.poller.running = running
+    for _ in range(running):
+        at.poller.began()
     assert len(at.look()) == 3 - running
 
 
 def test_while_full_it_does_not_even_look_and_is_never_due(at: Setting) -> None:
     put(at.store)
-    at.poller.running = 3
+    for _ in range(3):
+        at.poller.began()
     assert at.poller.look() == []
     assert at.poller.due == math.inf
     assert at.store.read == []

@@ -16,19 +16,28 @@ def test_every_exported_name_exists_and_the_list_is_sorted() -> None:
 def test_the_names_of_the_readme_are_exported() -> None:
     assert set(thunderagent.__all__) == {
         "Agent",
+        "Attempt",
         "Backoff",
         "Cancel",
         "Client",
+        "Connection",
         "Context",
+        "Cursor",
+        "Endpoint",
         "Fail",
+        "Gap",
+        "GapAction",
         "Job",
         "Registry",
         "Settings",
         "Snooze",
         "Status",
+        "StreamContext",
+        "StreamOptions",
         "Task",
         "__version__",
         "job",
+        "stream",
     }
 
 

@@ -1,4 +1,4 @@
-"""A WebSocket feed for tests that fails as it is told to: `async with ChaosServer(Refuse(status=503), Feed()) as server`.
+"""A WebSocket feed for tests that fails as it is told to: `async with ChaosServer(Refuse(), Feed()) as server`.
 
     server        ChaosServer: listens, deals the behaviours out, answers the handshake
     behaviours    what a connection can meet, as values

@@ -1,8 +1,8 @@
 """What a connection can meet. Before the WebSocket is open it is one thing; a `Feed` combines what comes after.
 
-    HangUp, Unanswered, Garbage, Refuse, Redirect, BrokenTls    the WebSocket never opens
-    Feed(…)                                                     it opens, and each field spoils one thing
-    Feed(ending=Close(…) | Cut(…) | Silence(…) | Violate(…))    … and the server ends it
+HangUp, Unanswered, Garbage, Refuse, Redirect, BrokenTls    the WebSocket never opens
+Feed(…)                                                     it opens, and each field spoils one thing
+Feed(ending=Close(…) | Cut(…) | Silence(…) | Violate(…))    … and the server ends it
 """
 
 from __future__ import annotations

@@ -8,9 +8,14 @@ import ssl
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from thunderagent.errors import ConfigurationError
+
+_USAGES: Final = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 class Contexts(NamedTuple):
@@ -53,11 +58,7 @@ def _server_context(authority: str) -> tuple[str, ssl.SSLContext]:
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
 
     def signed(name: x509.Name, public: Any, *, is_authority: bool) -> x509.Certificate:
-        usage = dict.fromkeys(
-            ("content_commitment", "data_encipherment", "key_agreement", "crl_sign", "encipher_only", "decipher_only")
-            + ("digital_signature", "key_encipherment", "key_cert_sign"),
-            False,
-        )
+        usage = dict.fromkeys(_USAGES, False)
         usage |= {"key_cert_sign": True} if is_authority else {"digital_signature": True}
         builder = (
             x509.CertificateBuilder()
@@ -70,9 +71,7 @@ def _server_context(authority: str) -> tuple[str, ssl.SSLContext]:
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
             .add_extension(x509.KeyUsage(**usage), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         )
         if not is_authority:
             names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])

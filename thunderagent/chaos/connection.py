@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections import deque
 from contextlib import suppress
@@ -33,11 +34,39 @@ def reset_on_close(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection with a reset."""
-    if not writer.transport.is_closing():
-        reset_on_close(writer.get_extra_info("socket"))
-    writer.transport.abort()
+class Stream(asyncio.StreamReaderProtocol):
+    """The two directions of a socket that was accepted."""
+
+    @classmethod
+    async def of(cls, sock: socket.socket, context: ssl.SSLContext | None) -> Stream:
+        """The stream of a socket, which it owns from now on; with a context, after the handshake of TLS.
+
+        Raises:
+            OSError: TLS did not come about.
+        """
+        loop = asyncio.get_running_loop()
+        transport, stream = await loop.connect_accepted_socket(
+            lambda: cls(asyncio.StreamReader(CHUNK)), sock, ssl=context
+        )
+        stream.writer = asyncio.StreamWriter(transport, stream, stream.reader, loop)
+        return stream
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.reader = reader
+        self.writer: asyncio.StreamWriter
+        self.lost = asyncio.Event()
+        """Both directions have ended, and the socket is closed."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.lost.set()
+
+    def reset(self) -> None:
+        """End it with a reset."""
+        if not self.writer.transport.is_closing():
+            reset_on_close(self.writer.get_extra_info("socket"))
+        self.writer.transport.abort()
 
 
 class Connection:
@@ -45,8 +74,7 @@ class Connection:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        stream: Stream,
         feed: Feed,
         *,
         history: History,
@@ -54,7 +82,8 @@ class Connection:
         opened: OpenSocket,
         from_start: bool,
     ) -> None:
-        self._reader, self._writer, self._feed = reader, writer, feed
+        self._stream, self._feed = stream, feed
+        self._reader, self._writer = stream.reader, stream.writer
         self._history, self._observations, self._opened = history, observations, opened
         self._from_start = from_start
         self._loop = asyncio.get_running_loop()
@@ -65,6 +94,7 @@ class Connection:
         self._parts: list[bytes] = []
         self._taken = self._sent = 0
         self._ready_at = 0.0
+        self._epoch_changed = False
         self._ended = False
         self._close_sent = False
         self._close_came = False
@@ -77,9 +107,9 @@ class Connection:
             with suppress(OSError):
                 await self._receive()
             sender.cancel()
-        if (self._silent or self._close_came and not self._feed.answers_close) and not self._writer.is_closing():
+        if (self._silent or (self._close_came and not self._feed.answers_close)) and not self._writer.is_closing():
             self._observations.went(self._opened)
-            await self._loop.create_future()
+            await self._stream.lost.wait()
 
     def wake(self) -> None:
         """There may be something to send."""
@@ -96,7 +126,8 @@ class Connection:
 
     def end(self, ending: Ending) -> None:
         """Do it now, whatever is under way; a peer that is silent already can only be cut."""
-        if self._writer.is_closing() or self._silent and not isinstance(ending, Cut):
+        is_cut = isinstance(ending, Cut)
+        if not is_cut and (self._silent or self._writer.is_closing()):
             return
         self._ended = True
         self.wake()
@@ -104,7 +135,7 @@ class Connection:
             case Close(code=code, reason=reason):
                 self._send_close(close_frame(code, reason))
             case Cut(reset=True):
-                reset(self._writer)
+                self._stream.reset()
             case Cut():
                 self._writer.close()
             case Silence():
@@ -113,7 +144,7 @@ class Connection:
                 self._writer.write(violating_frame(violation))
 
     async def _send(self) -> None:
-        self._writer.transport.set_write_buffer_limits(0)
+        self._writer.transport.set_write_buffer_limits(high=1, low=0)  # with 0 a drain of TLS never ends
         with suppress(OSError):
             while not self._ended:
                 now = self._loop.time()
@@ -144,8 +175,9 @@ class Connection:
 
     def _next(self) -> bytes | None:
         """The next frame for this connection."""
-        if self._taken == self._feed.new_epoch_after and not self._waiting and self._position:
-            self._taken += 1  # once only; what is counted from here on is of no other use than `duplicate_each`
+        is_time = self._taken == self._feed.new_epoch_after and not self._waiting and not self._epoch_changed
+        if is_time and self._position:
+            self._epoch_changed = True
             self._history.new_epoch(keep_after=self._position.seq)
         while not self._waiting and self._position and (message := self._history.after(self._position)):
             self._position = Position(message.epoch, message.seq)
@@ -192,9 +224,9 @@ class Connection:
         text = data.decode(errors="replace")
         self._observations.received.append(Received(time=now, key=key, data=text))
         with suppress(ValueError):
-            match json.loads(text):
-                case {"op": "subscribe", **rest}:
-                    self._subscribed(key, now, rest)
+            wish = json.loads(text)
+            if isinstance(wish, dict) and wish.get("op") == "subscribe":
+                self._subscribed(key, now, wish)
 
     def _subscribed(self, key: str, now: float, wish: dict[str, Any]) -> None:
         since, epoch = wish.get("since"), wish.get("epoch")

@@ -53,7 +53,7 @@ class OpenSocket:
     """The stream if it is a WebSocket."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Observations:
     """Everything seen so far. The lists may be cleared between two parts of a test."""
 

@@ -19,14 +19,19 @@ _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT
 _JSON: Final = frozenset(name for name, kind in ATTRIBUTES.items() if kind in ("SS", "L", "M"))
 _LISTED: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 
+_THIRD: Final = ("handoffOwner", "handoffUntil", "handoffState")
+"""Columns that came with the third version of the schema."""
+
 CREATE: Final = (
     "CREATE TABLE tasks ("
     + ", ".join(
         f'"{name}" {_SQL_TYPES[kind]}' + (" PRIMARY KEY NOT NULL" if name == "taskId" else "")
         for name, kind in ATTRIBUTES.items()
+        if name not in _THIRD
     )
     + ") WITHOUT ROWID"
 )
+ADD_THIRD: Final = tuple(f'ALTER TABLE tasks ADD COLUMN "{name}" {_SQL_TYPES[ATTRIBUTES[name]]}' for name in _THIRD)
 CREATE_INDEX: Final = (
     'CREATE INDEX "status-createdAt-index" ON tasks ("status", "createdAt", "taskId", "job", "kind") '
     'WHERE "status" IS NOT NULL'

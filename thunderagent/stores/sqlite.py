@@ -31,6 +31,7 @@ MEMORY: Final = ":memory:"
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (sql.CREATE, sql.CREATE_INDEX),
     ('CREATE INDEX "expireAt-index" ON tasks ("expireAt") WHERE "expireAt" IS NOT NULL',),
+    sql.ADD_THIRD,
 )
 """What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
 

@@ -162,7 +162,7 @@ class Feed(Generic[M]):
         if self._pump.connection is not None:
             self._pump.connection.cut(Cause.ASKED, reason)
 
-    # For the keeper; all but `handling_s` and `is_broken` in the thread of the loop
+    # For the keeper; all but `handling_s` in the thread of the loop
 
     @property
     def has_progressed(self) -> bool:
@@ -170,14 +170,9 @@ class Feed(Generic[M]):
         return self._pump.has_progressed
 
     def handling_s(self) -> float:
-        """Seconds since the handler was given the message that it works on; 0 while it waits for one."""
+        """Seconds since the handler was given what it works on, a message or the end; 0 while it waits."""
         since = self._handling_since
         return 0.0 if since is None else self._monotonic() - since
-
-    @property
-    def is_broken(self) -> bool:
-        """True when nothing pumps any more and the handler has not been told so: it stands in something else."""
-        return self._pumping is not None and self._pumping.done() and self._closing is None
 
     def release(self, cursor: Cursor | None) -> None:
         """Hand out what comes behind this place: the one who held the stream before has stopped there."""
@@ -227,6 +222,7 @@ class Feed(Generic[M]):
         if pumping is None:
             raise StreamFailed("the feed was never started")
         await asyncio.wait((pumping,))
+        self._handling_since = self._monotonic()
         error = None if pumping.cancelled() else pumping.exception()
         if isinstance(error, StreamFailed):
             raise error
@@ -238,7 +234,7 @@ class Feed(Generic[M]):
         connection = self._pump.connection
         if pumping is not None and not pumping.done():
             if connection is not None:
-                self._pump.connection = None  # or the end of the task would cut it
+                self._pump.connection = None  # ours from here on, or the end of the task would cut it
             pumping.cancel()
             await asyncio.wait((pumping,))
         if connection is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from thunderagent.streaming.resolver import Resolver
@@ -20,24 +20,30 @@ class Governor:
         concurrency: attempts under way at one moment.
         rate: attempts that begin in a second.
         spread_s: the first retry after a live connection waits a random time up to this, times `fleet`.
+        fleet: number of processes that lose their connections to one peer together.
     """
 
     def __init__(
-        self, *, concurrency: int = 16, rate: float = 40.0, spread_s: float = 1.0, rng: random.Random | None = None
+        self,
+        *,
+        concurrency: int = 16,
+        rate: float = 40.0,
+        spread_s: float = 1.0,
+        fleet: Callable[[], int] = lambda: 1,
+        rng: random.Random | None = None,
     ) -> None:
         self._room = asyncio.Semaphore(concurrency)
         self._interval_s = 1.0 / rate
         self._next = 0.0
         self._spread_s = spread_s
+        self._fleet = fleet
         self.rng = rng or random.Random()
         self.resolver = Resolver()
         """Looks the names of peers up."""
-        self.fleet = 1
-        """Agents that hold streams: they lose their connections to one peer together."""
 
     def first_retry(self) -> float:
         """Seconds to wait before the first attempt after a live connection ended."""
-        return self.rng.uniform(0.0, self._spread_s * self.fleet)
+        return self.rng.uniform(0.0, self._spread_s * self._fleet())
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

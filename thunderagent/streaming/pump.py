@@ -150,12 +150,11 @@ class Pump:
                 replacement = await self._read_until_old(connection, reader)
                 if isinstance(replacement, ConnectionEnd):
                     self.connection = None
+                    connection.abort()
                     return replacement
-            finally:
+            finally:  # when we are cancelled the connection stays open: whoever does that closes it politely
                 stable.cancel()
                 reader.cancel()
-                if self.connection is None:
-                    connection.abort()
             connection, reason = replacement, "replaced the connection before the peer's limit on its age"
 
     async def _read_until_old(

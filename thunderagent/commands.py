@@ -1,0 +1,192 @@
+"""Commands on single tasks: look it up, cancel it, retry it, stop and start a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from thunderagent import writes
+from thunderagent.conditions import Write
+from thunderagent.dependencies import OnParentFailure
+from thunderagent.dependents import Dependents, Ended
+from thunderagent.errors import NotAllowed, TaskNotFound
+from thunderagent.events import EventBus
+from thunderagent.intake import Intake
+from thunderagent.journal import Run, read_journals
+from thunderagent.pacing import wait_delays
+from thunderagent.settings import Settings
+from thunderagent.store import TaskStore
+from thunderagent.task import Desired, Status, Task
+
+TRIES: Final = 5
+"""How often a command is tried on a task that changes under it."""
+
+
+class Commands:
+    """What changes the fate of a task. `Client` has these beside enqueue and wait."""
+
+    def __init__(self, store: TaskStore, settings: Settings, *, on_enqueue: Callable[[], None] | None = None) -> None:
+        """Make a client.
+
+        Args:
+            store: where the tasks are.
+            settings: defaults of new tasks.
+            on_enqueue: called after each enqueue, for example `agent.wake` of an agent in the same process.
+        """
+        self.store = store
+        self.settings = settings
+        self._on_enqueue = on_enqueue
+        self._dependents = Dependents(
+            store,
+            EventBus(),
+            keep_success_s=settings.keep_success_days * 86400,
+            keep_failed_s=settings.keep_failed_days * 86400,
+        )
+        self._intake = Intake(store, settings, self._dependents)
+
+    def get(self, task_id: str | Task) -> Task:
+        """The task as it is now.
+
+        Raises:
+            TaskNotFound: there is none, or its time to live is over.
+        """
+        name = id_of(task_id)
+        task = self.store.get([name]).get(name)
+        if task is None or (task.expire_at is not None and task.expire_at < self.store.clock.earliest()):
+            raise TaskNotFound(f"there is no task {name!r} in {self.store.engine.url}")
+        return task
+
+    def cancel(self, task_id: str | Task) -> Task:
+        """Close a task that waits as DONE, with its children; ask the agent of a running one to stop it.
+
+        A running handler is told with the next heartbeat, see `ctx.check()`. Cancelling twice is harmless.
+
+        Raises:
+            NotAllowed: it has ended already.
+            TaskNotFound: there is none.
+        """
+        for _ in range(TRIES):
+            task, now = self.get(task_id), self.store.clock.now()
+            if task.status is Status.DONE or (task.status is Status.RUNNING and task.cancel_requested):
+                return task
+            if task.status.is_terminal:
+                raise NotAllowed(f"the task {task.task_id!r} has ended as {task.status}: nothing is left to cancel")
+            if task.status is Status.RUNNING:
+                write = writes.request_cancel(task, now=now)
+            else:
+                expire_at = now + self.settings.keep_success_days * 86400
+                write = writes.cancel_waiting(task, reason="cancelled", now=now, expire_at=expire_at)
+            [after] = self.store.apply([write])
+            if after is not None:
+                if after.status.is_terminal:
+                    self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+                return after
+        raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
+
+    def retry(self, task_id: str | Task) -> Task:
+        """Put a FAILED or DONE task back into its queue with fresh retries; its history of errors stays.
+
+        A task whose parents have not all succeeded waits for those that are open.
+
+        Raises:
+            NotAllowed: its status is another, or a parent has not succeeded: retry that first.
+            TaskNotFound: there is none.
+        """
+        task = self.get(task_id)
+        if task.status not in (Status.FAILED, Status.DONE):
+            raise NotAllowed(f"the task {task.task_id!r} is {task.status}: only FAILED and DONE can be retried")
+        waiting_for = self._open_parents(task)
+        [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
+        if after is None:
+            raise NotAllowed(f"the task {task.task_id!r} was changed by somebody else: look again")
+        if after.status is Status.BLOCKED:
+            after = self._intake.introduce(after)
+        self._enqueued()
+        return after
+
+    # Streams
+
+    def stop(self, task_id: str | Task) -> Task:
+        """Stop a stream: its agent is told with the next heartbeat, saves the cursor and closes it as DONE.
+
+        Stopping twice is harmless. A stopped stream is kept as long as a FAILED task, and goes on where it stopped.
+
+        Raises:
+            NotAllowed: it has ended otherwise, or is no stream.
+            TaskNotFound: there is none.
+        """
+        for _ in range(TRIES):
+            task, now = self.get(task_id), self.store.clock.now()
+            if task.desired_state == Desired.STOPPED and task.status in (Status.RUNNING, Status.DONE):
+                return task
+            if not task.is_stream and task.status is not Status.PENDING:
+                raise NotAllowed(f"the task {task.task_id!r} is no stream: cancel it")
+            if task.status.is_terminal:
+                raise NotAllowed(f"the stream {task.task_id!r} has ended as {task.status}: nothing is left to stop")
+            if task.status is Status.RUNNING:
+                write: Write = writes.request_stop(task, now=now)
+            else:
+                expire_at = now + self.settings.keep_failed_days * 86400
+                write = writes.stop_waiting(task, now=now, expire_at=expire_at)
+            [after] = self.store.apply([write])
+            if after is not None:
+                if after.status.is_terminal:
+                    self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+                return after
+        raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
+
+    def start(self, task_id: str | Task, *, timeout_s: float = 30.0) -> Task:
+        """Start a stream that was stopped, or has failed, where its cursor is.
+
+        A stream that its agent is about to stop is waited for; one that runs or is queued is left as it is.
+
+        Raises:
+            NotAllowed: it is no stream, or its agent has not stopped it within the time.
+            TaskNotFound: there is none.
+        """
+        until = time.monotonic() + timeout_s
+        for delay in wait_delays():
+            task = self.get(task_id)
+            if not task.is_stream:
+                raise NotAllowed(f"the task {task.task_id!r} is no stream: use retry")
+            if task.status in (Status.FAILED, Status.DONE):
+                return self.retry(task)
+            if task.status is not Status.RUNNING or task.desired_state != Desired.STOPPED:
+                return task
+            if time.monotonic() >= until:
+                break
+            time.sleep(delay)
+        raise NotAllowed(
+            f"the stream {task.task_id!r} was told to stop and still runs after {timeout_s:g} s: try again"
+        )
+
+    def runs(self, task_id: str | Task, *, number: int = 10) -> Sequence[Run]:
+        """What happened to a stream: its last runs, oldest first, each with its moves and its gaps.
+
+        Raises:
+            TaskNotFound: there is none.
+        """
+        return read_journals(self.store, self.get(task_id), runs=number)
+
+    # Inside
+
+    def _enqueued(self) -> None:
+        if self._on_enqueue:
+            self._on_enqueue()
+
+    def _open_parents(self, task: Task) -> frozenset[str]:
+        if not task.depends_on:
+            return frozenset()
+        parents = self.store.get(task.depends_on)
+        for name in task.depends_on if task.on_parent_failure != OnParentFailure.RUN else ():
+            status = parents[name].status if name in parents else None
+            if status is None or status in (Status.FAILED, Status.DONE):
+                what = f"is {status}" if status else "no longer exists"
+                raise NotAllowed(f"the task {task.task_id!r} depends on {name!r}, which {what}: retry that first")
+        return frozenset(name for name, parent in parents.items() if not parent.status.is_terminal)
+
+
+def id_of(task: str | Task) -> str:
+    """The id of a task, given it or its id."""
+    return task if isinstance(task, str) else task.task_id

@@ -1,0 +1,235 @@
+"""Gives live streams to other agents: at once and with a break, or, where two connections are fine, without one.
+
+With a break (`exclusive=True`): the handler is asked to end, its connection is closed, and one write releases the
+stream with its cursor. Without one:
+
+1. we offer: the task goes back to its queue, and we go on handling its messages under our old fence for a bounded time;
+2. whoever claims it connects, subscribes from the saved cursor and buffers, but hands nothing out; then it says so;
+3. we see that, handle what we have read, stop, and write where;
+4. the successor hands out what comes behind that place.
+
+No calls overlap: ours stop before our write, or at the latest when our time is over; the successor waits for the one or
+the other, on the clock that all share. If the successor dies, the stream is a lost agent's like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from thunderagent import events, writes
+from thunderagent.balance import Fleet
+from thunderagent.errors import StoreError, TaskStopped
+from thunderagent.events import EventBus
+from thunderagent.executor import Running
+from thunderagent.heartbeat import Heartbeat
+from thunderagent.pacing import HANDOFF_S
+from thunderagent.settings import LEASE_MARGIN
+from thunderagent.settler import about
+from thunderagent.store import TaskStore
+from thunderagent.stream import StreamContext
+from thunderagent.streaming.cursor import Cursor
+from thunderagent.task import Handoff, Lease, Task
+
+Call = Callable[[Callable[[], object]], None]
+"""Does something in the thread of the event loop."""
+
+
+class Handoffs:
+    """The streams that go from us to others, and those that come to us. All in the agent's loop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        *,
+        owner: str,
+        held: dict[str, Running],
+        heartbeat: Heartbeat,
+        fleet: Fleet,
+        guard_s: float,
+        let_go: Callable[[Running], None],
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._owner = owner
+        self._held = held
+        self._heartbeat = heartbeat
+        self._fleet = fleet
+        self._guard_s = guard_s
+        self._let_go = let_go
+        self._deadlines: dict[str, float] = {}
+        self._ended: list[Running] = []
+        self.offered: dict[str, Running] = {}
+        """Streams that we handle on, though they are in their queue or with another agent already."""
+        self.call: Call = _no_loop
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is offered and nothing waits for its former holder."""
+        return not self.offered and not any(self._waiting())
+
+    # From us
+
+    def leave(self, leaving: Sequence[Running], why: TaskStopped, *, lasts_s: float = HANDOFF_S) -> None:
+        """Give streams to other agents: all at once, one write each.
+
+        Args:
+            leaving: streams that we hold.
+            why: told to handlers whose connection ends first.
+            lasts_s: for how long a stream without a break is handled on at most.
+        """
+        overlapping = [one for one in leaving if self._can_overlap(one)]
+        for running in leaving:
+            if running not in overlapping:
+                self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=False))
+                running.context.stop(why)
+        if overlapping:
+            self._offer(overlapping, why, lasts_s)
+
+    def _can_overlap(self, running: Running) -> bool:
+        context = running.context
+        return (
+            not running.job.exclusive
+            and self._fleet.size > 1
+            and isinstance(context, StreamContext)
+            and context.is_connected
+            and not context.is_on_hold
+            and not (running.settling or running.lost or context.cancelled)
+        )
+
+    def _offer(self, offering: Sequence[Running], why: TaskStopped, lasts_s: float) -> None:
+        now, until, sent = self._store.clock.now(), self._store.clock.latest() + lasts_s, self._store.monotonic()
+        cursors = [one.context.unsaved_cursor() for one in offering]
+        batch = [
+            writes.with_cursor(writes.offer(one.lease, now=now, until=until), cursor)
+            for one, cursor in zip(offering, cursors, strict=True)
+        ]
+        for running in offering:
+            running.settling = True  # a beat that is under way may be refused: that is no lost lease
+            self._heartbeat.forget(running)
+        try:
+            after = self._store.apply(batch)
+        except StoreError as error:  # whether it was written or not: the connection ends before our lease does
+            self._bus.emit(events.StoreFailed(during="handoff", error=str(error), next_try_s=0.0))
+            for running in offering:
+                self._keep(running)
+                running.context.stop(why)
+            return
+        for running, cursor, task in zip(offering, cursors, after, strict=True):
+            if task is None:
+                self._keep(running)  # the next beat tells what has become of the lease
+                continue
+            running.context.cursor_saved(cursor)
+            deadline = sent + lasts_s * (1.0 - LEASE_MARGIN)
+            running.context.extended(deadline)
+            self._deadlines[running.lease.task_id] = deadline
+            self.offered[running.lease.task_id] = running
+            self._let_go(running)
+            self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=True))
+
+    def _keep(self, running: Running) -> None:
+        running.settling = False
+        self._heartbeat.watch(running)
+
+    def ended(self, running: Running) -> bool:
+        """The handler of a stream has ended; True if that was one that we had offered."""
+        if self.offered.get(running.lease.task_id) is not running:
+            return False
+        self._ended.append(running)
+        return True
+
+    def finish(self) -> None:
+        """Stop handling everything that we have offered."""
+        for running in self.offered.values():
+            self._flush(running)
+
+    # To us
+
+    def _waiting(self) -> list[Running]:
+        return [
+            one
+            for one in list(self._held.values())
+            if isinstance(one.context, StreamContext) and one.context.is_on_hold and not one.settling
+        ]
+
+    # Both
+
+    def look(self) -> None:
+        """See how far the handoffs are, and do what is next.
+
+        Raises:
+            StoreError: the store did not answer; nothing is lost, as every wait has an end of its own.
+        """
+        self._write_ended()
+        waiting = self._waiting()
+        names = [*self.offered, *(one.lease.task_id for one in waiting)]
+        if not names:
+            return
+        rows = self._store.peek(names)
+        now = self._store.monotonic()
+        for task_id, running in list(self.offered.items()):
+            task = rows.get(task_id)
+            is_over = now >= self._deadlines[task_id] - 1.0
+            if task is None or task.status.is_terminal or task.handoff_state == Handoff.READY or is_over:
+                self._flush(running)
+        for running in waiting:
+            self._await(running, rows.get(running.lease.task_id))
+
+    def _await(self, running: Running, task: Task | None) -> None:
+        context = running.context
+        if task is None or not isinstance(context, StreamContext):
+            return
+        if must_wait(task, self._owner, self._store.clock.earliest() - self._guard_s):
+            if task.handoff_state == Handoff.OFFERED and context.is_ready:
+                self._store.apply([writes.ready(running.lease, now=self._store.clock.now())])
+            return
+        cursor = Cursor.from_map(task.last_seq)
+        self.call(lambda: context.release(cursor))
+
+    def _flush(self, running: Running) -> None:
+        context = running.context
+        if isinstance(context, StreamContext):
+            self.call(context.flush)
+
+    def _write_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        now = self._store.clock.now()
+        batch = [
+            writes.hand_over(one.lease.task_id, owner=self._owner, last_seq=_last(one.context), now=now)
+            for one in ended
+        ]
+        try:
+            self._store.apply(batch)
+        except StoreError:
+            self._ended += ended
+            raise
+        for running in ended:
+            self.offered.pop(running.lease.task_id, None)
+            self._deadlines.pop(running.lease.task_id, None)
+            cursor = str(_last(running.context) or "none")
+            self._bus.emit(events.StreamHandedOver(**about(running.lease), cursor=cursor))
+
+
+def must_wait(task: Task, owner: str, now: float) -> bool:
+    """True while another agent handles messages of this stream; `now` on the shared clock."""
+    return (
+        task.handoff_state in (Handoff.OFFERED, Handoff.READY)
+        and task.handoff_owner != owner
+        and (task.handoff_until or 0.0) > now
+    )
+
+
+def on_hold(lease: Lease, now: float) -> bool:
+    """Whether the run under this lease begins while its predecessor still handles messages."""
+    return must_wait(lease.task, lease.owner, now)
+
+
+def _last(context: object) -> dict[str, object] | None:
+    cursor = context.cursor if isinstance(context, StreamContext) else None
+    return None if cursor is None else cursor.to_map()
+
+
+def _no_loop(do: Callable[[], object]) -> None:
+    raise LookupError("no event loop runs yet")

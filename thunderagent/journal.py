@@ -1,0 +1,144 @@
+"""What happened to a stream, in words that last: its moves with their reasons, and what it missed.
+
+One row for each run of a stream, named by its fence, so that whoever lost the lease overwrites nobody's account. It has
+no status and thus no index entry, and is written seldom: never for a heartbeat.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from thunderagent import writes
+from thunderagent.store import TaskStore
+from thunderagent.task import Task, timestamp
+
+MOVES_KEPT: Final = 50
+GAPS_KEPT: Final = 100
+REASON_BYTES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A stream came into another state; `at` is in epoch seconds."""
+
+    at: float
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A gap as it is kept: the places around it, how many messages as far as that can be told, what was done."""
+
+    at: float
+    cause: str
+    after: Mapping[str, Any]
+    before: Mapping[str, Any]
+    missed: int | None
+    action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a stream, under one fence."""
+
+    fence: int
+    agent: str
+    moves: Sequence[Move] = ()
+    """The last fifty, oldest first."""
+    gaps: Sequence[Missed] = ()
+    """The last hundred, oldest first."""
+    connects: int = 0
+    handled: int = 0
+    duplicates: int = 0
+
+
+class Journal:
+    """The account of the run that goes on. Written in the loop's thread, read in the agent's."""
+
+    def __init__(self, task_id: str, fence: int, agent: str) -> None:
+        self.journal_id = journal_id(task_id, fence)
+        self._agent = agent
+        self._moves: deque[Move] = deque(maxlen=MOVES_KEPT)
+        self._gaps: deque[Missed] = deque(maxlen=GAPS_KEPT)
+        self._guard = threading.Lock()
+        self._is_new = False
+
+    def moved(self, at: float, state: str, reason: str = "") -> None:
+        """Add a move."""
+        with self._guard:
+            self._moves.append(Move(timestamp(at), state, writes.cut(reason, REASON_BYTES)))
+            self._is_new = True
+
+    def missed(self, gap: Missed) -> None:
+        """Add a gap."""
+        with self._guard:
+            self._gaps.append(gap)
+            self._is_new = True
+
+    def take(self, **counts: int) -> dict[str, Any] | None:
+        """The whole account with these counts if there is something new since the last call."""
+        with self._guard:
+            if not self._is_new:
+                return None
+            self._is_new = False
+            return {
+                "agent": self._agent,
+                "moves": [[move.at, move.state, move.reason] for move in self._moves],
+                "gaps": [asdict(gap) for gap in self._gaps],
+                **counts,
+            }
+
+    def keep(self) -> None:
+        """The account could not be written: `take` answers with it again."""
+        with self._guard:
+            self._is_new = True
+
+
+def journal_id(task_id: str, fence: int) -> str:
+    """Id of the row that keeps the account of a run."""
+    return f"journal:{task_id}#{fence}"
+
+
+def keep_journals(store: TaskStore, journals: Mapping[str, Mapping[str, Any]], *, keep_s: float) -> None:
+    """Write accounts, by `journal_id`, and keep them for so many seconds.
+
+    Raises:
+        StoreError: one of them had no answer.
+    """
+    now = store.clock.now()
+    expire_at = int(now + keep_s)
+    batch = [writes.journal(name, info=info, now=now, expire_at=expire_at) for name, info in journals.items()]
+    answers = store.engine.apply(batch) if batch else []
+    new = [
+        {"taskId": write.task_id, "info": write.set["info"], "expireAt": expire_at, "updatedAt": timestamp(now)}
+        for write, answer in zip(batch, answers, strict=True)
+        if not answer.won and answer.error is None
+    ]
+    answers += store.engine.put(new) if new else []
+    if error := next((answer.error for answer in answers if answer.error), None):
+        raise error
+
+
+def read_journals(store: TaskStore, task: Task, *, runs: int) -> list[Run]:
+    """The accounts of the last runs of a stream, oldest first; runs without one are left out."""
+    fences = range(max(1, task.fence - runs + 1), task.fence + 1)
+    rows = store.engine.get([journal_id(task.task_id, fence) for fence in fences])
+    found = [(fence, rows[name]) for fence in fences if (name := journal_id(task.task_id, fence)) in rows]
+    return [_run(fence, row["info"]) for fence, row in found]
+
+
+def _run(fence: int, info: Mapping[str, Any]) -> Run:
+    return Run(
+        fence=fence,
+        agent=info.get("agent", "?"),
+        moves=tuple(Move(*move) for move in info.get("moves", ())),
+        gaps=tuple(Missed(**gap) for gap in info.get("gaps", ())),
+        connects=info.get("connects", 0),
+        handled=info.get("handled", 0),
+        duplicates=info.get("duplicates", 0),
+    )

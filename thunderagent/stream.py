@@ -1,0 +1,386 @@
+"""Streams: jobs that hold a connection until somebody says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from thunderagent import events
+from thunderagent.context import Context
+from thunderagent.errors import (
+    AgentDraining,
+    LeaseLost,
+    StreamFailed,
+    StreamHandedOff,
+    StreamStopped,
+    TaskCancelled,
+    TaskStopped,
+)
+from thunderagent.events import EventBus
+from thunderagent.job import Job, make_job
+from thunderagent.journal import Journal, Missed
+from thunderagent.pacing import LOOP_LATE_S, Backoff
+from thunderagent.settings import LEASE_MARGIN
+from thunderagent.settler import about
+from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf
+from thunderagent.streaming.ending import State
+from thunderagent.streaming.endpoint import EndpointSource
+from thunderagent.streaming.feed import Feed, OnGap, Snapshot
+from thunderagent.streaming.governor import Governor
+from thunderagent.streaming.options import StreamOptions
+from thunderagent.streaming.pump import OnOpen
+from thunderagent.task import STREAM, Lease
+
+P = TypeVar("P")
+M = TypeVar("M")
+
+STREAMS: str = "streams"
+"""The queue of streams unless they name another: batch tasks before them in a queue would be read past."""
+
+DEFAULT_OPTIONS = StreamOptions()
+_SOFT = (AgentDraining, StreamHandedOff, StreamStopped, TaskCancelled)
+"""Ends for which a handler may come to its own end: it handles what it has in hand, and its cursor is saved."""
+
+
+def stream(
+    name: str,
+    *,
+    queue: str = STREAMS,
+    lease_s: float = 20.0,
+    heartbeat_s: float = 5.0,
+    max_retry: int | None = None,
+    fatal: tuple[type[BaseException], ...] = (),
+    backoff: Backoff | None = None,
+    exclusive: bool = True,
+) -> Callable[[Callable[[StreamContext, P], Any]], Job[P]]:
+    """Make a coroutine function `(ctx, payload)` a job that holds a connection for as long as it is wanted.
+
+    Args:
+        name: what tasks carry; never change it while tasks with it exist.
+        queue: the queue of its tasks.
+        lease_s: how long the stream stays with an agent that is not heard of.
+        heartbeat_s: time between renewals, at most a third of the lease. The cursor rides on them.
+        max_retry: errors of the handler in a row, without progress in between; None takes the setting.
+        fatal: exceptions after which a retry makes no sense.
+        backoff: delay before retries; None takes the settings.
+        exclusive: never two connections at one moment: an agent leaves before the next one connects. False: the next
+            one connects and buffers first, so that nothing is missed; it needs positions.
+
+    Raises:
+        ConfigurationError: the options cannot work; all problems are listed.
+    """
+
+    def decorate(handler: Callable[[StreamContext, P], Any]) -> Job[P]:
+        return make_job(
+            name,
+            handler,
+            kind=STREAM,
+            queue=queue,
+            max_retry=max_retry,
+            fatal=(*fatal, StreamFailed),
+            lease_s=lease_s,
+            heartbeat_s=heartbeat_s,
+            backoff=backoff,
+            exclusive=exclusive,
+        )
+
+    return decorate
+
+
+class StreamContext(Context):
+    """What the handler of a stream knows of its task and can ask of its agent.
+
+    `connect` belongs to the event loop; everything else may be called from any thread.
+    """
+
+    __slots__ = (
+        "_cursor",
+        "_deadline",
+        "_exclusive",
+        "_feeds",
+        "_governor",
+        "_grace_s",
+        "_loop_ticked",
+        "_monotonic",
+        "_now",
+        "_on_hold",
+        "_saved",
+        "_soft",
+        "_tell",
+        "_touched",
+        "journal",
+    )
+
+    def __init__(
+        self,
+        lease: Lease,
+        parents: Callable[[], Mapping[str, Any]] | None = None,
+        *,
+        bus: EventBus | None = None,
+        exclusive: bool = True,
+        grace_s: float = 30.0,
+        on_hold: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Make a context; agents do it.
+
+        Args:
+            lease: the lease as it was claimed.
+            parents: results of parents.
+            bus: told of gaps and of connections.
+            exclusive: see `stream`.
+            grace_s: how long the handler may take to end after it was asked to, in the event loop.
+            on_hold: another agent still handles messages of this stream: hand nothing out before `release`.
+            monotonic: clock of the lease.
+            now: shared clock, for the journal.
+        """
+        super().__init__(lease, parents)
+        self.journal = Journal(lease.task_id, lease.fence, lease.owner)
+        self._tell = (bus or EventBus()).emit
+        self._exclusive = exclusive
+        self._grace_s = grace_s
+        self._on_hold = on_hold
+        self._monotonic = monotonic
+        self._now = now
+        self._cursor = self._saved = Cursor.from_map(lease.task.last_seq)
+        self._deadline = lease.deadline(LEASE_MARGIN)
+        self._touched = monotonic()
+        self._feeds: tuple[Feed[Any], ...] = ()
+        self._governor: Governor | None = None
+        self._loop_ticked: Callable[[], float] = monotonic
+        self._soft = False
+
+    # For handlers
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the stream is to go on: the last checkpoint, of an earlier run too; None at the very beginning."""
+        return self._cursor
+
+    def checkpoint(self, *, seq: int, epoch: str | int | None = None, token: str | None = None) -> None:
+        """Say that everything up to here was handled. Saved with the next heartbeat, and once more at the end.
+
+        A place behind the last one of the same epoch is ignored: the cursor never goes back.
+
+        Args:
+            seq: number of the last message handled.
+            epoch: the life of the stream in which it counts.
+            token: what the peer wants to be resumed with, if that is not the number; at most 200 bytes.
+
+        Raises:
+            ValueError: one of the values cannot be a part of a cursor.
+        """
+        cursor = Cursor(seq, epoch, token)
+        self._touched = self._monotonic()
+        if self._cursor is None or not cursor.is_behind(self._cursor):
+            self._cursor = cursor
+
+    def progress(self, value: Any) -> None:
+        self._touched = self._monotonic()
+        super().progress(value)
+
+    @overload
+    def connect(
+        self,
+        endpoint: EndpointSource,
+        *,
+        decode: Callable[[Any], M],
+        on_open: OnOpen | None = None,
+        position: PositionOf | None = None,
+        on_gap: OnGap = GapAction.CONTINUE,
+        snapshot: Snapshot | None = None,
+        options: StreamOptions = DEFAULT_OPTIONS,
+    ) -> Feed[M]: ...
+
+    @overload
+    def connect(
+        self,
+        endpoint: EndpointSource,
+        *,
+        decode: None = None,
+        on_open: OnOpen | None = None,
+        position: PositionOf | None = None,
+        on_gap: OnGap = GapAction.CONTINUE,
+        snapshot: Snapshot | None = None,
+        options: StreamOptions = DEFAULT_OPTIONS,
+    ) -> Feed[Any]: ...
+
+    def connect(
+        self,
+        endpoint: EndpointSource,
+        *,
+        decode: Callable[[Any], Any] | None = None,
+        on_open: OnOpen | None = None,
+        position: PositionOf | None = None,
+        on_gap: OnGap = GapAction.CONTINUE,
+        snapshot: Snapshot | None = None,
+        options: StreamOptions = DEFAULT_OPTIONS,
+    ) -> Feed[Any]:
+        """Messages of a WebSocket, over as many connections as it takes: `async for message in ctx.connect(…)`.
+
+        The loop ends when the stream is stopped or goes to another agent; a lost lease cancels the handler.
+
+        Args:
+            endpoint: a URL, several that are tried in turn, or a function called for every attempt with an `Attempt`.
+            decode: makes a message of the text or bytes that came, for example `json.loads`.
+            on_open: authenticates and subscribes; called with the connection and the place to go on from.
+            position: the place of a message; with it duplicates are dropped and gaps found.
+            on_gap: what to do about a gap, or a function that decides.
+            snapshot: reads the state anew and answers with its place; read the place first, then the state.
+            options: everything that is a number.
+
+        Raises:
+            ConfigurationError: the arguments cannot work together.
+            StreamFailed: while it is iterated: the stream cannot go on.
+        """
+        if self._governor is None:
+            self._governor = Governor()
+        feed: Feed[Any] = Feed(
+            endpoint,
+            keeper=self,
+            governor=self._governor,
+            options=options,
+            decode=decode,
+            on_open=on_open,
+            position=position,
+            on_gap=on_gap,
+            snapshot=snapshot,
+            overlap=not self._exclusive,
+            on_hold=self._on_hold,
+            monotonic=self._monotonic,
+        )
+        self._feeds = (*self._feeds, feed)
+        return feed
+
+    # For feeds
+
+    def guard(self) -> None:
+        """Raise when no message may be handed out any more.
+
+        Raises:
+            LeaseLost: our deadline is past, whatever the heartbeat has found out so far.
+        """
+        if self._monotonic() >= self._deadline:
+            raise LeaseLost("the lease could not be renewed in time")
+        if self._stop is not None and not self._soft:
+            raise self._stop
+
+    def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
+        """A feed is in another state."""
+        self.journal.moved(self._now(), state, reason)
+        if state is State.BACKOFF:
+            self._tell(events.StreamDisconnected(**about(self.lease), reason=reason))
+        elif state is State.LIVE and not reason:
+            self._tell(events.StreamConnected(**about(self.lease), connects=feed.connects))
+
+    def found_gap(self, gap: Gap, action: GapAction) -> None:
+        """Messages are missing."""
+        self.journal.missed(Missed(self._now(), gap.cause, gap.after.to_map(), gap.before.to_map(), gap.missed, action))
+        missed = f"{gap.missed} messages" if gap.missed is not None else "messages"
+        text = f"{missed} after {gap.after.seq} ({gap.cause})"
+        self._tell(events.StreamGap(**about(self.lease), gap=text, action=str(action)))
+
+    # For the engine
+
+    @property
+    def is_connected(self) -> bool:
+        """True while at least one connection is open."""
+        return any(feed.connection is not None for feed in self._feeds)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while every feed is connected: a successor on hold buffers."""
+        return bool(self._feeds) and self.is_connected
+
+    @property
+    def is_on_hold(self) -> bool:
+        """True while another agent handles the messages of this stream."""
+        return self._on_hold
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of this run for the journal."""
+        return {
+            "connects": sum(feed.connects for feed in self._feeds),
+            "handled": sum(feed.handled for feed in self._feeds),
+            "duplicates": sum(feed.duplicates for feed in self._feeds),
+        }
+
+    def attach(self, governor: Governor, loop_ticked: Callable[[], float]) -> None:
+        """The event loop that runs the handler: its governor, and the monotonic second of its last tick."""
+        self._governor, self._loop_ticked = governor, loop_ticked
+
+    def release(self, cursor: Cursor | None) -> None:
+        """The one who handled messages has stopped at this place: hand out what comes behind it."""
+        self._on_hold = False
+        if cursor is not None and (self._cursor is None or not cursor.is_behind(self._cursor)):
+            self._cursor = self._saved = cursor
+        for feed in self._feeds:
+            feed.release(cursor)
+
+    def not_renewable(self) -> str | None:
+        now = self._monotonic()
+        if now - self._loop_ticked() > LOOP_LATE_S:
+            return f"the event loop has stood still for {now - self._loop_ticked():.0f} s"
+        return self.wedged(now)
+
+    def wedged(self, now: float) -> str | None:
+        """Why this stream makes no progress, or None."""
+        for feed in self._feeds:
+            if feed.handling_s() > feed.options.handler_timeout_s:
+                return f"the handler has taken over {feed.options.handler_timeout_s:g} s for one message"
+        limit = DEFAULT_OPTIONS.handler_timeout_s
+        if not self._feeds and now - self._touched > limit:
+            return f"the handler has neither connected nor told its progress for {limit:g} s"
+        return None
+
+    def unsaved_cursor(self) -> Mapping[str, Any] | None:
+        cursor = self._cursor
+        return None if cursor is None or cursor == self._saved else cursor.to_map()
+
+    def cursor_saved(self, cursor: Mapping[str, Any] | None) -> None:
+        if cursor is not None:
+            self._saved = Cursor.from_map(cursor)
+
+    def extended(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    @property
+    def ended_by(self) -> TaskStopped | None:
+        return self._stop if self._soft else None
+
+    @property
+    def has_progressed(self) -> bool:
+        return any(feed.has_progressed for feed in self._feeds)
+
+    @property
+    def grace_s(self) -> float:
+        return self._grace_s
+
+    def ends_softly(self, why: TaskStopped) -> bool:
+        if not isinstance(why, _SOFT) or not self._feeds:
+            return False
+        self._soft = True
+        for feed in self._feeds:
+            feed.finish()
+        return True
+
+    def flush(self) -> None:
+        """End, but hand out first what was read already: the successor has everything behind it."""
+        self._soft = True
+        for feed in self._feeds:
+            feed.finish(flush=True)
+
+    async def close(self) -> None:
+        """Close what the handler left open; bounded by `close_timeout_s`."""
+        closing = [feed.finish() for feed in self._feeds]
+        if closing:
+            await asyncio.wait(closing)
+
+    def abort(self) -> None:
+        """Cut all connections."""
+        for feed in self._feeds:
+            feed.abort()

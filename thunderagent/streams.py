@@ -1,0 +1,127 @@
+"""What an agent does for its streams beside holding them: journals, the gauge, takeovers in time, balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunderagent import events
+from thunderagent.balance import Fleet
+from thunderagent.errors import AgentDraining, StreamHandedOff
+from thunderagent.events import EventBus
+from thunderagent.executor import Running
+from thunderagent.journal import keep_journals
+from thunderagent.maintenance import Janitor
+from thunderagent.pacing import HANDOFF_S, OTHERS_S
+from thunderagent.settings import Settings
+from thunderagent.store import TaskStore
+from thunderagent.stream import StreamContext
+from thunderagent.task import Lane, Task
+from thunderagent.workload import Workload
+
+Room = Callable[[Task], float | None]
+"""How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
+
+
+class Streams:
+    """The streams of one agent. Called in the agent's loop."""
+
+    def __init__(
+        self, store: TaskStore, settings: Settings, bus: EventBus, *, workload: Workload, janitor: Janitor
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._bus = bus
+        self._workload = workload
+        self._janitor = janitor
+        self._lost_since: dict[str, float] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """The agents that hold streams."""
+        return self._workload.fleet
+
+    @property
+    def connections(self) -> int:
+        """The gauge ActiveConnections: streams of this agent with an open connection."""
+        return sum(context.is_connected for _, context in self._contexts())
+
+    def told(self) -> dict[str, int]:
+        """What the agent's row tells of its streams."""
+        return {"held": self.fleet.held, "max": self._settings.max_streams, "connections": self.connections}
+
+    def gauge(self) -> None:
+        """Tell how many connections are open."""
+        self._bus.emit(events.ActiveConnections(connections=self.connections, streams=self.fleet.held))
+
+    def keep_journals(self) -> None:
+        """Write what has happened since the last call; after an error it is written with the next.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        closed, self._workload.closed = self._workload.closed, []
+        told = [
+            (context.journal, info)
+            for context in (*(context for _, context in self._contexts()), *map(_context, closed))
+            if context is not None and (info := context.journal.take(**context.counts)) is not None
+        ]
+        try:
+            keep_journals(
+                self._store,
+                {journal.journal_id: info for journal, info in told},
+                keep_s=self._settings.keep_failed_days * 86400,
+            )
+        except BaseException:
+            self._workload.closed += closed
+            for journal, _ in told:
+                journal.keep()
+            raise
+
+    def take_lost(self, lanes: Sequence[Lane] | None, room: Room) -> None:
+        """Take the tasks of lost agents; of the streams those that are ours first.
+
+        Args:
+            lanes: where to look for leases that are new to us; None: only at those whose time should be over.
+            room: see `Room`.
+        """
+        now = self._store.monotonic()
+        lost: set[str] = set()
+
+        def ours(task: Task) -> float | None:
+            if not task.is_stream:
+                return room(task)
+            lost.add(task.task_id)
+            self.fleet.lost(task.lease_owner or "")
+            since = self._lost_since.setdefault(task.task_id, now)
+            if now - since < OTHERS_S and not self.fleet.is_ours(task.task_id):
+                return None
+            return room(task)
+
+        for lease in self._janitor.take_over(lanes, ours, self._workload.doubt):
+            self._workload.begin(lease, how="taken over from a lost agent")
+        self._lost_since = {name: since for name, since in self._lost_since.items() if name in lost}
+
+    def rebalance(self) -> None:
+        """Hand streams off when this agent has many more than the others, so that new agents get some."""
+        number = min(self.fleet.surplus(), self._settings.rebalance_streams)
+        movable = [running for running, context in self._contexts() if context.is_connected and not context.cancelled]
+        self._workload.handoffs.leave(movable[-number:] if number > 0 else [], StreamHandedOff())
+
+    def leave(self) -> None:
+        """Hand all streams off, as the agent stops."""
+        lasts_s = min(HANDOFF_S, max(2.0, self._settings.drain_s - 5.0))
+        why = AgentDraining("the agent is stopping")
+        self._workload.handoffs.leave([running for running, _ in self._contexts()], why, lasts_s=lasts_s)
+
+    def _contexts(self) -> list[tuple[Running, StreamContext]]:
+        return [
+            (running, context)
+            for running in list(self._workload.held.values())
+            if (context := _context(running)) is not None
+        ]
+
+
+def _context(running: Running) -> StreamContext | None:
+    context: Any = running.context
+    return context if isinstance(context, StreamContext) else None
