@@ -1,7 +1,9 @@
-"""For tests: time that moves by hand, a store that fails on request, events to wait for, an agent that runs dry."""
+"""For tests: time that moves by hand, stores and WebSocket servers that fail on request, events to wait for, an agent
+that runs dry, a stream that runs until something holds."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +11,12 @@ from typing import Any, TypeVar
 
 from thunderagent import events
 from thunderagent.agent import Agent
+from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
-from thunderagent.errors import WaitTimeout
+from thunderagent.errors import StreamStopped, WaitTimeout
 from thunderagent.events import Event, EventBus
+from thunderagent.fasttime import FastLoop as FastLoop
+from thunderagent.fasttime import run_fast as run_fast
 from thunderagent.faults import ANY as ANY
 from thunderagent.faults import Fault as Fault
 from thunderagent.faults import FaultyEngine as FaultyEngine
@@ -20,6 +25,7 @@ from thunderagent.jsondata import dump_json
 from thunderagent.settings import load_settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stream import StreamContext
 from thunderagent.task import Lane, Lease, Status, Task
 
 E = TypeVar("E", bound=Event)
@@ -132,6 +138,47 @@ def make_lease(job: Job[Any] | str = "test", payload: Any = None, *, lease_s: fl
     }
     task = Task(**(values | fields))
     return Lease(task=task, owner=task.lease_owner or "", fence=task.fence, lease_s=lease_s, held_from=time.monotonic())
+
+
+async def run_stream(
+    job: Job[Any],
+    payload: Any,
+    *,
+    until: Callable[[StreamContext], object],
+    timeout_s: float = 10.0,
+    **fields: Any,
+) -> StreamContext:
+    """Run the handler of a stream in this event loop until something holds, then stop it as an agent does.
+
+    Args:
+        job: the stream.
+        payload: the input of its handler.
+        until: asked every few milliseconds, for example `lambda ctx: ctx.cursor and ctx.cursor.seq == 3`.
+        timeout_s: how long that may take.
+        fields: further fields of the `Task`, such as `last_seq={"seq": 7}` to start from a cursor.
+
+    Returns:
+        the context, with the cursor and the journal as they are at the end.
+
+    Raises:
+        WaitTimeout: it did not hold in time.
+        Exception: what the handler raised.
+    """
+    context = StreamContext(make_lease(job, payload, lease_s=timeout_s * 10, **fields))
+    handler = asyncio.ensure_future(job.handler(context, job.load_payload(context.lease.task.payload_text)))
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not until(context) and not handler.done():
+                await asyncio.wait((handler,), timeout=0.005)
+    except TimeoutError:
+        raise WaitTimeout(f"it did not hold within {timeout_s:g} s; the cursor is {context.cursor}") from None
+    finally:
+        if not context.ends_softly(StreamStopped()):
+            handler.cancel()
+        await asyncio.wait((handler,), timeout=timeout_s)
+        await context.close()
+    await handler
+    return context
 
 
 _ENDS = (events.TaskEvent, events.ChildDoomed)

@@ -105,7 +105,10 @@ def end_of(error: BaseException, state: State, *, now: float) -> ConnectionEnd:
             )
         case PayloadTooBig():
             return ConnectionEnd(cause=Cause.TOO_BIG, state=state, code=1009, detail=detail)
-        case InvalidURI() | InvalidProxy() | ConfigurationError():
+        case InvalidURI() | InvalidProxy():  # its text has the URL, and with it perhaps a token or a password
+            what = "endpoint" if isinstance(error, InvalidURI) else "proxy of the environment"
+            return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=f"the {what} is no valid URL")
+        case ConfigurationError():
             return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=detail)
         case SecurityError():
             return ConnectionEnd(cause=Cause.PROTOCOL, state=state, detail=detail)

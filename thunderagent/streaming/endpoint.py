@@ -59,8 +59,7 @@ async def resolve_endpoint(source: EndpointSource, attempt: Attempt) -> Endpoint
         target = source[(attempt.number - 1) % len(source)]
     endpoint = Endpoint(target) if isinstance(target, str) else target
     if not isinstance(endpoint, Endpoint) or not endpoint.url.startswith(("ws://", "wss://")):
-        shown = endpoint.url if isinstance(endpoint, Endpoint) else repr(endpoint)
-        raise ConfigurationError(
-            f"the endpoint {shown[:200]} is no URL of a WebSocket: it must begin with ws:// or wss://"
-        )
+        # Only its beginning: the rest may hold a token.
+        shown = repr(endpoint.url[:12]) + "…" if isinstance(endpoint, Endpoint) else f"a {type(endpoint).__name__}"
+        raise ConfigurationError(f"the endpoint {shown} is no URL of a WebSocket: it must begin with ws:// or wss://")
     return endpoint

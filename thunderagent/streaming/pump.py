@@ -91,12 +91,6 @@ class Pump:
         self._failures = 0
         self._ends.clear()
 
-    async def close(self) -> None:
-        """Close the live connection politely, if there is one; call it when `run` was cancelled."""
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            await connection.close()
-
     def abort(self) -> None:
         """Cut the live connection, if there is one."""
         if self.connection is not None:
