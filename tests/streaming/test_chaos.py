@@ -260,7 +260,9 @@ def test_what_a_client_does_is_observed() -> None:
             assert server.close_codes == [4001]
             async with client(server, "a"), client(server, "a"), client(server, "b"):
                 pass
-            assert server.most_open == {"a": 2, "b": 1}
+            await server.wait_for(lambda: not server.open)
+            async with client(server, "a"):
+                assert server.most_open == {"a": 2, "b": 1}
 
     run(main())
 
@@ -383,9 +385,11 @@ def test_tcp_is_reset_before_the_handshake(per_key: bool) -> None:
     run(main())
 
 
-def test_tcp_is_closed_before_the_handshake() -> None:
+@pytest.mark.parametrize(("per_key", "request_text"), [(False, b""), (True, REQUEST)])
+def test_tcp_is_closed_before_the_handshake(per_key: bool, request_text: bytes) -> None:
     async def main() -> None:
-        async with ChaosServer(HangUp(reset=False)) as server, raw(server, b"") as (reader, _):
+        feed = ChaosServer(HangUp(reset=False), per_key=per_key)
+        async with feed as server, raw(server, request_text) as (reader, _):
             assert await reader.read() == b""
 
     run(main())
@@ -691,6 +695,19 @@ def test_the_epoch_may_change_under_way_and_nothing_is_lost() -> None:
     run(main())
 
 
+def test_the_epoch_changes_once_on_a_connection_also_where_the_history_ends() -> None:
+    async def main() -> None:
+        async with ChaosServer(Feed(new_epoch_after=2)) as server, client(server) as socket:
+            server.publish_many(2)
+            await subscribe(socket)
+            assert await take(socket, 2) == [("1", 1), ("1", 2)]
+            await (await socket.ping())
+            server.publish_many(3)
+            assert await take(socket, 3) == [("2", 1), ("2", 2), ("2", 3)]
+
+    run(main())
+
+
 def test_one_message_may_be_too_big() -> None:
     async def main() -> None:
         async with ChaosServer(Feed(big_bytes=5000)) as server:
@@ -923,6 +940,9 @@ def test_leaving_gives_the_port_back() -> None:
             port = int(first.url.rstrip("/").rpartition(":")[2])
         async with ChaosServer(port=port) as second, client(second):
             assert second.url == first.url
+            with pytest.raises(OSError, match="in use"):
+                async with ChaosServer(port=port):
+                    pass
 
     run(main())
 

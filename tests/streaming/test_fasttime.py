@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
+from thunderagent import fasttime
 from thunderagent.errors import WaitTimeout
 from thunderagent.fasttime import FastLoop, run_fast
 
@@ -183,6 +186,21 @@ def test_what_the_limit_ends_may_still_clean_up() -> None:
     with pytest.raises(WaitTimeout):
         run_fast(main(), limit_s=0.1)
     assert ended == ["main"]
+
+
+def test_what_refuses_to_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fasttime, "_END_S", 0.2)
+
+    async def main() -> None:
+        for _ in itertools.repeat(None):
+            with suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().create_future()
+
+    before = time.monotonic()
+    with pytest.raises(WaitTimeout, match=r"0\.2 real seconds"):
+        run_fast(main(), limit_s=0.1)
+    assert time.monotonic() - before < 5.0
+    gc.collect()  # asyncio complains of the task when it is collected, which then is here
 
 
 def test_leftover_tasks_are_cancelled_and_generators_closed() -> None:
