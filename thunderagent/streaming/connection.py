@@ -15,7 +15,7 @@ from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
 from thunderagent.streaming.liveness import Liveness
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.transport import close_connection
+from thunderagent.streaming.transport import abort_connection, close_connection
 
 
 class Connection:
@@ -124,11 +124,11 @@ class Connection:
     def cut(self, cause: Cause, detail: str) -> None:
         """End the connection at once, for this reason; `read` tells it."""
         self._cut = self._cut or (cause, detail)
-        self._socket.transport.abort()
+        abort_connection(self._socket)
 
     def abort(self) -> None:
         """End the connection at once."""
-        self._socket.transport.abort()
+        abort_connection(self._socket)
 
     async def close(self) -> None:
         """End the connection politely, within `close_timeout_s`."""

@@ -61,7 +61,7 @@ class Gap:
 
     @property
     def missed(self) -> int | None:
-        """How many, as far as the numbers tell; None over a change of the epoch."""
+        """How many by the numbers, which is the most if they do not grow by one; None over a change of the epoch."""
         return self.before.seq - self.after.seq - 1 if self.after.epoch == self.before.epoch else None
 
 
@@ -112,7 +112,7 @@ class Track:
             return None
         if last.epoch != at.epoch:
             return Gap(after=last, before=at, cause="epoch")
-        if not self._contiguous or at.seq <= last.seq + 1:
+        if at.seq <= last.seq + 1 or not (self._contiguous or self.dropped):
             return None
         return Gap(after=last, before=at, cause="dropped" if self.dropped else "missing")
 

@@ -16,7 +16,7 @@ from thunderagent.streaming.ending import Cause, State
 from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.pump import OnOpen, Pump
+from thunderagent.streaming.pump import OnOpen, Pump, is_cancelled, seen
 
 M = TypeVar("M")
 
@@ -116,13 +116,16 @@ class Feed(Generic[M]):
         self._since_progress = 0
         self._gap_reconnects = 0
         self._stale_from: int | None = None
+        """What connections up to this one bring is not wanted: a new one is to bring what is missing."""
+        self._asked_behind_gap = False
         self._handling_since: float | None = None
 
     # For the handler
 
     def __aiter__(self) -> Self:
-        if self._pumping is None:
+        if self._pumping is None and not self._buffer.is_closed:  # it may have been ended before it began
             self._pumping = asyncio.get_running_loop().create_task(self._run())
+            self._pumping.add_done_callback(seen)
         return self
 
     async def __anext__(self) -> M:
@@ -142,8 +145,15 @@ class Feed(Generic[M]):
                 else:
                     await self._buffer.wait_for_some()
                 continue
-            message = cast(M, raw) if self._decode is None else self._decode(raw)
-            if self._position is None or await self._is_next(place_of(self._position(message))):
+            try:
+                message = cast(M, raw) if self._decode is None else self._decode(raw)
+                is_next = self._position is None or await self._is_next(place_of(self._position(message)))
+            except (StopAsyncIteration, asyncio.CancelledError) as error:
+                if is_cancelled():
+                    raise
+                # of a function that was given to us: it would end the handler's loop without a word
+                raise RuntimeError(f"a function given to connect() raised {type(error).__name__}") from error
+            if is_next:
                 self._handling_since = self._monotonic()
                 return message
 
@@ -197,6 +207,7 @@ class Feed(Generic[M]):
     def abort(self) -> None:
         """End at once, without a word to the peer."""
         self._pump.abort()
+        self._buffer.close()
         if self._pumping is not None:
             self._pumping.cancel()
 
@@ -220,7 +231,7 @@ class Feed(Generic[M]):
         """
         pumping = self._pumping
         if pumping is None:
-            raise StreamFailed("the feed was never started")
+            raise StreamFailed("the feed was ended before it began")
         await asyncio.wait((pumping,))
         self._handling_since = self._monotonic()
         error = None if pumping.cancelled() else pumping.exception()
@@ -229,22 +240,27 @@ class Feed(Generic[M]):
         raise RuntimeError("the task that holds the connection has died") from error
 
     async def _close(self) -> None:
-        """Bounded by `close_timeout_s`."""
+        """Bounded by `close_timeout_s`, even if user code does not let itself be cancelled."""
         pumping = self._pumping
         connection = self._pump.connection
         if pumping is not None and not pumping.done():
             if connection is not None:
                 self._pump.connection = None  # ours from here on, or the end of the task would cut it
             pumping.cancel()
-            await asyncio.wait((pumping,))
+            await asyncio.wait((pumping,), timeout=self.options.close_timeout_s)
         if connection is not None:
             await connection.close()
-        self._moved(State.CLOSED, "")
+        if self.state is not State.FAILED:
+            self._moved(State.CLOSED, "")
 
     def _moved(self, state: State, reason: str) -> None:
         if self._stale_from is not None and self._pump.connects > self._stale_from:
             self._buffer.clear()
-            self._stale_from = None
+            if self._asked_behind_gap:
+                self._stale_from = None
+            else:  # this attempt had begun before the gap was found
+                self._stale_from = self._pump.connects
+                self.reconnect("messages are missing")
         self.state, self.since = state, self._monotonic()
         self._keeper.moved(self, state, reason)
 
@@ -261,6 +277,7 @@ class Feed(Generic[M]):
     def _resume(self) -> Cursor | None:
         """Behind the newest message that was read; without positions, what the handler has on record."""
         newest = self._buffer.newest()
+        self._asked_behind_gap = self._stale_from is not None
         if self._position is not None and newest is not None and self._stale_from is None:
             try:
                 at = place_of(self._position(newest if self._decode is None else self._decode(newest)))
@@ -301,7 +318,7 @@ class Feed(Generic[M]):
                 raise StreamFailed(f"messages are missing ({gap.cause}): after {gap.after}, before {gap.before}")
             case GapAction.RECONNECT:
                 self._gap_reconnects += 1
-                self._stale_from = self._pump.connects
+                self._stale_from, self._asked_behind_gap = self._pump.connects, False
                 self._buffer.clear()
                 self.reconnect("messages are missing")
                 return False

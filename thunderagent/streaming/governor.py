@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from thunderagent.streaming.resolver import Resolver
 
@@ -17,7 +19,7 @@ class Governor:
     enough to lose leases.
 
     Args:
-        concurrency: attempts under way at one moment.
+        concurrency: attempts under way at one moment to one peer, so that a dead one holds up no other.
         rate: attempts that begin in a second.
         spread_s: the first retry after a live connection waits a random time up to this, times `fleet`.
         fleet: number of processes that lose their connections to one peer together.
@@ -32,8 +34,10 @@ class Governor:
         fleet: Callable[[], int] = lambda: 1,
         rng: random.Random | None = None,
     ) -> None:
-        self._room = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._interval_s = 1.0 / rate
+        self._pace = asyncio.Lock()
         self._next = 0.0
         self._spread_s = spread_s
         self._fleet = fleet
@@ -46,13 +50,15 @@ class Governor:
         return self.rng.uniform(0.0, self._spread_s * self._fleet())
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it while connecting."""
-        async with self._room:
-            loop = asyncio.get_running_loop()
-            now = loop.time()
-            at = max(now, self._next)
-            self._next = at + self._interval_s
-            if at > now:
-                await asyncio.sleep(at - now)
+    async def turn(self, url: str) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it while connecting to this URL."""
+        peer = urlsplit(url).netloc
+        room = self._rooms.get(peer) or asyncio.Semaphore(self._concurrency)
+        self._rooms[peer] = room
+        async with room:
+            async with self._pace:  # asleep one by one, or a loop that stood still would begin several at once
+                loop = asyncio.get_running_loop()
+                if (left := self._next - loop.time()) > 0:
+                    await asyncio.sleep(left)
+                self._next = loop.time() + self._interval_s
             yield

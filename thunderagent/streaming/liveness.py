@@ -2,7 +2,9 @@
 
 The keepalive of the library cuts a healthy connection when the handler is slow (reading is paused, so the pong waits
 behind messages) or when the loop was blocked (the time limit wins over the pong that is in the socket already). Here
-only time counts in which the reader was waiting for the peer, and a timer that comes late counts as one tick.
+only time counts in which the reader was waiting for the peer, and a timer that comes late counts as one tick. There
+are several ticks to each limit, and between two of them the loop reads what has come: however often it is blocked, a
+pong that is in the socket is seen in time.
 """
 
 from __future__ import annotations
@@ -11,13 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from websockets.exceptions import ConnectionClosed
-
 from thunderagent.streaming.ending import Cause
 from thunderagent.streaming.options import StreamOptions
 
-_ROUNDING_S: Final = 1e-6
-"""Halves of an interval add up to the interval, but for this."""
+_SLACK: Final = 0.05
+"""Of a tick: so much may be missing, or a limit that is a whole number of ticks would take one more."""
 
 
 class Pings(Protocol):
@@ -31,7 +31,8 @@ class Liveness:
     """Watches one connection, from the moment it is live until `stop`.
 
     A ping goes out each `ping_interval_s`; its pong has half of that. After a miss the next ping goes out at once, so
-    that with two misses a dead peer is found within two intervals.
+    that with two misses a dead peer is found within two intervals. A pong that comes later still tells that the peer
+    is there.
 
     Args:
         pings: the connection.
@@ -40,15 +41,17 @@ class Liveness:
     """
 
     __slots__ = (
+        "_asking",
         "_cut",
+        "_is_open",
         "_listening_since",
         "_loop",
         "_misses",
         "_options",
-        "_ping",
         "_pings",
         "_quiet_s",
         "_since_ping_s",
+        "_slack_s",
         "_tick_at",
         "_tick_s",
         "_timer",
@@ -60,9 +63,11 @@ class Liveness:
         self._options = options
         self._cut = cut
         self._loop = asyncio.get_running_loop()
-        shares = (options.ping_interval_s or 0.0) / 2, (options.idle_timeout_s or 0.0) / 4
+        shares = (options.ping_interval_s or 0.0) / 4, (options.idle_timeout_s or 0.0) / 4
         self._tick_s = min((share for share in shares if share), default=0.0)
-        self._ping: asyncio.Task[None] | None = None
+        self._slack_s = self._tick_s * _SLACK
+        self._asking: set[asyncio.Task[None]] = set()
+        self._is_open = False
         self._misses = 0
         self._since_ping_s = self._waited_s = self._quiet_s = self._tick_at = 0.0
         self._listening_since: float | None = None
@@ -78,7 +83,8 @@ class Liveness:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._forget_ping()
+        for task in self._asking:
+            task.cancel()
 
     @property
     def is_listening(self) -> bool:
@@ -111,42 +117,40 @@ class Liveness:
     def _judge_silence(self, listened_s: float) -> None:
         limit = self._options.idle_timeout_s
         self._quiet_s += listened_s
-        if limit is not None and self._quiet_s >= limit - _ROUNDING_S:
+        if limit is not None and self._quiet_s >= limit - self._slack_s:
             self._give_up(Cause.IDLE, f"no message for {limit:g} s")
 
     def _judge_pong(self, listened_s: float, interval_s: float) -> None:
         self._since_ping_s += self._tick_s
-        if self._ping is not None and self._ping.done():
-            self._forget_ping()
-            self._misses = 0
-        elif self._ping is not None:
+        if self._is_open:
             self._waited_s += listened_s
-            if self._waited_s < interval_s / 2 - _ROUNDING_S:
+            if self._waited_s < interval_s / 2 - self._slack_s:
                 return
             self._misses += 1
             if self._misses >= self._options.pong_misses:
                 self._give_up(Cause.ZOMBIE, f"{self._misses} pings were not answered")
                 return
             self._send_ping()
-        if self._since_ping_s >= interval_s - _ROUNDING_S:
+        if self._since_ping_s >= interval_s - self._slack_s:
             self._send_ping()
 
     def _send_ping(self) -> None:
         """In a task: sending waits while the peer takes nothing, which is no answer either."""
-        self._forget_ping()
         self._since_ping_s = self._waited_s = 0.0
-        self._ping = self._loop.create_task(self._answered())
+        self._is_open = True
+        if len(self._asking) >= self._options.pong_misses:
+            return  # it never answers, and only data keeps it alive: an answer to an older ping is as good
+        task = self._loop.create_task(self._ask())
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
-    async def _answered(self) -> None:
+    async def _ask(self) -> None:
         try:
             await (await self._pings.ping())
-        except ConnectionClosed:
-            await asyncio.get_running_loop().create_future()  # no answer; the reader tells how it ended
-
-    def _forget_ping(self) -> None:
-        if self._ping is not None:
-            self._ping.cancel()
-            self._ping = None
+        except Exception:  # no answer; the reader tells how the connection ended
+            return
+        self._is_open = False
+        self._misses = 0
 
     def _give_up(self, cause: Cause, detail: str) -> None:
         self.stop()

@@ -104,7 +104,11 @@ class StreamOptions:
     def verdict(self, end: ConnectionEnd) -> Verdict:
         """What to do after this end."""
         verdict = self.classify(end) if self.classify else None
-        return verdict or verdict_of(end, self._profile)
+        if verdict is None:
+            return verdict_of(end, self._profile)
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"classify answered with {verdict!r}; it is to be a Verdict or None")
+        return verdict
 
     def _problems(self) -> Iterator[str]:
         for name in _OVER_ZERO:

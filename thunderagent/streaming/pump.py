@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from thunderagent.errors import StreamFailed
 from thunderagent.pacing import SLOW_S, SPREAD_S, reconnect_delay
@@ -27,6 +27,9 @@ Moved = Callable[[State, str], None]
 
 ROTATION_RETRY_S: Final = 30.0
 """Pause after a replacement that could not be opened while the old connection still works."""
+
+LONGEST_S: Final = 3600.0
+"""A peer that asks for more is asked again after this, and up to half of it: it may have erred."""
 
 
 class Pump:
@@ -81,7 +84,7 @@ class Pump:
             StreamFailed: an end was fatal.
         """
         while True:
-            opened = await self._attempt(self._moved)
+            opened = await self._attempt(self._moved, self._failures + 1)
             end = await self._hold(opened) if isinstance(opened, Connection) else opened
             await self._wait_after(end)
 
@@ -98,17 +101,15 @@ class Pump:
 
     # One attempt
 
-    async def _attempt(self, moved: Moved) -> Connection | ConnectionEnd:
+    async def _attempt(self, moved: Moved, number: int) -> Connection | ConnectionEnd:
         state, opened = State.RESOLVING, None
         try:
             moved(state, "")
             cursor = self._resume()
-            attempt = Attempt(
-                number=self._failures + 1, cursor=cursor, auth_failed=self._auth_failed, last_end=self._last_end
-            )
+            attempt = Attempt(number=number, cursor=cursor, auth_failed=self._auth_failed, last_end=self._last_end)
             async with _limit(self._options.open_timeout_s, "the endpoint function"):
                 endpoint = await resolve_endpoint(self._source, attempt)
-            async with self._governor.turn():
+            async with self._governor.turn(endpoint.url):
                 state = State.CONNECTING
                 moved(state, "")
                 opened = Connection(
@@ -122,7 +123,7 @@ class Pump:
         except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
             if opened is not None:
                 opened.abort()
-            if _is_cancelled() or isinstance(error, StreamFailed):
+            if is_cancelled() or isinstance(error, StreamFailed):
                 raise
             return end_of(error, state, now=time.time())
         return opened
@@ -131,15 +132,16 @@ class Pump:
 
     async def _hold(self, connection: Connection) -> ConnectionEnd:
         """Read until the connection ends; replace it before the peer's limit on its age."""
-        self._auth_failed = False
         moved, reason = self._moved, ""
         while True:
             self.connection = connection
             self.connects += 1
+            self._auth_failed = False
             moved(State.LIVE, reason)
             loop = asyncio.get_running_loop()
             stable = loop.call_later(self._options.stable_after_s, self.progressed)
             reader = loop.create_task(connection.read(self._buffer, self._paused))
+            reader.add_done_callback(seen)
             try:
                 replacement = await self._read_until_old(connection, reader)
                 if isinstance(replacement, ConnectionEnd):
@@ -157,6 +159,7 @@ class Pump:
         """How the connection ended, or the one that takes its place."""
         limit = self._options.age_limit_s
         left = None if limit is None else limit * (1.0 - 0.1 * self._governor.rng.random())
+        number = self._failures + 1
         while True:
             await asyncio.wait((reader,), timeout=left)
             if reader.done():
@@ -164,9 +167,10 @@ class Pump:
             if not self._overlap:
                 await connection.close()
                 return ConnectionEnd(cause=Cause.ROTATED, state=State.LIVE, detail="the connection was old")
-            opened = await self._attempt(lambda state, reason: None)
+            opened = await self._attempt(lambda state, reason: None, number)
             if isinstance(opened, ConnectionEnd):
-                left = ROTATION_RETRY_S
+                self._remember(opened)
+                left, number = ROTATION_RETRY_S, number + 1
                 continue
             try:
                 await self._switch(connection, reader)
@@ -183,6 +187,8 @@ class Pump:
             await asyncio.wait((reader,), timeout=0.01)
         reader.cancel()
         await asyncio.wait((reader,))
+        if not reader.cancelled():
+            _end_of_reader(reader)
         await old.close()
 
     def _paused(self, is_paused: bool) -> None:
@@ -193,22 +199,24 @@ class Pump:
     # After an end
 
     async def _wait_after(self, end: ConnectionEnd) -> None:
-        verdict = self._verdict(end)
-        self._last_end = end
+        verdict = self._remember(end)
         self._ends[end.kind] += 1
         if verdict.fatal_after is not None and self._ends[end.kind] >= verdict.fatal_after:
             raise StreamFailed(self._fatal(end))
-        self._auth_failed = self._auth_failed or verdict.refresh
         delay_s = self._delay(verdict, end)
         self._failures += 1
         self._moved(State.BACKOFF, f"{end}; next attempt in {delay_s:.1f} s")
         await asyncio.sleep(delay_s)
 
-    def _verdict(self, end: ConnectionEnd) -> Verdict:
+    def _remember(self, end: ConnectionEnd) -> Verdict:
+        """Keep for the next attempt how this one ended; what that means."""
         try:
-            return self._options.verdict(end)
-        except Exception:  # of the user's classify: it must not end the stream without a word
-            return UNKNOWN
+            verdict = self._options.verdict(end)
+        except BaseException:  # of the user's classify, SystemExit too: it must not end the stream without a word
+            verdict = UNKNOWN
+        self._last_end = end
+        self._auth_failed = self._auth_failed or verdict.refresh
+        return verdict
 
     def _fatal(self, end: ConnectionEnd) -> str:
         number = self._ends[end.kind]
@@ -224,7 +232,7 @@ class Pump:
             case Pace.SPREAD:
                 return rng.uniform(*SPREAD_S)
             case Pace.SLOW:
-                least = max(SLOW_S, end.retry_after_s or 0.0)
+                least = min(max(SLOW_S, end.retry_after_s or 0.0), LONGEST_S)
                 return least + rng.uniform(0.0, least / 2)
         first = self._governor.first_retry() if end.state in (State.LIVE, State.PAUSED) and not self._failures else 0.0
         return first + reconnect_delay(self._failures, self._options.backoff_base_s, self._options.backoff_cap_s, rng)
@@ -240,12 +248,20 @@ async def _limit(seconds: float, what: str) -> AsyncIterator[None]:
         if limit.expired():
             raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
         raise
+    if is_cancelled():  # user code took our cancellation for one of its own
+        raise asyncio.CancelledError
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
     """True when our own task was cancelled, and not something that user code was waiting for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def seen(task: asyncio.Task[Any]) -> None:
+    """For a task whose error is asked for only where it matters: asyncio need not complain."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _end_of_reader(reader: asyncio.Task[ConnectionEnd]) -> ConnectionEnd:

@@ -77,15 +77,18 @@ class Resolver:
                 found = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
             except OSError as error:
                 failure = error
-            except UnicodeError as error:  # a label that is too long
-                failure = OSError(f"{host} is no name of a host: {error}")
+            except Exception as error:  # a label that is too long, a zero byte in it, …
+                failure = OSError(f"{host} cannot be looked up: {error}")
             if not loop.is_closed():
                 try:
                     loop.call_soon_threadsafe(ended, found, failure)
                 except RuntimeError:
                     return  # the loop was closed in this moment: nobody waits any more
 
-        threading.Thread(target=work, name="resolver", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="resolver", daemon=True).start()
+        except RuntimeError as error:  # the machine has no thread left
+            ended([], OSError(f"{host} cannot be looked up: {error}"))
         return lookup
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 
@@ -53,12 +54,15 @@ class _Connect(connect):
         extra: dict[str, Any] = {"ssl": self._options.ssl or shared_context()} if self.ws_uri.secure else {}
         proxied = get_proxy(self.ws_uri) if self.proxy is True else self.proxy
         failure: OSError | None = None
-        for address in [None] if proxied else await self._addresses():
+        addresses: list[str | None] = [None] if proxied else [*await self._addresses()]
+        share_s = self._options.open_timeout_s / len(addresses) if len(addresses) > 1 else None
+        for address in addresses:
             self.create_connection_kwargs = {**before, **extra}
             if address is not None:
                 self.create_connection_kwargs |= {"host": address, "port": self.ws_uri.port}
             try:
-                return await super().open_tcp_connection()
+                async with asyncio.timeout(share_s):  # one that drops packets must leave time for the next
+                    return await super().open_tcp_connection()
             except ssl.SSLError:
                 raise
             except OSError as error:
@@ -80,21 +84,37 @@ async def open_connection(endpoint: Endpoint, options: StreamOptions, resolver: 
         websockets.exceptions.InvalidURI: the URL is none.
     """
     connection = await _Connect(endpoint, options, resolver)
-    sock = connection.transport.get_extra_info("socket")
-    if sock is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    try:
+        _keep_alive(connection.transport.get_extra_info("socket"))
+    except OSError:  # it has ended already
+        abort_connection(connection)
+        raise
     return connection
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def close_connection(connection: ClientConnection, options: StreamOptions, *, code: int = 1000) -> None:
     """Close politely, and cut the connection when the peer does not answer in time or we are cancelled."""
     try:
         async with asyncio.timeout(options.close_timeout_s):
+            if not connection.transport.is_closing():
+                connection.transport.resume_reading()  # paused, it would not read the answer behind messages either
             await connection.close(code)
-    except (TimeoutError, OSError):
-        pass  # the peer is mute: what follows needs no answer
+    except (TimeoutError, OSError, AttributeError):
+        pass  # the peer is mute, or has ended already: what follows needs no answer
     finally:
+        abort_connection(connection)
+
+
+def abort_connection(connection: ClientConnection) -> None:
+    """Cut at once."""
+    with suppress(AttributeError):  # asyncio's, when a closed transport has ended as its last bytes were flushed
         connection.transport.abort()

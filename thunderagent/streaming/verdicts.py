@@ -21,7 +21,7 @@ class Pace(StrEnum):
     SPREAD = "spread"
     """5 to 30 s: the peer restarts, and everybody comes back."""
     SLOW = "slow"
-    """30 s or more, or what Retry-After says: the peer has too much to do."""
+    """30 s or more, or what Retry-After says, up to an hour: the peer has too much to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
