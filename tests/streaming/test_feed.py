@@ -699,3 +699,44 @@ def test_a_decoder_that_fails_in_the_reader_fails_where_it_can_be_told() -> None
                 assert stand.seqs == [1, 2]
 
     run(main(), fast=True)
+
+
+@pytest.mark.parametrize("place", [lambda server: Cursor(server.last_seq, server.epoch), None])
+def test_a_stream_whose_first_connection_brought_nothing_begins_where_the_peer_said(place: Any) -> None:
+    async def main() -> None:
+        async def on_open(connection: Connection, cursor: Cursor | None) -> Cursor | None:
+            await subscribe(connection, cursor)
+            return place(server) if place else None
+
+        async with ChaosServer() as server:
+            server.publish_many(3)
+            async with streaming(server, on_open=on_open) as stand:
+                await stand.keeper.until(State.LIVE)
+                server.stop_listening()
+                server.drop_all(Cut())
+                server.publish_many(2)  # nobody listens
+                server.listen_again()
+                await stand.keeper.until(State.LIVE, times=2)
+                server.publish(None)
+                await stand.until_handled(3 if place else 1)
+                assert stand.seqs == ([4, 5, 6] if place else [6])
+
+    run(main(), fast=True)
+
+
+def test_the_headers_of_the_handshake_are_there_in_on_open_and_forgotten_afterwards() -> None:
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def on_open(connection: Connection, cursor: Cursor | None) -> None:
+            seen.append(connection.response_headers["Upgrade"])
+            await subscribe(connection, cursor)
+
+        async with ChaosServer() as server, streaming(server, on_open=on_open) as stand:
+            await stand.keeper.until(State.LIVE)
+            assert seen == ["websocket"]
+            assert stand.feed.connection is not None and not stand.feed.connection.response_headers
+            server.publish(1)
+            await stand.until_handled(1)
+
+    run(main(), fast=True)

@@ -36,7 +36,7 @@ class Buffer:
         self._max_messages = messages
         self._max_bytes = size
         self._on_full = on_full
-        self._items: deque[tuple[Data, int]] = deque()
+        self._items: deque[Data] | tuple[()] = ()  # an empty deque has 760 bytes, and most streams are quiet
         self._bytes = 0
         self._room: asyncio.Future[None] | None = None
         self._some: asyncio.Future[None] | None = None
@@ -63,12 +63,12 @@ class Buffer:
                 f"the handler is too slow: {len(self._items)} messages with {self._bytes} bytes wait, "
                 "and on_full is 'fail'"
             )
-        size = len(message)
-        self._items.append((message, size))
-        self._bytes += size
+        items = self._items = self._items or deque[Data]()
+        items.append(message)
+        self._bytes += len(message)
         if self._on_full == "drop_oldest":
-            while len(self._items) > self._max_messages or (self._bytes > self._max_bytes and len(self._items) > 1):
-                self._bytes -= self._items.popleft()[1]
+            while len(items) > self._max_messages or (self._bytes > self._max_bytes and len(items) > 1):
+                self._bytes -= len(items.popleft())
                 self.dropped += 1
         _wake(self._some)
 
@@ -87,15 +87,16 @@ class Buffer:
         """The oldest message, None if there is none."""
         if not self._items:
             return None
-        message, size = self._items.popleft()
-        self._bytes -= size
+        message = self._items.popleft()
+        self._bytes -= len(message)
+        self._items = self._items or ()
         if len(self._items) <= self._max_messages // 2 and self._bytes <= self._max_bytes // 2:
             _wake(self._room)
         return message
 
     def newest(self) -> Data | None:
         """The message that was put last, without taking it."""
-        return self._items[-1][0] if self._items else None
+        return self._items[-1] if self._items else None
 
     async def wait_for_some(self) -> None:
         """Until there is a message or the buffer is closed."""
@@ -115,7 +116,7 @@ class Buffer:
 
     def clear(self) -> None:
         """Forget what waits here."""
-        self._items.clear()
+        self._items = ()
         self._bytes = 0
         _wake(self._room)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Response
 from websockets.typing import Data
 
 from thunderagent.errors import StreamFailed
@@ -16,6 +18,8 @@ from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
 from thunderagent.streaming.liveness import Liveness
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.transport import abort_connection, close_connection
+
+_ACCEPTED: Final = Response(101, "", Headers())
 
 
 class Connection:
@@ -37,7 +41,7 @@ class Connection:
 
     @property
     def response_headers(self) -> Mapping[str, str]:
-        """Headers of the peer's answer to the handshake."""
+        """Headers of the peer's answer to the handshake; in `on_open` alone, afterwards they are forgotten."""
         response = self._socket.response
         return response.headers if response is not None else {}
 
@@ -78,6 +82,10 @@ class Connection:
             self._took.append(message)
 
     # Inside
+
+    def forget_handshake(self) -> None:
+        """Let go of the headers that went to and fro: they are of use in `on_open` alone, and have 3 KiB."""
+        self._socket.request, self._socket.response = None, _ACCEPTED
 
     async def read(self, buffer: Buffer, paused: Callable[[bool], None]) -> ConnectionEnd:
         """Read until the connection ends, and say how it ended. Cancelling it leaves the connection open.

@@ -50,6 +50,32 @@ class Feed(Generic[M]):
     The iteration ends when the keeper ends the feed, and raises `StreamFailed` when the stream cannot go on.
     """
 
+    __slots__ = (
+        "_asked_behind_gap",
+        "_buffer",
+        "_closing",
+        "_decode",
+        "_flush",
+        "_gap_reconnects",
+        "_handling_since",
+        "_held",
+        "_keeper",
+        "_monotonic",
+        "_on_gap",
+        "_position",
+        "_pump",
+        "_pumping",
+        "_since_progress",
+        "_snapshot",
+        "_stale_from",
+        "_track",
+        "duplicates",
+        "handled",
+        "options",
+        "since",
+        "state",
+    )
+
     def __init__(
         self,
         source: EndpointSource,
@@ -105,13 +131,12 @@ class Feed(Generic[M]):
             buffer=self._buffer,
             resume=self._resume,
             moved=self._moved,
+            told=self._begin_at,
             overlap=overlap,
         )
         self._pumping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._held = asyncio.Event()
-        if not on_hold:
-            self._held.set()
+        self._held = asyncio.Event() if on_hold else None
         self._flush = False
         self._since_progress = 0
         self._gap_reconnects = 0
@@ -132,7 +157,7 @@ class Feed(Generic[M]):
         self._has_handled()
         while True:
             self._keeper.guard()
-            if not self._held.is_set():
+            if self._held is not None:
                 await self._held.wait()
                 continue
             if self._closing is not None and not (self._flush and len(self._buffer)):
@@ -189,7 +214,12 @@ class Feed(Generic[M]):
         last = self._track.last
         if cursor is not None and (last is None or last.epoch != cursor.epoch or last.is_behind(cursor)):
             self._track.last = cursor
-        self._held.set()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
 
     def finish(self, *, flush: bool = False) -> asyncio.Task[None]:
         """End: close the connection now; the handler's iteration ends when it comes back for the next message.
@@ -200,7 +230,7 @@ class Feed(Generic[M]):
         if self._closing is None:
             self._flush = flush
             self._closing = asyncio.get_running_loop().create_task(self._close())
-            self._held.set()
+            self._let_go()
             self._buffer.close()
         return self._closing
 
@@ -217,7 +247,8 @@ class Feed(Generic[M]):
         try:
             await self._pump.run()
         except StreamFailed as error:
-            self._moved(State.FAILED, str(error))
+            if self._closing is None:
+                self._moved(State.FAILED, str(error))
             raise
         finally:
             self._pump.abort()
@@ -263,6 +294,11 @@ class Feed(Generic[M]):
                 self.reconnect("messages are missing")
         self.state, self.since = state, self._monotonic()
         self._keeper.moved(self, state, reason)
+
+    def _begin_at(self, place: Cursor | int) -> None:
+        """`on_open` was told where the stream begins: what comes before the first message may be a gap already."""
+        if self._track.last is None and self._position is not None:
+            self._track.last = place_of(place)
 
     def _has_handled(self) -> None:
         if self._handling_since is None:

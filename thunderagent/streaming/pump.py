@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -43,8 +42,28 @@ class Pump:
         buffer: where messages go.
         resume: where the stream is to be resumed, asked for each attempt.
         moved: told of each new state.
+        told: told what `on_open` answered, if that is a place.
         overlap: a connection may be replaced by a second one before it is closed.
     """
+
+    __slots__ = (
+        "_auth_failed",
+        "_buffer",
+        "_ends",
+        "_failures",
+        "_governor",
+        "_last_end",
+        "_moved",
+        "_on_open",
+        "_options",
+        "_overlap",
+        "_resume",
+        "_source",
+        "_told",
+        "connection",
+        "connects",
+        "has_progressed",
+    )
 
     def __init__(
         self,
@@ -56,6 +75,7 @@ class Pump:
         buffer: Buffer,
         resume: Callable[[], Cursor | None],
         moved: Moved,
+        told: Callable[[Cursor | int], None],
         overlap: bool,
     ) -> None:
         self._source = source
@@ -65,9 +85,10 @@ class Pump:
         self._buffer = buffer
         self._resume = resume
         self._moved = moved
+        self._told = told
         self._overlap = overlap
         self._failures = 0
-        self._ends: Counter[str] = Counter()
+        self._ends: dict[str, int] = {}
         self._auth_failed = False
         self._last_end: ConnectionEnd | None = None
         self.connection: Connection | None = None
@@ -119,7 +140,10 @@ class Pump:
                 state = State.SUBSCRIBING
                 moved(state, "")
                 async with _limit(self._options.subscribe_timeout_s, "on_open"):
-                    await self._on_open(opened, cursor)
+                    place = await self._on_open(opened, cursor)
+                if isinstance(place, (Cursor, int)):
+                    self._told(place)
+            opened.forget_handshake()
         except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
             if opened is not None:
                 opened.abort()
@@ -140,6 +164,11 @@ class Pump:
             moved(State.LIVE, reason)
             loop = asyncio.get_running_loop()
             stable = loop.call_later(self._options.stable_after_s, self.progressed)
+            if self._options.age_limit_s is None:  # read here: a task for each of hundreds of readers is 2 KiB for each
+                try:
+                    return await self._read(connection)
+                finally:
+                    stable.cancel()
             reader = loop.create_task(connection.read(self._buffer, self._paused))
             reader.add_done_callback(seen)
             try:
@@ -152,6 +181,18 @@ class Pump:
                 stable.cancel()
                 reader.cancel()
             connection, reason = replacement, "replaced the connection before the peer's limit on its age"
+
+    async def _read(self, connection: Connection) -> ConnectionEnd:
+        """Read until the connection ends."""
+        try:
+            end = await connection.read(self._buffer, self._paused)
+        except Exception as error:
+            if isinstance(error, StreamFailed):
+                raise
+            end = end_of(error, State.LIVE, now=time.time())
+        self.connection = None
+        connection.abort()
+        return end
 
     async def _read_until_old(
         self, connection: Connection, reader: asyncio.Task[ConnectionEnd]
@@ -200,7 +241,7 @@ class Pump:
 
     async def _wait_after(self, end: ConnectionEnd) -> None:
         verdict = self._remember(end)
-        self._ends[end.kind] += 1
+        self._ends[end.kind] = self._ends.get(end.kind, 0) + 1
         if verdict.fatal_after is not None and self._ends[end.kind] >= verdict.fatal_after:
             raise StreamFailed(self._fatal(end))
         delay_s = self._delay(verdict, end)

@@ -50,25 +50,27 @@ class _Connect(connect):
         )
 
     async def open_tcp_connection(self) -> ClientConnection:
-        before = self.create_connection_kwargs
+        before, asked = self.create_connection_kwargs, self.proxy
         extra: dict[str, Any] = {"ssl": self._options.ssl or shared_context()} if self.ws_uri.secure else {}
-        proxied = get_proxy(self.ws_uri) if self.proxy is True else self.proxy
+        if asked is True:
+            self.proxy = get_proxy(self.ws_uri)  # here, or the library would look at the environment once more
         failure: OSError | None = None
-        addresses: list[str | None] = [None] if proxied else [*await self._addresses()]
-        share_s = self._options.open_timeout_s / len(addresses) if len(addresses) > 1 else None
-        for address in addresses:
-            self.create_connection_kwargs = {**before, **extra}
-            if address is not None:
-                self.create_connection_kwargs |= {"host": address, "port": self.ws_uri.port}
-            try:
-                async with asyncio.timeout(share_s):  # one that drops packets must leave time for the next
-                    return await super().open_tcp_connection()
-            except ssl.SSLError:
-                raise
-            except OSError as error:
-                failure = failure or error
-            finally:
-                self.create_connection_kwargs = before  # or a redirect to another host would be refused
+        try:
+            addresses: list[str | None] = [None] if self.proxy else [*await self._addresses()]
+            share_s = self._options.open_timeout_s / len(addresses) if len(addresses) > 1 else None
+            for address in addresses:
+                self.create_connection_kwargs = {**before, **extra}
+                if address is not None:
+                    self.create_connection_kwargs |= {"host": address, "port": self.ws_uri.port}
+                try:
+                    async with asyncio.timeout(share_s):  # one that drops packets must leave time for the next
+                        return await super().open_tcp_connection()
+                except ssl.SSLError:
+                    raise
+                except OSError as error:
+                    failure = failure or error
+        finally:  # or a redirect to another host would be refused, or take the wrong proxy
+            self.create_connection_kwargs, self.proxy = before, asked
         raise failure or OSError(f"{self.ws_uri.host} has no address")
 
     async def _addresses(self) -> list[str]:
