@@ -22,8 +22,6 @@ from jobs.ticker import BadTick, Tick, TickerPayload, decode, follow
 from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed
-from thunderagent.chaos.frames import text_frame
-from thunderagent.chaos.history import History, Message
 from thunderagent.client import Client
 from thunderagent.errors import StreamStopped
 from thunderagent.registry import Registry
@@ -36,28 +34,21 @@ LONG_S: Final = 20.0
 T = TypeVar("T")
 
 
-class TickHistory(History):
-    """Messages as the ticker expects them: what is published beside epoch and seq, not under `data`."""
-
-    def _append(self, data: Any) -> None:
-        super()._append(data)
-        values = {"epoch": self.epoch, "seq": self.last_seq}
-        values |= data if isinstance(data, dict) else tick(self.last_seq)
-        message = Message(epoch=self.epoch, seq=self.last_seq, data=data, frame=text_frame(json.dumps(values)))
-        self._kept[self.last_seq] = message
-
-
 def tick(seq: int) -> dict[str, Any]:
     """Ten ticks a minute."""
     return {"time": f"2026-07-01T10:{seq // 10:02}:{seq % 10 * 6:02}+00:00", "symbol": "IBM", "price": 90.5 + seq}
+
+
+def encode(epoch: str, seq: int, data: Any) -> str:
+    """A message as the ticker expects it: what is published stands beside epoch and seq."""
+    return json.dumps({"epoch": epoch, "seq": seq} | (data if isinstance(data, dict) else tick(seq)))
 
 
 class TickServer(ChaosServer):
     """A chaos server whose messages are ticks; `publish_many` publishes them."""
 
     def __init__(self, *behaviours: Feed, **options: Any) -> None:
-        super().__init__(*behaviours, from_start=True, **options)
-        self._history = TickHistory(self._wake)
+        super().__init__(*behaviours, from_start=True, encode=encode, **options)
 
 
 def context(server: ChaosServer, folder: Path, **task: Any) -> StreamContext:

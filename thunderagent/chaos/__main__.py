@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -30,7 +31,11 @@ async def _feed(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     server = ChaosServer(
-        from_start=options.from_start, auto_subscribe=options.auto_subscribe, keep=_KEPT, port=options.port
+        from_start=options.from_start,
+        auto_subscribe=options.auto_subscribe,
+        keep=_KEPT,
+        port=options.port,
+        epochs=f"epoch-{int(time.time())}",  # a feed that was started anew has lost its history
     )
     async with server:
         server.publish_many(options.history)

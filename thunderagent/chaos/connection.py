@@ -64,6 +64,8 @@ class Stream(asyncio.StreamReaderProtocol):
 
     def reset(self) -> None:
         """End it with a reset."""
+        if self.lost.is_set():
+            return  # abort() of a transport that has flushed its last bytes and closed fails
         if not self.writer.transport.is_closing():
             reset_on_close(self.writer.get_extra_info("socket"))
         self.writer.transport.abort()

@@ -33,12 +33,30 @@ class Message:
         return text_frame(json.dumps(values))
 
 
+Encode = Callable[[str, int, Any], str]
+"""Makes the text of a message of its epoch, sequence number and data."""
+
+
+def encode_json(epoch: str, seq: int, data: Any) -> str:
+    """`{"epoch": E, "seq": N, "data": …}`."""
+    return json.dumps({"epoch": epoch, "seq": seq, "data": data})
+
+
 class History:
     """The messages of the current epoch; `changed` is called when there are new ones."""
 
-    def __init__(self, changed: Callable[[], None], keep: int | None = None) -> None:
+    def __init__(
+        self,
+        changed: Callable[[], None],
+        keep: int | None = None,
+        *,
+        encode: Encode = encode_json,
+        name: str = "epoch",
+    ) -> None:
         self._changed = changed
         self._keep = keep
+        self._encode = encode
+        self._name = name
         self._kept: dict[int, Message] = {}
         self._epochs = 1
         self.published = 0
@@ -47,7 +65,7 @@ class History:
 
     @property
     def epoch(self) -> str:
-        return f"epoch-{self._epochs}"
+        return f"{self._name}-{self._epochs}"
 
     @property
     def end(self) -> Position:
@@ -93,7 +111,7 @@ class History:
 
     def _append(self, data: Any) -> None:
         self.last_seq += 1
-        text = json.dumps({"epoch": self.epoch, "seq": self.last_seq, "data": data})
+        text = self._encode(self.epoch, self.last_seq, data)
         self._kept[self.last_seq] = Message(epoch=self.epoch, seq=self.last_seq, data=data, frame=text_frame(text))
         if self._keep is not None and len(self._kept) > self._keep:
             del self._kept[next(iter(self._kept))]

@@ -24,7 +24,7 @@ from thunderagent.chaos.behaviours import (
 )
 from thunderagent.chaos.connection import CHUNK, Connection, Stream, reset_on_close
 from thunderagent.chaos.frames import Request, accepting, parse_request, response
-from thunderagent.chaos.history import History, Message
+from thunderagent.chaos.history import Encode, History, Message, encode_json
 from thunderagent.chaos.observations import Attempt, Observations, OpenSocket
 from thunderagent.errors import ConfigurationError
 
@@ -53,6 +53,8 @@ class ChaosServer(Observations):
         keep: int | None = None,
         tls: Literal["good", "untrusted"] | None = None,
         port: int = 0,
+        encode: Encode = encode_json,
+        epochs: str = "epoch",
     ) -> None:
         """Make a server; it listens from the beginning of its `async with`.
 
@@ -65,6 +67,8 @@ class ChaosServer(Observations):
             keep: messages kept for replay; None keeps all.
             tls: with TLS, and a certificate that `client_context` trusts or not.
             port: the port; 0 takes a free one.
+            encode: makes the text of a message of its epoch, sequence number and data.
+            epochs: what the names of epochs begin with.
 
         Raises:
             ConfigurationError: a behaviour does not go with an option, or the package `cryptography` is missing.
@@ -77,7 +81,7 @@ class ChaosServer(Observations):
         self._port = port
         self._contexts = certificates.contexts() if tls else None
         self._trusted = tls == "good"
-        self._history = History(self._wake, keep)
+        self._history = History(self._wake, keep, encode=encode, name=epochs)
         self._tasks: dict[asyncio.Task[None], Connection | None] = {}
         self._failures: list[BaseException] = []
         self._listener: socket.socket | None = None
