@@ -1,4 +1,4 @@
-"""Measures ThunderAgent beside the naive loop: `scripts/bench agent --help`."""
+"""Measures ThunderAgent beside the naive loop: `scripts/bench agent --help`, `scripts/bench streams --help`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import platform
 import sys
 import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from benchmarks.fleet import BenchFailed
@@ -16,6 +18,10 @@ from benchmarks.measure import measure, measure_naive
 from benchmarks.measurement import Load
 from benchmarks.places import opened
 from benchmarks.report import Pair, as_json, tell
+from benchmarks.streams_figures import PHASES, Plan
+from benchmarks.streams_measure import measure_streams
+from benchmarks.streams_report import as_json as streams_as_json
+from benchmarks.streams_report import table
 from rich.console import Console
 
 from thunderagent.errors import ThunderAgentError
@@ -75,12 +81,94 @@ def agent(
             raise typer.Exit(1) from None
     tell(pairs, load, store, console.print)
     if json_file:
-        machine = {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-        }
-        json_file.write_text(json.dumps(as_json(pairs, load, store, machine), indent=1), encoding="utf-8")
+        json_file.write_text(json.dumps(as_json(pairs, load, store, _machine()), indent=1), encoding="utf-8")
+
+
+@app.command()
+def streams(
+    store: Annotated[str, typer.Option(help="sqlite, ministack, or the URL of a store.")] = "sqlite",
+    connections: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=20_000, help="Connections of one process; may be given several times."),
+    ] = None,
+    tls: Annotated[bool, typer.Option(help="Measure with TLS too.")] = False,
+    loop: Annotated[list[str] | None, typer.Option(help="asyncio or uvloop; may be given several times.")] = None,
+    rounds: Annotated[int, typer.Option(min=0, max=1000, help="How often an agent gets SIGTERM.")] = 20,
+    kills: Annotated[int, typer.Option(min=0, max=1000, help="How often an agent is killed; each takes a lease.")] = 5,
+    number: Annotated[int, typer.Option("--streams", min=1, max=500, help="Streams of an agent that is ended.")] = 30,
+    only: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(PHASES),
+    settle: Annotated[float, typer.Option(min=0.1, max=600.0, help="Pause before memory is read, seconds.")] = 6.0,
+    idle: Annotated[float, typer.Option(min=0.5, max=600.0, help="Time of the idle CPU, seconds.")] = 20.0,
+    push: Annotated[float, typer.Option(min=0.5, max=600.0, help="Time of each flood of messages, seconds.")] = 8.0,
+    rate: Annotated[float, typer.Option(min=20.0, max=1e6, help="Messages a second in a flood.")] = 20_000.0,
+    flap: Annotated[float, typer.Option(min=1.0, max=600.0, help="Time with a server that flaps, seconds.")] = 60.0,
+    naive: Annotated[bool, typer.Option(help="Measure the naive loop too.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
+) -> None:
+    """Measure agents that hold WebSocket streams, beside `async for socket in websockets.connect(url)`.
+
+    A feed on 127.0.0.1, the agents and the naive loop are processes of their own. Times, rates and shares depend on
+    this machine and on what else it does; memory, attempts and units travel.
+    """
+    plan = Plan(
+        connections=tuple(connections or [700]),
+        tls=(False, True) if tls else (False,),
+        loops=_loops(loop or ["asyncio"]),
+        only=_phases(only),
+        rounds=rounds,
+        kills=kills,
+        streams=number,
+        settle_s=settle,
+        idle_s=idle,
+        push_s=push,
+        rate=rate,
+        flap_s=flap,
+        naive=naive,
+    )
+
+    def progress(text: str) -> None:
+        notes.print(f"{text}, load {os.getloadavg()[0]:.2f} …", style="dim", markup=False)
+
+    with tempfile.TemporaryDirectory(prefix="thunderagent-bench-") as folder:
+        try:
+            with opened(store, Path(folder), None) as place:
+                figures = measure_streams(place, plan, progress)
+        except (BenchFailed, ThunderAgentError) as problem:
+            notes.print(f"[red]{type(problem).__name__}:[/red]", end=" ")
+            notes.print(str(problem), markup=False)
+            raise typer.Exit(1) from None
+    console.print(table(figures, plan, store))
+    if json_file:
+        told = streams_as_json(figures, plan, store, _machine())
+        json_file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpus": os.cpu_count(),
+        "packages": {name: version(name) for name in ("websockets", "uvloop") if find_spec(name)},
+    }
+
+
+def _loops(given: list[str]) -> tuple[str, ...]:
+    for name in given:
+        if name not in ("asyncio", "uvloop"):
+            raise typer.BadParameter(f"{name!r}: use asyncio or uvloop", param_hint="--loop")
+        if name == "uvloop" and not find_spec("uvloop"):
+            raise typer.BadParameter("uvloop is not installed: pip install uvloop", param_hint="--loop")
+    return tuple(dict.fromkeys(given))
+
+
+def _phases(given: str) -> frozenset[str]:
+    phases = frozenset(filter(None, (name.strip() for name in given.split(","))))
+    if unknown := phases - set(PHASES):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: use {','.join(PHASES)}", param_hint="--only")
+    if not phases:
+        raise typer.BadParameter(f"use one or more of {','.join(PHASES)}", param_hint="--only")
+    return phases
 
 
 def _numbers(given: list[str]) -> list[int]:
