@@ -92,7 +92,9 @@ class Agent:
         )
         keep = {"keep_success_s": policy.keep_success_s, "keep_failed_s": policy.keep_failed_s}
         dependents = Dependents(store, self.bus, **keep)
-        self._fleet = Fleet(store, owner=self.name, max_streams=settings.max_streams, monotonic=self._monotonic)
+        streams = {name for name, job in jobs.items() if job.is_stream}
+        most = settings.max_streams if streams else 0
+        self._fleet = Fleet(store, owner=self.name, max_streams=most, jobs=streams, monotonic=self._monotonic)
         self._pollers = self._make_pollers()
         self._heart_store = store.sibling()
         self._heartbeat = Heartbeat(self._heart_store, self.bus, tick_s=self._tick_s(), monotonic=self._monotonic)
@@ -232,8 +234,7 @@ class Agent:
         """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
         self._workload.is_closing = True
-        if self._outage is None:
-            self._housekeeping.leave_streams()
+        self._housekeeping.leave_streams(store_answers=self._outage is None)
         self._wind_down(self.settings.drain_s, may_hurry=True)
         for running in list(self._workload.held.values()):
             running.context.stop(AgentDraining())
@@ -247,8 +248,9 @@ class Agent:
             self._workload.gather(0.0)  # a claim in doubt that has just turned out to be ours goes back too
             self._commit(claim=False)
             self._housekeeping.end()
-        self.bus.emit(events.AgentStopped(stuck=len(stuck)))
-        return len(stuck)
+        number = len(stuck) + len(self._workload.handoffs.offered)
+        self.bus.emit(events.AgentStopped(stuck=number))
+        return number
 
     def _wind_down(self, seconds: float, *, may_hurry: bool) -> None:
         """Settle what ends within the time; a further stop signal cuts it short."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -22,6 +23,12 @@ PAGE: Final = 100
 ABOVE_MEAN: Final = 1.2
 """An agent with so many times the mean of the fleet takes no stream that another could take, and hands some off."""
 
+SLACK: Final = 5
+"""Streams above that which do not count: rows tell of the agents at different moments."""
+
+TAKE_BACK_S: Final = 5 * OTHERS_S
+"""An agent that handed a stream off for the balance does not take it back within this time: somebody else can."""
+
 FRESH_S: Final = 1.0
 """How old the knowledge of the other agents may be when streams are to be shared out."""
 
@@ -34,14 +41,34 @@ class Fleet:
     """
 
     def __init__(
-        self, store: TaskStore, *, owner: str, max_streams: int, monotonic: Callable[[], float] = time.monotonic
+        self,
+        store: TaskStore,
+        *,
+        owner: str,
+        max_streams: int,
+        jobs: Collection[str] = (),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Make one.
+
+        Args:
+            store: where the agents' rows are.
+            owner: this agent.
+            max_streams: how many streams it takes.
+            jobs: its jobs that are streams; agents that have none of them are none of its fleet.
+            monotonic: the clock of `refresh`.
+        """
         self._store = store
         self._owner = owner
-        self._max_streams = max_streams
+        self.max_streams = max_streams
+        """Streams that this agent holds at most."""
+        self._jobs = frozenset(jobs)
         self._monotonic = monotonic
         self._learnt = -FRESH_S
-        self._lost: set[str] = set()
+        self._lost: dict[str, float] = {}
+        self._given: dict[str, float] = {}
+        self._told: int | None = None
+        self._seen: dict[str, float] = {}
         self._others: dict[str, tuple[int, int]] = {}
         self.held = 0
         """Streams that this agent holds."""
@@ -56,20 +83,24 @@ class Fleet:
         """Streams for each agent."""
         return (self.held + sum(held for held, _ in self._others.values())) / self.size
 
-    def lost(self, agent: str) -> None:
-        """This agent is gone, though its row is still there."""
-        self._lost.add(agent)
-        self._others.pop(agent, None)
+    def lost(self, agent: str, at: float) -> None:
+        """This agent has let a lease go that was good until `at`: it is gone, unless its row tells of it later."""
+        self._lost[agent] = max(at, self._lost.get(agent, at))
+        if agent in self._others and self._seen.get(agent, 0.0) <= at:
+            del self._others[agent]
 
     def learn(self, agents: Sequence[AgentInfo]) -> None:
         """Take what the agents tell of themselves."""
         self._learnt = self._monotonic()
-        self._lost &= {agent.name for agent in agents}
-        self._others = {
-            agent.name: (int(told["held"]), int(told["max"]))
+        self._seen = {agent.name: agent.seen_at for agent in agents}
+        self._lost = {name: at for name, at in self._lost.items() if self._seen.get(name, math.inf) <= at}
+        rows = {
+            agent.name: told
             for agent in agents
-            if agent.name != self._owner and agent.name not in self._lost and (told := _told(agent)) is not None
+            if agent.name not in self._lost and (told := _told(agent, self._jobs)) is not None
         }
+        self._told = rows.pop(self._owner, (None, 0))[0]
+        self._others = rows
 
     def refresh(self) -> None:
         """Ask the store if what is known is not fresh.
@@ -81,13 +112,29 @@ class Fleet:
             self.learn(self._store.agents())
 
     def is_ours(self, task_id: str) -> bool:
-        """True when this agent is the one to take the stream."""
-        loads = {**self._others, self._owner: (self.held, self._max_streams)}
-        limit = self.mean * ABOVE_MEAN + 1
+        """True when this agent is the one to take the stream.
+
+        By what the rows tell, ours too: each agent has the same picture, and does not think that it alone has got more.
+        """
+        if self.held >= self.max_streams:
+            return False
+        held = self.held if self._told is None else self._told
+        loads = {**self._others, self._owner: (held, self.max_streams)}
+        limit = sum(held for held, _ in loads.values()) / self.size * ABOVE_MEAN + SLACK
         takers = sorted(name for name, (held, most) in loads.items() if held < most and held <= limit)
         if not takers:
             return True
         return takers[crc32(task_id.encode()) % len(takers)] == self._owner
+
+    def gave(self, task_id: str) -> None:
+        """This agent hands the stream off, as it has too many."""
+        now = self._monotonic()
+        self._given = {name: until for name, until in self._given.items() if until > now}
+        self._given[task_id] = now + TAKE_BACK_S
+
+    def may_take(self, task_id: str) -> bool:
+        """False for a while after this agent has handed the stream off."""
+        return self._given.get(task_id, 0.0) <= self._monotonic()
 
     def surplus(self) -> int:
         """How many streams this agent holds above the mean, 0 while it is near it or alone."""
@@ -95,12 +142,15 @@ class Fleet:
         return int(above) if self._others and above >= 2 and self.held > self.mean * ABOVE_MEAN else 0
 
 
-def _told(agent: AgentInfo) -> dict[str, Any] | None:
-    """What an agent tells of its streams; None if it takes none now."""
-    told = agent.info.get("streams")
-    if not isinstance(told, dict) or agent.info.get("health", {}).get("draining"):
+def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
+    """Streams that an agent holds, and how many it takes; None if it takes none of these jobs now."""
+    try:
+        told, health = agent.info["streams"], agent.info.get("health") or {}
+        held, most = int(told["held"]), int(told["max"])
+        can = not jobs or not jobs.isdisjoint(agent.info["jobs"])
+        return (held, most) if most > 0 and can and not health.get("draining") else None
+    except (LookupError, TypeError, ValueError, AttributeError):  # of another version, or made by hand
         return None
-    return told if told.get("max") else None
 
 
 class StreamPoller(QueuePoller):
@@ -109,6 +159,8 @@ class StreamPoller(QueuePoller):
     def __init__(self, *args: Any, fleet: Fleet, rng: random.Random, **options: Any) -> None:
         super().__init__(*args, kind=STREAM, rng=rng, **options)
         self._fleet = fleet
+
+    reads_on_s = 1.0  # the batch tasks of a long queue are read past, but not as fast as the store can
 
     def _wanted(self) -> int:
         return min(self.free, AT_ONCE)
@@ -122,7 +174,11 @@ class StreamPoller(QueuePoller):
             return found
         self._fleet.refresh()
         overdue = self._store.clock.earliest() - OTHERS_S
-        return [one for one in found if one.created_at <= overdue or self._fleet.is_ours(one.task_id)]
+        return [
+            one
+            for one in found
+            if self._fleet.may_take(one.task_id) and (one.created_at <= overdue or self._fleet.is_ours(one.task_id))
+        ]
 
     def _pick(self, found: list[Candidate]) -> list[Candidate]:
         return found[: self._wanted()]

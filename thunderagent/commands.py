@@ -96,13 +96,17 @@ class Commands:
         task = self.get(task_id)
         if task.status not in (Status.FAILED, Status.DONE):
             raise NotAllowed(f"the task {task.task_id!r} is {task.status}: only FAILED and DONE can be retried")
-        waiting_for = self._open_parents(task)
-        [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
+        after = self._revive(task)
         if after is None:
             raise NotAllowed(f"the task {task.task_id!r} was changed by somebody else: look again")
-        if after.status is Status.BLOCKED:
-            after = self._intake.introduce(after)
-        self._enqueued()
+        return after
+
+    def _revive(self, task: Task) -> Task | None:
+        waiting_for = self._open_parents(task)
+        [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
+        if after is not None:
+            after = self._intake.introduce(after) if after.status is Status.BLOCKED else after
+            self._enqueued()
         return after
 
     # Streams
@@ -148,12 +152,16 @@ class Commands:
         until = time.monotonic() + timeout_s
         for delay in wait_delays():
             task = self.get(task_id)
-            if not task.is_stream:
+            if not task.is_stream and task.desired_state is None:
                 raise NotAllowed(f"the task {task.task_id!r} is no stream: use retry")
+            after: Task | None = task
             if task.status in (Status.FAILED, Status.DONE):
-                return self.retry(task)
-            if task.status is not Status.RUNNING or task.desired_state != Desired.STOPPED:
-                return task
+                after = self._revive(task)
+            elif task.desired_state == Desired.STOPPED:
+                write = writes.request_start(task, now=self.store.clock.now())
+                [after] = self.store.apply([write]) if task.status is not Status.RUNNING else [None]
+            if after is not None:
+                return after
             if time.monotonic() >= until:
                 break
             time.sleep(delay)

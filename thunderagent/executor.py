@@ -11,7 +11,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -169,13 +169,14 @@ class LoopExecutor:
         return self._thread.is_alive()
 
     def call(self, do: Callable[[], object]) -> None:
-        """Do something in the thread of the loop; answers at once."""
-        self._loop.call_soon_threadsafe(do)
+        """Do something in the thread of the loop; answers at once. A loop that has ended does nothing any more."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(do)
 
     def start(self, running: Running) -> None:
         if isinstance(running.context, StreamContext):
             running.context.attach(self.governor, lambda: self.last_tick)
-        self._loop.call_soon_threadsafe(self._launch, running)
+        self.call(lambda: self._launch(running))
 
     def _launch(self, running: Running) -> None:
         task = self._loop.create_task(self._run(running), name=running.lease.task_id)
@@ -197,12 +198,7 @@ class LoopExecutor:
             except PayloadInvalid as error:
                 return Raised(str(error), fatal=True)
             handler = self._loop.create_task(self._outcome(job, context, payload))
-            loop = self._loop
-
-            def stop(why: TaskStopped) -> None:
-                loop.call_soon_threadsafe(self._stop, handler, context, why)
-
-            context.when_stopped(stop)
+            context.when_stopped(lambda why: self.call(lambda: self._stop(handler, context, why)))
             try:
                 return await handler
             except BaseException as error:  # stopped before its first step
@@ -213,8 +209,10 @@ class LoopExecutor:
         if context.ends_softly(why):
             timer = self._loop.call_later(context.grace_s, handler.cancel)
             handler.add_done_callback(lambda _: timer.cancel())
-        else:
-            handler.cancel()
+            return
+        if isinstance(context, StreamContext) and isinstance(why, LeaseLost):
+            context.abort()  # whether the handler lets itself be cancelled or not: another agent may connect now
+        handler.cancel()
 
     async def _outcome(self, job: Job[Any], context: Context, payload: Any) -> Outcome:
         try:

@@ -14,21 +14,22 @@ the other, on the clock that all share. If the successor dies, the stream is a l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from thunderagent import events, writes
 from thunderagent.balance import Fleet
-from thunderagent.errors import StoreError, TaskStopped
+from thunderagent.conditions import Write
+from thunderagent.errors import StoreError, StreamFailed, TaskStopped
 from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
+from thunderagent.journal import read_cursor
 from thunderagent.pacing import HANDOFF_S
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import about
 from thunderagent.store import TaskStore
 from thunderagent.stream import StreamContext
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.task import Handoff, Lease, Task
+from thunderagent.task import Handoff, Task
 
 Call = Callable[[Callable[[], object]], None]
 """Does something in the thread of the event loop."""
@@ -71,70 +72,73 @@ class Handoffs:
     # From us
 
     def leave(self, leaving: Sequence[Running], why: TaskStopped, *, lasts_s: float = HANDOFF_S) -> None:
-        """Give streams to other agents: all at once, one write each.
+        """Give streams to other agents, all at once. Those that end first need no store to be asked.
 
         Args:
             leaving: streams that we hold.
             why: told to handlers whose connection ends first.
-            lasts_s: for how long a stream without a break is handled on at most.
+            lasts_s: for how long a stream without a break is handled on at most; 0: all with a break.
         """
-        overlapping = [one for one in leaving if self._can_overlap(one)]
+        overlapping: list[Running] = []
         for running in leaving:
-            if running not in overlapping:
-                self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=False))
-                running.context.stop(why)
-        if overlapping:
+            if lasts_s > 0 and _can_overlap(running):
+                overlapping.append(running)
+            else:
+                self._break(running, why)
+        if overlapping and self._has_others():
             self._offer(overlapping, why, lasts_s)
+        else:
+            for running in overlapping:
+                self._break(running, why)
 
-    def _can_overlap(self, running: Running) -> bool:
-        context = running.context
-        return (
-            not running.job.exclusive
-            and self._fleet.size > 1
-            and isinstance(context, StreamContext)
-            and context.is_connected
-            and not context.is_on_hold
-            and not (running.settling or running.lost or context.cancelled)
-        )
+    def _has_others(self) -> bool:
+        """Whether somebody could take what we offer; in a deploy the next agent has often just begun."""
+        try:
+            if self._fleet.size == 1:
+                self._fleet.learn(self._store.agents())
+        except StoreError:
+            return False
+        return self._fleet.size > 1
+
+    def _break(self, running: Running, why: TaskStopped) -> None:
+        if running.settling:
+            return
+        self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=False))
+        running.context.stop(why)
 
     def _offer(self, offering: Sequence[Running], why: TaskStopped, lasts_s: float) -> None:
         now, until, sent = self._store.clock.now(), self._store.clock.latest() + lasts_s, self._store.monotonic()
+        deadline = sent + lasts_s * (1.0 - LEASE_MARGIN)
         cursors = [one.context.unsaved_cursor() for one in offering]
         batch = [
             writes.with_cursor(writes.offer(one.lease, now=now, until=until), cursor)
             for one, cursor in zip(offering, cursors, strict=True)
         ]
         for running in offering:
-            running.settling = True  # a beat that is under way may be refused: that is no lost lease
-            self._heartbeat.forget(running)
-        try:
-            after = self._store.apply(batch)
-        except StoreError as error:  # whether it was written or not: the connection ends before our lease does
+            self._heartbeat.forget(running)  # a beat that is under way may be refused: that is no lost lease
+        answers = self._store.settle(batch)
+        if error := next((answer.error for answer in answers if answer.error), None):
             self._bus.emit(events.StoreFailed(during="handoff", error=str(error), next_try_s=0.0))
-            for running in offering:
-                self._keep(running)
-                running.context.stop(why)
-            return
-        for running, cursor, task in zip(offering, cursors, after, strict=True):
-            if task is None:
-                self._keep(running)  # the next beat tells what has become of the lease
+        for running, cursor, answer in zip(offering, cursors, answers, strict=True):
+            if answer.accepted:
+                running.context.cursor_saved(cursor)
+                self._heartbeat.watch_until(running, deadline)
+                self._deadlines[running.lease.task_id] = deadline
+                self.offered[running.lease.task_id] = running
+                self._let_go(running)
+                self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=True))
                 continue
-            running.context.cursor_saved(cursor)
-            deadline = sent + lasts_s * (1.0 - LEASE_MARGIN)
-            running.context.extended(deadline)
-            self._deadlines[running.lease.task_id] = deadline
-            self.offered[running.lease.task_id] = running
-            self._let_go(running)
-            self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=True))
-
-    def _keep(self, running: Running) -> None:
-        running.settling = False
-        self._heartbeat.watch(running)
+            if answer.error:  # perhaps it was written: end before a successor would begin
+                if deadline < running.deadline:
+                    self._heartbeat.watch_until(running, deadline)
+                self._break(running, why)
+            self._heartbeat.watch(running)  # the next beat tells what has become of the lease
 
     def ended(self, running: Running) -> bool:
         """The handler of a stream has ended; True if that was one that we had offered."""
         if self.offered.get(running.lease.task_id) is not running:
             return False
+        self._heartbeat.forget(running)
         self._ended.append(running)
         return True
 
@@ -160,31 +164,45 @@ class Handoffs:
         Raises:
             StoreError: the store did not answer; nothing is lost, as every wait has an end of its own.
         """
+        now = self._store.monotonic()
+        for task_id, running in self.offered.items():
+            if now >= self._deadlines[task_id] - 1.0:
+                self._flush(running)
         self._write_ended()
         waiting = self._waiting()
         names = [*self.offered, *(one.lease.task_id for one in waiting)]
-        if not names:
-            return
-        rows = self._store.peek(names)
-        now = self._store.monotonic()
-        for task_id, running in list(self.offered.items()):
+        rows = self._store.peek(names) if names else {}
+        for task_id, running in self.offered.items():
             task = rows.get(task_id)
-            is_over = now >= self._deadlines[task_id] - 1.0
-            if task is None or task.status.is_terminal or task.handoff_state == Handoff.READY or is_over:
+            if task is None or task.status.is_terminal or task.handoff_state != Handoff.OFFERED:
                 self._flush(running)
-        for running in waiting:
-            self._await(running, rows.get(running.lease.task_id))
+        self._go_on([(one, task) for one in waiting if (task := _row_of(one, rows)) is not None])
 
-    def _await(self, running: Running, task: Task | None) -> None:
+    def _go_on(self, waiting: Sequence[tuple[Running, Task]]) -> None:
+        """Say which successors are ready, and release those whose predecessors have stopped."""
+        now, over = self._store.clock.now(), self._store.clock.earliest() - self._guard_s
+        asked: list[tuple[Running, Write]] = []
+        for running, task in waiting:
+            context = running.context
+            if not is_open(task, self._owner):
+                self._release(running, task)
+            elif (task.handoff_until or 0.0) <= over:
+                asked.append((running, writes.end_handoff(running.lease, now=now)))
+            elif task.handoff_state == Handoff.OFFERED and isinstance(context, StreamContext) and context.is_ready:
+                asked.append((running, writes.ready(running.lease, now=now)))
+        after = self._store.apply([write for _, write in asked])
+        for (running, _), left in zip(asked, after, strict=True):
+            if left is not None and not is_open(left, self._owner):
+                self._release(running, left)
+
+    def _release(self, running: Running, task: Task) -> None:
         context = running.context
-        if task is None or not isinstance(context, StreamContext):
-            return
-        if must_wait(task, self._owner, self._store.clock.earliest() - self._guard_s):
-            if task.handoff_state == Handoff.OFFERED and context.is_ready:
-                self._store.apply([writes.ready(running.lease, now=self._store.clock.now())])
-            return
-        cursor = Cursor.from_map(task.last_seq)
-        self.call(lambda: context.release(cursor))
+        if isinstance(context, StreamContext):
+            try:
+                cursor = read_cursor(task)
+            except StreamFailed:
+                cursor = None  # go on where we know
+            self.call(lambda: context.release(cursor))
 
     def _flush(self, running: Running) -> None:
         context = running.context
@@ -212,18 +230,26 @@ class Handoffs:
             self._bus.emit(events.StreamHandedOver(**about(running.lease), cursor=cursor))
 
 
-def must_wait(task: Task, owner: str, now: float) -> bool:
-    """True while another agent handles messages of this stream; `now` on the shared clock."""
+def is_open(task: Task, owner: str) -> bool:
+    """True while somebody else has not told that it has stopped handling the messages of this stream."""
+    return task.handoff_state in (Handoff.OFFERED, Handoff.READY) and task.handoff_owner != owner
+
+
+def _can_overlap(running: Running) -> bool:
+    context = running.context
     return (
-        task.handoff_state in (Handoff.OFFERED, Handoff.READY)
-        and task.handoff_owner != owner
-        and (task.handoff_until or 0.0) > now
+        not running.job.exclusive
+        and isinstance(context, StreamContext)
+        and context.is_connected
+        and not context.is_on_hold
+        and not (running.settling or running.lost or context.cancelled)
     )
 
 
-def on_hold(lease: Lease, now: float) -> bool:
-    """Whether the run under this lease begins while its predecessor still handles messages."""
-    return must_wait(lease.task, lease.owner, now)
+def _row_of(running: Running, rows: Mapping[str, Task]) -> Task | None:
+    """The row of a task as long as it is ours."""
+    task = rows.get(running.lease.task_id)
+    return task if task is not None and task.fence == running.lease.fence else None
 
 
 def _last(context: object) -> dict[str, object] | None:

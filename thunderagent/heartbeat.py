@@ -11,10 +11,12 @@ the lease, which counts from before the last good renewal was sent. Past it, the
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from thunderagent import events
@@ -52,7 +54,7 @@ class Heartbeat:
         self._held: dict[str, Running] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._losing = threading.Lock()
+        self._changing = threading.RLock()
         self.last_round = monotonic()
         """Monotonic second of the last round that came to its end: the health of the agent."""
 
@@ -77,9 +79,18 @@ class Heartbeat:
         running.next_beat = running.lease.held_from + running.beat_s * (1.0 - early)
         self._held[running.lease.task_id] = running
 
+    def watch_until(self, running: Running, deadline: float) -> None:
+        """Renew this lease no more, and stop its handler at this monotonic second: another agent is to go on then."""
+        lease = running.lease
+        running.lease = replace(lease, held_from=lease.held_from + deadline - running.deadline)
+        running.context.extended(deadline)
+        running.next_beat = math.inf
+        self._held[lease.task_id] = running
+
     def forget(self, running: Running) -> None:
-        """Let this lease go: it is settled or lost."""
-        self._held.pop(running.lease.task_id, None)
+        """Let this lease go: it is settled or lost. The answer to a beat that is under way changes nothing any more."""
+        with self._changing:
+            self._held.pop(running.lease.task_id, None)
 
     def stop(self) -> None:
         """End the threads; the last of the agent's to stop."""
@@ -128,6 +139,11 @@ class Heartbeat:
         return renewals
 
     def _take(self, running: Running, beat: Beat, renewal: Renewal) -> None:
+        with self._changing:
+            if self._held.get(running.lease.task_id) is running and running.lease is beat.lease:
+                self._answered(running, beat, renewal)
+
+    def _answered(self, running: Running, beat: Beat, renewal: Renewal) -> None:
         now = self._monotonic()
         if renewal.lease is not None:
             running.lease = renewal.lease
@@ -150,17 +166,23 @@ class Heartbeat:
     def _may(self, running: Running) -> bool:
         """False for a stream that makes no progress: its lease is left to another agent, which is told once."""
         reason = None if running.settling else running.context.not_renewable()
-        if reason is not None and not running.wedged:
-            self._bus.emit(events.StreamWedged(**about(running.lease), reason=reason))
-        running.wedged = reason is not None
+        self._wedged(running, reason)
         return reason is None
+
+    def _wedged(self, running: Running, reason: str | None) -> None:
+        with self._changing:
+            is_new, running.wedged = reason is not None and not running.wedged, reason is not None
+        if is_new:
+            self._bus.emit(events.StreamWedged(**about(running.lease), reason=str(reason)))
 
     def _judge(self, running: Running, now: float) -> None:
         limit = running.job.timeout_s
-        if (stuck := running.context.wedged(now)) is not None:
+        if not running.settling and (stuck := running.context.wedged(now)) is not None:
+            self._wedged(running, stuck)
             running.context.stop(StreamWedged(stuck))
         if now >= running.deadline and not running.settling and not running.lost:
-            self._lose(running, f"the lease could not be renewed within {running.lease.lease_s:g} s")
+            late = f"the lease could not be renewed within {running.lease.lease_s:g} s"
+            self._lose(running, "another agent is to go on now" if running.next_beat == math.inf else late)
         elif limit is not None and now - running.started >= limit:
             running.context.stop(time_limit(limit))
         why = running.context.stop_reason
@@ -175,7 +197,7 @@ class Heartbeat:
 
     def _lose(self, running: Running, reason: str) -> None:
         """Tell the handler to stop; the agent forgets the lease when the handler has ended."""
-        with self._losing:
+        with self._changing:
             if running.lost:
                 return
             running.lost = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import schedule
@@ -102,11 +103,11 @@ class Housekeeping:
                 job._schedule_next_run()
         return max(0.0, min(idle_s, longest_s))
 
-    def leave_streams(self) -> None:
-        """The agent begins to stop: say so, that nobody counts on it, and hand its streams off."""
+    def leave_streams(self, *, store_answers: bool) -> None:
+        """The agent begins to stop: hand its streams off, and say so, that nobody counts on it."""
         if self._stream_pollers:
-            self._store_permitting("registration", self._announce)
-            self._streams.leave()
+            announce = partial(self._store_permitting, "registration", self._announce)
+            self._streams.leave(announce if store_answers else None)
 
     def look_at_handoffs(self) -> None:
         """See how far the streams are that come and go."""

@@ -1,7 +1,7 @@
-"""What happened to a stream, in words that last: its moves with their reasons, and what it missed.
+"""What lasts of a stream: its cursor, and its moves with their reasons and what it missed, in words.
 
-One row for each run of a stream, named by its fence, so that whoever lost the lease overwrites nobody's account. It has
-no status and thus no index entry, and is written seldom: never for a heartbeat.
+The journal has one row for each run of a stream, named by its fence, so that whoever lost the lease overwrites nobody's
+account. It has no status and thus no index entry, and is written seldom: never for a heartbeat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from thunderagent import writes
+from thunderagent.errors import StreamFailed
 from thunderagent.store import TaskStore
+from thunderagent.streaming.cursor import Cursor
 from thunderagent.task import Task, timestamp
 
 MOVES_KEPT: Final = 50
@@ -97,6 +99,18 @@ class Journal:
         """The account could not be written: `take` answers with it again."""
         with self._guard:
             self._is_new = True
+
+
+def read_cursor(task: Task) -> Cursor | None:
+    """The cursor that the row of a stream keeps.
+
+    Raises:
+        StreamFailed: somebody wrote something else there by hand.
+    """
+    try:
+        return Cursor.from_map(task.last_seq)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise StreamFailed(f"the lastSeq of the row is no cursor ({error!r}): correct it or remove it") from error
 
 
 def journal_id(task_id: str, fence: int) -> str:

@@ -51,6 +51,9 @@ class QueuePoller:
     `running` counts those that run; `due` is the monotonic second of the next look, infinity while no slot is free.
     """
 
+    reads_on_s = 0.0
+    """Longest pause before the next look behind pages of other agents' jobs."""
+
     def __init__(
         self,
         queue: str,
@@ -142,8 +145,9 @@ class QueuePoller:
             self._wait_for_room()
             return
         delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
-        # At once: behind pages of other agents' jobs, and after a call of `wake` during the look.
-        self.due = now if self._after or self._woken else now + delay
+        if self._after:
+            delay = min(delay, self.reads_on_s)
+        self.due = now if self._woken else now + delay
 
     def began(self) -> None:
         """A task takes a slot."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from thunderagent import events
@@ -20,7 +21,7 @@ from thunderagent.errors import (
 )
 from thunderagent.events import EventBus
 from thunderagent.job import Job, make_job
-from thunderagent.journal import Journal, Missed
+from thunderagent.journal import Journal, Missed, read_cursor
 from thunderagent.pacing import LOOP_LATE_S, Backoff
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import about
@@ -98,6 +99,7 @@ class StreamContext(Context):
     __slots__ = (
         "_cursor",
         "_deadline",
+        "_ends",
         "_exclusive",
         "_feeds",
         "_governor",
@@ -106,8 +108,8 @@ class StreamContext(Context):
         "_monotonic",
         "_now",
         "_on_hold",
+        "_past",
         "_saved",
-        "_soft",
         "_tell",
         "_touched",
         "journal",
@@ -128,8 +130,7 @@ class StreamContext(Context):
         """Make a context; agents do it.
 
         Args:
-            lease: the lease as it was claimed.
-            parents: results of parents.
+            lease, parents: as in `Context`.
             bus: told of gaps and of connections.
             exclusive: see `stream`.
             grace_s: how long the handler may take to end after it was asked to, in the event loop.
@@ -140,18 +141,17 @@ class StreamContext(Context):
         super().__init__(lease, parents)
         self.journal = Journal(lease.task_id, lease.fence, lease.owner)
         self._tell = (bus or EventBus()).emit
-        self._exclusive = exclusive
+        self._exclusive, self._on_hold = exclusive, on_hold
         self._grace_s = grace_s
-        self._on_hold = on_hold
-        self._monotonic = monotonic
-        self._now = now
-        self._cursor = self._saved = Cursor.from_map(lease.task.last_seq)
+        self._monotonic, self._now = monotonic, now
+        self._cursor = self._saved = read_cursor(lease.task)
         self._deadline = lease.deadline(LEASE_MARGIN)
         self._touched = monotonic()
         self._feeds: tuple[Feed[Any], ...] = ()
         self._governor: Governor | None = None
         self._loop_ticked: Callable[[], float] = monotonic
-        self._soft = False
+        self._ends = False
+        self._past = Counter[str]()
 
     # For handlers
 
@@ -175,8 +175,9 @@ class StreamContext(Context):
         """
         cursor = Cursor(seq, epoch, token)
         self._touched = self._monotonic()
-        if self._cursor is None or not cursor.is_behind(self._cursor):
-            self._cursor = cursor
+        with self._guard:
+            if self._cursor is None or not cursor.is_behind(self._cursor):
+                self._cursor = cursor
 
     def progress(self, value: Any) -> None:
         self._touched = self._monotonic()
@@ -252,7 +253,11 @@ class StreamContext(Context):
             on_hold=self._on_hold,
             monotonic=self._monotonic,
         )
-        self._feeds = (*self._feeds, feed)
+        over = [one for one in self._feeds if one.state in (State.CLOSED, State.FAILED)]
+        self._past += _counts(over)  # nobody waits for the handler there any more
+        self._feeds = (*(one for one in self._feeds if one not in over), feed)
+        if self._ends:
+            feed.finish()
         return feed
 
     # For feeds
@@ -265,7 +270,7 @@ class StreamContext(Context):
         """
         if self._monotonic() >= self._deadline:
             raise LeaseLost("the lease could not be renewed in time")
-        if self._stop is not None and not self._soft:
+        if self._stop is not None and not isinstance(self._stop, _SOFT):
             raise self._stop
 
     def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
@@ -293,7 +298,7 @@ class StreamContext(Context):
     @property
     def is_ready(self) -> bool:
         """True while every feed is connected: a successor on hold buffers."""
-        return bool(self._feeds) and self.is_connected
+        return bool(self._feeds) and all(feed.connection is not None for feed in self._feeds)
 
     @property
     def is_on_hold(self) -> bool:
@@ -303,11 +308,7 @@ class StreamContext(Context):
     @property
     def counts(self) -> dict[str, int]:
         """Numbers of this run for the journal."""
-        return {
-            "connects": sum(feed.connects for feed in self._feeds),
-            "handled": sum(feed.handled for feed in self._feeds),
-            "duplicates": sum(feed.duplicates for feed in self._feeds),
-        }
+        return dict(self._past + _counts(self._feeds))
 
     def attach(self, governor: Governor, loop_ticked: Callable[[], float]) -> None:
         """The event loop that runs the handler: its governor, and the monotonic second of its last tick."""
@@ -315,8 +316,10 @@ class StreamContext(Context):
 
     def release(self, cursor: Cursor | None) -> None:
         """The one who handled messages has stopped at this place: hand out what comes behind it."""
+        if not self._on_hold:
+            return
         self._on_hold = False
-        if cursor is not None and (self._cursor is None or not cursor.is_behind(self._cursor)):
+        if cursor is not None:
             self._cursor = self._saved = cursor
         for feed in self._feeds:
             feed.release(cursor)
@@ -348,9 +351,15 @@ class StreamContext(Context):
     def extended(self, deadline: float) -> None:
         self._deadline = deadline
 
+    def stop(self, why: TaskStopped) -> bool:
+        is_first = super().stop(why)
+        if isinstance(why, LeaseLost) and not is_first and self._told is not None:
+            self._told(why)  # a handler that was to end by itself has no time left
+        return is_first
+
     @property
     def ended_by(self) -> TaskStopped | None:
-        return self._stop if self._soft else None
+        return self._stop
 
     @property
     def has_progressed(self) -> bool:
@@ -363,14 +372,14 @@ class StreamContext(Context):
     def ends_softly(self, why: TaskStopped) -> bool:
         if not isinstance(why, _SOFT) or not self._feeds:
             return False
-        self._soft = True
+        self._ends = True
         for feed in self._feeds:
             feed.finish()
         return True
 
     def flush(self) -> None:
         """End, but hand out first what was read already: the successor has everything behind it."""
-        self._soft = True
+        self._ends = True
         for feed in self._feeds:
             feed.finish(flush=True)
 
@@ -384,3 +393,8 @@ class StreamContext(Context):
         """Cut all connections."""
         for feed in self._feeds:
             feed.abort()
+
+
+def _counts(feeds: Iterable[Feed[Any]]) -> Counter[str]:
+    each = [Counter(connects=one.connects, handled=one.handled, duplicates=one.duplicates) for one in feeds]
+    return sum(each, Counter[str]())

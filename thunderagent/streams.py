@@ -48,7 +48,7 @@ class Streams:
 
     def told(self) -> dict[str, int]:
         """What the agent's row tells of its streams."""
-        return {"held": self.fleet.held, "max": self._settings.max_streams, "connections": self.connections}
+        return {"held": self.fleet.held, "max": self.fleet.max_streams, "connections": self.connections}
 
     def gauge(self) -> None:
         """Tell how many connections are open."""
@@ -92,7 +92,7 @@ class Streams:
             if not task.is_stream:
                 return room(task)
             lost.add(task.task_id)
-            self.fleet.lost(task.lease_owner or "")
+            self.fleet.lost(task.lease_owner or "", task.lock_time or 0.0)
             since = self._lost_since.setdefault(task.task_id, now)
             if now - since < OTHERS_S and not self.fleet.is_ours(task.task_id):
                 return None
@@ -105,14 +105,30 @@ class Streams:
     def rebalance(self) -> None:
         """Hand streams off when this agent has many more than the others, so that new agents get some."""
         number = min(self.fleet.surplus(), self._settings.rebalance_streams)
-        movable = [running for running, context in self._contexts() if context.is_connected and not context.cancelled]
-        self._workload.handoffs.leave(movable[-number:] if number > 0 else [], StreamHandedOff())
+        movable = [
+            running
+            for running, context in self._contexts()
+            if context.is_connected and not (context.cancelled or context.is_on_hold or running.settling)
+        ]
+        leaving = movable[-number:] if number > 0 else []
+        for running in leaving:
+            self.fleet.gave(running.lease.task_id)
+        self._workload.handoffs.leave(leaving, StreamHandedOff())
 
-    def leave(self) -> None:
-        """Hand all streams off, as the agent stops."""
-        lasts_s = min(HANDOFF_S, max(2.0, self._settings.drain_s - 5.0))
+    def leave(self, announce: Callable[[], object] | None) -> None:
+        """Hand all streams off, as the agent stops.
+
+        Args:
+            announce: says so, that nobody leaves to us what we offer; None: the store does not answer anyway, so all
+                streams go with a break.
+        """
+        lasts_s = min(HANDOFF_S, max(2.0, self._settings.drain_s - 5.0)) if announce else 0.0
         why = AgentDraining("the agent is stopping")
-        self._workload.handoffs.leave([running for running, _ in self._contexts()], why, lasts_s=lasts_s)
+        held = [running for running, _ in self._contexts()]
+        self._workload.handoffs.leave([one for one in held if one.job.exclusive], why)
+        if announce:
+            announce()
+        self._workload.handoffs.leave([one for one in held if not one.job.exclusive], why, lasts_s=lasts_s)
 
     def _contexts(self) -> list[tuple[Running, StreamContext]]:
         return [

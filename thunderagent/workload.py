@@ -12,32 +12,36 @@ from __future__ import annotations
 
 import queue
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from thunderagent import events, writes
 from thunderagent.balance import Fleet
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.errors import AgentDraining, StoreError, TaskCancelled
+from thunderagent.errors import AgentDraining, StoreError, StreamFailed, StreamStopped, TaskCancelled
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, Running
-from thunderagent.handoff import Handoffs, on_hold
+from thunderagent.handoff import Handoffs, is_open
 from thunderagent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.job import Job
 from thunderagent.pacing import GATHER_S
-from thunderagent.poller import QueuePoller
+from thunderagent.poller import QueuePoller, Room
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Outcome, Policy, Raised, Settlement, Stopped, about, raised, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
-from thunderagent.task import Lease, Status, Task
+from thunderagent.task import Desired, Lease, Status, Task
 
 Served = tuple[str, str]
 """A queue and the kind of tasks that are taken from it."""
+
+CLOSED_KEPT: Final = 1000
+"""Streams that have ended of which the last entry of the journal waits for a store that takes it."""
 
 
 @dataclass(slots=True)
@@ -144,15 +148,25 @@ class Workload:
     def begin(self, lease: Lease, *, how: str = "claimed") -> None:
         """Run the handler of a task that was claimed or taken over."""
         task, job = lease.task, self._jobs[lease.task.job]
-        context = self._context(lease, job, how)
+        instead: Outcome | None = None
+        if self.is_closing:
+            instead = Stopped(AgentDraining())
+        elif task.cancel_requested:
+            instead = Stopped(TaskCancelled(CANCELLED))
+        elif task.desired_state == Desired.STOPPED:
+            instead = Stopped(StreamStopped())
+        try:
+            context = self._context(lease, job, how)
+        except StreamFailed as error:
+            context, instead = Context(lease), instead or raised(error, (StreamFailed,))
         beat_s = job.heartbeat_s or self._settings.heartbeat_s
         running = Running(lease, job, context, LEASE_MARGIN, beat_s, started=self._store.monotonic())
         self.held[task.task_id] = running
         self.poller_of(task).began()
         self.fleet.held += job.is_stream
         self._heartbeat.watch(running)
-        if self.is_closing or task.cancel_requested:
-            self.done(running, Stopped(AgentDraining() if self.is_closing else TaskCancelled(CANCELLED)))
+        if instead is not None:
+            self.done(running, instead)
             return
         waited_s = max(0.0, self._store.clock.now() - task.created_at)
         self._bus.emit(events.TaskStarted(**about(lease), waited_s=waited_s))
@@ -175,7 +189,7 @@ class Workload:
             bus=self._bus,
             exclusive=job.exclusive,
             grace_s=self._settings.drain_s,
-            on_hold=on_hold(lease, clock.earliest() - self._settings.clock_guard_s),
+            on_hold=is_open(task, lease.owner),
             monotonic=self._store.monotonic,
             now=clock.now,
         )
@@ -221,7 +235,7 @@ class Workload:
 
     def _receive(self, ended: _Ended | None) -> int:
         if ended is not None and self.handoffs.ended(ended.running):
-            self.closed.append(ended.running)
+            self._close_journal(ended, "handed over")
             return 0
         if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:
             return 0
@@ -274,10 +288,14 @@ class Workload:
         running = ended.running
         self.held.pop(running.lease.task_id, None)
         self._heartbeat.forget(running)
-        if isinstance(running.context, StreamContext):
-            verb = ended.settlement.write.verb if ended.settlement else "lost"
-            running.context.journal.moved(self._store.clock.now(), verb, _story(ended.outcome))
-            self.closed.append(running)
+        self._close_journal(ended, ended.settlement.write.verb if ended.settlement else "lost")
+
+    def _close_journal(self, ended: _Ended, how: str) -> None:
+        context = ended.running.context
+        if isinstance(context, StreamContext):
+            context.journal.moved(self._store.clock.now(), how, _story(ended.outcome))
+            self.closed.append(ended.running)
+            del self.closed[:-CLOSED_KEPT]
 
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
         told: list[Ended] = []
@@ -308,10 +326,18 @@ class Workload:
     def _wanted(self) -> dict[Served, list[Wanted]]:
         """Candidates by queue and kind, for those whose time has come."""
         now = self._store.monotonic()
-        looks = {served: poller.look() for served, poller in self._pollers.items() if poller.due <= now}
+        due = [(served, poller) for served, poller in self._pollers.items() if poller.due <= now]
         # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
         here = self.held.keys() | self.handoffs.offered.keys()
-        return {served: [one for one in look if one.candidate.task_id not in here] for served, look in looks.items()}
+        wanted: dict[Served, list[Wanted]] = {}
+        promised: Counter[Room] = Counter()
+        for served, poller in self._rng.sample(due, len(due)) if len(due) > 1 else due:
+            if 0 < poller.free <= promised[poller.room]:
+                continue  # others that share the room may take all that is left: it looks in the next round
+            look = [one for one in poller.look() if one.candidate.task_id not in here]
+            wanted[served] = look[: max(0, poller.free - promised[poller.room])]
+            promised[poller.room] += len(wanted[served])
+        return wanted
 
     def _claimed(self, wanted: Mapping[Served, list[Wanted]], exchanged: Exchanged) -> None:
         self._doubts += exchanged.doubts

@@ -253,6 +253,12 @@ def ready(lease: Lease, *, now: float) -> Write:
     )
 
 
+def end_handoff(lease: Lease, *, now: float) -> Write:
+    """The time of the one who offered is over: a late `hand_over`, whose place is behind ours, is refused."""
+    ended = {"handoffState": Handoff.DONE.value, "updatedAt": timestamp(now)}
+    return replace(ready(lease, now=now), verb="end handoff", set=ended)
+
+
 def hand_over(task_id: str, *, owner: str, last_seq: Mapping[str, Any] | None, now: float) -> Write:
     """The one who offered has stopped handling messages, behind `last_seq`. Refused when a later offer is open."""
     changes: dict[str, Any] = {"handoffState": Handoff.DONE.value, "updatedAt": timestamp(now)}
@@ -309,6 +315,12 @@ def request_stop(seen: Task, *, now: float) -> Write:
     )
 
 
+def request_start(seen: Task, *, now: float) -> Write:
+    """Take a request to stop back, of a stream that has come into its queue again before it was heard."""
+    wanted = {"desiredState": Desired.STARTED.value, "updatedAt": timestamp(now)}
+    return replace(request_stop(seen, now=now), verb="request start", set=wanted)
+
+
 def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset()) -> Write:
     """FAILED or DONE back to the queue by hand, with fresh budgets; `errors` stays as its history."""
     if seen.status not in (Status.FAILED, Status.DONE):
@@ -322,7 +334,7 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
     }
     if waiting_for:
         changes["waitingFor"] = waiting_for
-    if seen.is_stream:
+    if seen.is_stream or seen.desired_state is not None:  # stopped before anybody knew that it is a stream
         changes["desiredState"] = Desired.STARTED.value
     return Write(
         verb="revive",

@@ -15,6 +15,7 @@ from tests import stands
 from tests.stands import Stand, open_stand, seen
 from tests.store.billing import size, write_units
 from thunderagent import writes
+from thunderagent.journal import Journal, keep_journals
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.connection import Consumed
@@ -88,6 +89,59 @@ def test_the_largest_inline_payload_leaves_the_row_under_a_kilobyte(dynamo_stand
     lease = dynamo_stand.lease(payload_text='"' + "x" * 510 + '"')
     dynamo_stand.store.renew([Beat(lease, progress='"half"', last_seq={"seq": 123456})])
     assert size(bill.item()) < 1024
+
+
+def test_a_stream_costs_one_unit_a_beat_with_its_cursor_and_none_for_the_index(dynamo_stand: Stand, bill: Bill) -> None:
+    lease = dynamo_stand.lease(
+        kind="stream",
+        job="ticker.follow",
+        payload_text='{"url":"' + "x" * 200 + '"}',
+        desired_state="STARTED",
+        last_seq={"seq": 2**53, "epoch": "e" * 36, "token": "t" * 100},
+        handoff_owner="host-1.eu-central-1.compute.internal:12345:deadbeef",
+        handoff_until=1_800_000_000.123,
+        handoff_state="DONE",
+        max_retry=3,
+    )
+    bill.since()
+    for beat in range(3):
+        cursor = {"seq": 2**53 + beat, "epoch": "e" * 36, "token": "t" * 100}
+        assert dynamo_stand.store.renew([Beat(lease, last_seq=cursor, forgive=beat == 1)])[0].lease is not None
+        assert bill.since() == HEARTBEAT
+    assert size(bill.item()) < 1024
+    moment = dynamo_stand.store.clock.now()
+    assert dynamo_stand.store.apply([writes.request_stop(dynamo_stand.now(), now=moment)]) != [None]
+    assert bill.since() == HEARTBEAT
+
+
+def test_of_a_handoff_the_offer_and_the_claim_touch_the_index_and_the_rest_does_not(
+    dynamo_stand: Stand, bill: Bill
+) -> None:
+    lease, store = dynamo_stand.lease(kind="stream"), dynamo_stand.store
+    bill.since()
+    moment = store.clock.now()
+    assert store.settle([writes.offer(lease, now=moment, until=moment + 15)])[0].accepted
+    assert bill.since() == RETRY
+    [after] = store.claim([Wanted(seen(dynamo_stand.now()), 20.0)], owner="agent-2")
+    assert bill.since() == CLAIM
+    assert store.apply([writes.ready(after, now=moment)]) != [None]
+    assert bill.since() == HEARTBEAT
+    assert store.apply([writes.hand_over(after.task_id, owner="agent-1", last_seq={"seq": 5}, now=moment)]) != [None]
+    assert bill.since() == HEARTBEAT
+
+
+def test_a_journal_touches_no_index(dynamo_stand: Stand) -> None:
+    engine, rows = dynamo_stand.dynamo, []
+    journal = Journal(dynamo_stand.id("a"), 1, "agent-1")
+    for _ in range(2):
+        journal.moved(1.0, "live")
+        info = journal.take()
+        assert info is not None
+        keep_journals(dynamo_stand.store, {journal.journal_id: info}, keep_s=600)
+        key = expressions.key(journal.journal_id)
+        rows.append(engine.connection.call("GetItem", TableName=engine.table, Key=key, ConsistentRead=True)["Item"])
+    assert write_units(None, rows[0]) == (1, 0)
+    assert write_units(rows[0], rows[1]) == (1, 0)
 
 
 def test_the_meter_counts_requests_refusals_and_units_of_all_siblings(wire_stand: Stand) -> None:

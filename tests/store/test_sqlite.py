@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.stands import Stand, open_stand
+from thunderagent import writes
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
-from thunderagent.store import TaskStore
+from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import sqlite
 from thunderagent.stores.sqlite import MIGRATIONS, SqliteEngine
-from thunderagent.task import Lane, Status
+from thunderagent.task import ATTRIBUTES, Candidate, Lane, Status
 
 CLAIMER = """
 import json, sys
@@ -135,6 +136,37 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_its_rows(path: str) 
         assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
         assert {"status-createdAt-index", "expireAt-index"} <= names
+
+
+def test_a_database_of_version_2_gets_the_columns_of_handoffs_and_keeps_its_rows(path: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in (*MIGRATIONS[0], *MIGRATIONS[1]):
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 2")
+        before = {name for _, name, *_ in connection.execute("PRAGMA table_info(tasks)")}
+        connection.execute(
+            'INSERT INTO tasks ("taskId", "status", "createdAt", "submittedAt", "job", "kind", "fence", "lastSeq")'
+            """ VALUES ('old', 'PENDING', 1760000000.5, 1760000000.5, 'j', 'stream', 0, '{"seq":5}')"""
+        )
+        connection.commit()
+    stores = [TaskStore(SqliteEngine(path)) for _ in range(2)]
+    assert stores[0].get(["old"])["old"].last_seq == {"seq": 5}
+    [lease] = stores[1].claim([Wanted(Candidate("old", "PENDING", 1760000000.5, "j", "stream"), 20.0)], owner="me")
+    assert stores[0].settle([writes.offer(lease, now=1.0, until=1800000000.25)])[0].accepted
+    row = stores[1].get(["old"])["old"]
+    assert (row.handoff_owner, row.handoff_until, row.handoff_state) == ("me", 1800000000.25, "OFFERED")
+    for store in stores:
+        store.engine.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) == 3
+        after = {name for _, name, *_ in connection.execute("PRAGMA table_info(tasks)")}
+        assert after - before == {"handoffOwner", "handoffUntil", "handoffState"}
+
+
+def test_a_new_database_has_the_columns_of_one_that_grew(path: str) -> None:
+    SqliteEngine(path).check()
+    with closing(sqlite3.connect(path)) as connection:
+        assert {name for _, name, *_ in connection.execute("PRAGMA table_info(tasks)")} == set(ATTRIBUTES)
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(path: str) -> None:

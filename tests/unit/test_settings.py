@@ -165,3 +165,37 @@ def test_three_beats_fit_into_a_lease_exactly() -> None:
 
 def test_every_setting_is_described() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("max_streams", -1, 100_001),
+        ("rebalance_streams", -1, 1001),
+        ("rebalance_s", 0.05, 86401),
+        ("connect_rate", 0.05, 10_001),
+        ("connect_concurrency", 0, 10_001),
+    ],
+)
+def test_a_number_for_streams_has_its_bounds(name: str, low: float, high: float) -> None:
+    for value in (low, high):
+        with pytest.raises(ConfigurationError, match=f"THUNDERAGENT_{name.upper()} is .*; it must be from"):
+            load_settings(**{name: value})
+
+
+def test_the_defaults_for_streams() -> None:
+    settings = load_settings()
+    assert (settings.max_streams, settings.rebalance_streams, settings.rebalance_s) == (700, 5, 60.0)
+    assert (settings.connect_rate, settings.connect_concurrency, settings.event_loop) == (40.0, 16, "asyncio")
+    assert load_settings(max_streams=0, rebalance_streams=0).max_streams == 0
+
+
+def test_an_event_loop_that_is_not_installed_is_told_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigurationError, match="EVENT_LOOP is 'gevent'; use asyncio or uvloop"):
+        load_settings(event_loop="gevent")
+    monkeypatch.setattr("thunderagent.settings.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"not installed: pip install 'thunderagent\[uvloop\]'"):
+        load_settings(event_loop="uvloop")
+    assert load_settings().event_loop == "asyncio"

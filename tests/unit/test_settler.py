@@ -356,3 +356,42 @@ def test_secrets_of_a_payload_are_not_in_the_message_of_an_error() -> None:
     outcome = run_handler(one, Context(a_lease(payload_text="hunter2 is no JSON")))
     assert isinstance(outcome, Raised)
     assert "hunter2" not in outcome.error
+
+
+# Streams
+
+
+@pytest.mark.parametrize("why", [errors.StreamHandedOff(), errors.AgentDraining()], ids=type)
+def test_a_stream_that_goes_to_another_agent_uses_nothing_up(why: TaskStopped) -> None:
+    one = settled(Stopped(why), lease=a_lease(retry_count=2, crash_count=1))
+    assert one is not None
+    assert (one.write.verb, one.write.set["status"]) == ("release", "PENDING")
+    assert not {"retryCount", "crashCount", "errors"} & set(one.write.set)
+    assert isinstance(one.event, events.TaskReleased)
+
+
+def test_a_stream_that_was_stopped_is_kept_as_long_as_a_failed_one() -> None:
+    one = settled(Stopped(errors.StreamStopped()))
+    assert one is not None
+    assert (one.write.verb, one.write.set["doneReason"]) == ("stop", "stopped")
+    assert one.write.set["expireAt"] == int(NOW + 90 * DAY)
+    assert isinstance(one.event, events.TaskClosed)
+
+
+def test_after_progress_errors_are_counted_from_zero_and_a_wedge_too() -> None:
+    tired = a_lease(retry_count=3)
+    for outcome in (Raised("boom", progressed=True), Stopped(errors.StreamWedged(), progressed=True)):
+        one = settled(outcome, lease=tired)
+        assert one is not None
+        assert (one.write.verb, one.write.set["retryCount"]) == ("retry", 1)
+        assert 0.0 <= one.write.set["createdAt"] - NOW <= 2.0, "the backoff starts afresh as well"
+    for outcome in (Raised("boom"), Stopped(errors.StreamWedged())):
+        one = settled(outcome, lease=tired)
+        assert one is not None
+        assert one.write.verb == "fail"
+    one = settled(Stopped(errors.StreamWedged("no message for 60 s")), lease=tired)
+    assert one is not None
+    assert one.write.set["error"] == "StreamWedged: no message for 60 s"
+    fatal = settled(Raised("StreamFailed: gone", fatal=True, progressed=True))
+    assert fatal is not None
+    assert fatal.write.verb == "fail"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thunderagent import writes
-from thunderagent.conditions import Absent, Is, Present, Write
+from thunderagent.conditions import Absent, Is, OneOf, Present, Write
 from thunderagent.task import Candidate, Lease, Status, Task
 from thunderagent.writes import ERROR_BYTES, ERRORS_KEPT, cut, error_history
 
@@ -83,6 +83,9 @@ def test_a_claim_stays_in_its_lane() -> None:
         writes.fail(a_lease(), error="e", now=NOW, expire_at=NOW),
         writes.close(a_lease(), reason="r", now=NOW, expire_at=NOW),
         writes.renew(a_lease(), now=NOW, until=NOW),
+        writes.stop(a_lease(), now=NOW, expire_at=NOW),
+        writes.offer(a_lease(), now=NOW, until=NOW),
+        writes.with_cursor(writes.release(a_lease(), now=NOW), {"seq": 1}),
     ],
     ids=lambda write: write.verb,
 )
@@ -112,6 +115,27 @@ def test_a_revival_is_conditioned_on_the_very_end_that_was_seen() -> None:
 def test_a_row_that_was_deleted_is_not_brought_back_by_housekeeping() -> None:
     write = writes.take_turn("turn:x", owner="me", now=NOW, until=NOW + 9)
     assert Present("taskId") in write.require
+
+
+def test_a_handoff_is_for_the_successor_and_the_one_who_offered_alone() -> None:
+    lease = a_lease()
+    for write in (writes.ready(lease, now=NOW), writes.end_handoff(lease, now=NOW)):
+        assert {Is("fence", 3), Is("leaseOwner", "me")} <= set(write.require)
+        assert any(isinstance(one, OneOf) and one.name == "handoffState" for one in write.require)
+        assert not {"lastSeq", "handoffOwner", "handoffUntil"} & set(write.set)
+    write = writes.hand_over("a", owner="me", last_seq={"seq": 5}, now=NOW)
+    assert Is("handoffOwner", "me") in write.require
+    assert (write.set["lastSeq"], write.set["handoffState"]) == ({"seq": 5}, "DONE")
+    assert not {"status", "leaseOwner", "lockTime"} & {*write.set, *write.remove}
+
+
+def test_a_revival_wants_a_stream_to_run_also_one_that_nobody_knew_to_be_one() -> None:
+    for seen in (a_task(kind="stream"), a_task(desired_state="STOPPED")):
+        done = replace(seen, status=Status.DONE, finished_at=NOW)
+        assert writes.revive(done, now=NOW).set["desiredState"] == "STARTED"
+    plain = writes.revive(a_task(status=Status.DONE, finished_at=NOW, last_seq={"seq": 1}), now=NOW)
+    assert "desiredState" not in plain.set
+    assert "lastSeq" not in {*plain.set, *plain.remove}
 
 
 # What each verb counts
@@ -158,6 +182,9 @@ SETTLEMENTS = [
     writes.release(a_lease(), now=NOW + 5),
     writes.fail(a_lease(), error="e", now=NOW + 5, expire_at=NOW),
     writes.close(a_lease(), reason="r", now=NOW + 5, expire_at=NOW),
+    writes.stop(a_lease(), now=NOW + 5, expire_at=NOW),
+    writes.offer(a_lease(), now=NOW + 5, until=NOW + 20),
+    writes.with_cursor(writes.release(a_lease(), now=NOW + 5), {"seq": 1}),
 ]
 
 

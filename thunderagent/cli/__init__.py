@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from thunderagent.cli import engine, fleet, tasks
+from thunderagent.cli import engine, fleet, streams, tasks
 from thunderagent.cli.output import out
 from thunderagent.version import __version__
 
@@ -31,6 +31,7 @@ app.command()(tasks.purge)
 app.command()(fleet.agents)
 app.command()(fleet.stats)
 app.command()(engine.local)
+app.add_typer(streams.streams_app, name="streams")
 app.add_typer(engine.table_app, name="table")
 
 

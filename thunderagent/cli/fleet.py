@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -73,13 +73,18 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
             )
             return
         names = [one.name for one in found]
-        table = make_table("agent", "since", "seen", "slots in use", "health", ids=names)
+        has_streams = any(isinstance(one.info.get("streams"), dict) for one in found)
+        wide = out.width >= 120
+        streams = ("streams",) if has_streams else ()
+        table = make_table("agent", *(("since", "seen") if wide else ()), "slots in use", *streams, "health", ids=names)
         for one in found:
             running, health = one.info.get("running", {}), one.info.get("health", {})
             slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in one.info["queues"].items())
             fine = health.get("heartbeat_alive") and health.get("store_answers")
             state = "draining" if health.get("draining") else "ok" if fine else "[red]not well[/red]"
-            table.add_row(escape(one.name), moment(one.started_at), moment(one.seen_at), escape(slots), state)
+            held = (_streams(one.info.get("streams")),) if has_streams else ()
+            times = (moment(one.started_at), moment(one.seen_at)) if wide else ()
+            table.add_row(escape(one.name), *times, escape(slots), *held, state)
         out.print(table if found else "no agents")
 
 
@@ -101,6 +106,13 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
                 notes.print(f"queue {one.queue}: no agent has the jobs {', '.join(one.unknown_jobs)}", style="yellow")
             elif one.ready and not one.agents:
                 notes.print(f"queue {one.queue}: no agent serves it", style="yellow")
+
+
+def _streams(told: Any) -> str:
+    """What an agent tells of its streams; older agents tell nothing."""
+    if not isinstance(told, dict):
+        return ""
+    return f"{told.get('held', 0)}/{told.get('max', 0)}, {told.get('connections', 0)} connected"
 
 
 def _queues(given: list[str] | None, slots: int | None) -> dict[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -28,7 +28,7 @@ from thunderagent.errors import (
     UnknownJob,
     WaitTimeout,
 )
-from thunderagent.task import Status, Task
+from thunderagent.task import Desired, Handoff, Status, Task
 
 REFUSED: Final = 1
 WRONG: Final = 2
@@ -123,6 +123,8 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
     if task.started_at and task.finished_at:
         yield "seconds", seconds(task)
     yield "payload", escape(task.payload_text[:2000])
+    if task.is_stream:
+        yield from _stream_details(task)
     if task.progress_text:
         yield "progress", escape(task.progress_text)
     if task.result_text is not None:
@@ -131,6 +133,33 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
         yield "error", escape(task.error)
     if task.done_reason:
         yield "reason", escape(task.done_reason)
+
+
+def _stream_details(task: Task) -> Iterator[tuple[str, str]]:
+    yield "wanted", task.desired_state or Desired.STARTED
+    token = task.last_seq.get("token") if isinstance(task.last_seq, Mapping) else None
+    yield "cursor", escape((cursor_text(task.last_seq) or "none yet") + (f", token {token}" if token else ""))
+    if task.handoff_state:
+        until = f" until {moment(task.handoff_until)} at the latest" if task.handoff_state != Handoff.DONE else ""
+        yield "handoff", escape(f"{task.handoff_state} by {task.handoff_owner}{until}")
+    yield "history", escape(f"thunderagent streams explain {task.task_id}")
+
+
+def cursor_text(last_seq: Any) -> str:
+    """The place of a stream for people; the empty string for none. A row made by hand may hold anything there."""
+    if not last_seq:
+        return ""
+    if not isinstance(last_seq, Mapping):
+        return f"{last_seq!r}, which is no cursor"
+    epoch = last_seq.get("epoch")
+    return f"{last_seq.get('seq', '?')}" + ("" if epoch is None else f" (epoch {epoch})")
+
+
+def handoff_text(task: Task, now: float) -> str:
+    """Who still handles the messages of a stream that changes hands at `now`; the empty string for nobody."""
+    if task.handoff_state not in (Handoff.OFFERED, Handoff.READY) or (task.handoff_until or 0.0) <= now:
+        return ""
+    return f"handoff: {task.handoff_owner} handles on"
 
 
 def _allowed(task: Task) -> str:
@@ -153,7 +182,9 @@ def make_table(*columns: str, ids: Iterable[str] = ()) -> Table:
     return table
 
 
-_NUMBERS: Final = frozenset({"attempt", "seconds", "ready", "delayed", "running", "blocked", "failed", "oldest ready"})
+_NUMBERS: Final = frozenset(
+    {"attempt", "seconds", "ready", "delayed", "running", "blocked", "failed", "oldest ready", "lost", "retries"}
+)
 _LEAST: Final = {"task": 36, "status": 7, "job": 12, "queue": 8, "due": 20}
 _COLOURS: Final = {
     Status.SUCCESS: "green",

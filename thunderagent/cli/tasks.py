@@ -54,7 +54,11 @@ def enqueue(
     wait_s: Annotated[float | None, typer.Option("--wait", help="Wait so many seconds for its end.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a task into its queue and print its id."""
+    """Put a task into its queue and print its id.
+
+    By its name alone a job goes to the queue `default`: a stream needs --queue streams, or --jobs, which knows where
+    its streams belong.
+    """
     with errors(), opened(store) as client:
         text = sys.stdin.read() if payload == "-" else payload
         try:
