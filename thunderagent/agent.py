@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Final
 
 from thunderagent import events
-from thunderagent.balance import Fleet, StreamPoller
+from thunderagent.balance import Fleet
 from thunderagent.dependents import Dependents
 from thunderagent.errors import AgentDraining, ConfigurationError, StoreError, StoreThrottled
 from thunderagent.events import EventBus
@@ -30,16 +30,16 @@ from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.isolation import ProcessExecutor
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import HURRY_S, STREAM_POLL_S, THROTTLED_S, PollPace, first_poll, outage_delays
-from thunderagent.poller import QueuePoller, Room
+from thunderagent.pacing import HURRY_S, THROTTLED_S, first_poll, outage_delays
 from thunderagent.registry import Registry
+from thunderagent.serving import make_pollers
 from thunderagent.settings import Settings, lease_problems, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.streaming.governor import Governor
-from thunderagent.task import BATCH, DEFAULT_QUEUE, STREAM
-from thunderagent.workload import Served, Workload
+from thunderagent.task import BATCH, STREAM
+from thunderagent.workload import Workload
 
 LONGEST_WAIT_S: Final = 10.0
 
@@ -95,7 +95,7 @@ class Agent:
         streams = {name for name, job in jobs.items() if job.is_stream}
         most = settings.max_streams if streams else 0
         self._fleet = Fleet(store, owner=self.name, max_streams=most, jobs=streams, monotonic=self._monotonic)
-        self._pollers = self._make_pollers()
+        self._pollers = make_pollers(store, jobs, settings, fleet=self._fleet, bus=self.bus, rng=self._rng)
         self._heart_store = store.sibling()
         self._heartbeat = Heartbeat(self._heart_store, self.bus, tick_s=self._tick_s(), monotonic=self._monotonic)
         self._workload = Workload(
@@ -120,6 +120,7 @@ class Agent:
             guard_s=settings.clock_guard_s,
             sweep_s=settings.sweep_s,
             keep_failed_s=policy.keep_failed_s,
+            is_held=self._workload.held.__contains__,
             monotonic=self._monotonic,
         )
         self._housekeeping = Housekeeping(
@@ -132,6 +133,7 @@ class Agent:
             workload=self._workload,
             janitor=janitor,
             health=self.health,
+            failed=self._house_failed,
         )
         self.bus.subscribe(self._look_for_child)
 
@@ -234,8 +236,9 @@ class Agent:
         """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
         self._workload.is_closing = True
+        begun = self._monotonic()
         self._housekeeping.leave_streams(store_answers=self._outage is None)
-        self._wind_down(self.settings.drain_s, may_hurry=True)
+        self._wind_down(self.settings.drain_s - (self._monotonic() - begun), may_hurry=True)
         for running in list(self._workload.held.values()):
             running.context.stop(AgentDraining())
         self._workload.handoffs.finish()
@@ -259,7 +262,7 @@ class Agent:
             if may_hurry and self._stops > 1:
                 return
             self._workload.gather(min(left, 0.5))
-            if self._outage is None or self._monotonic() >= self._next_try:
+            if self._outage is None or (may_hurry and self._monotonic() >= self._next_try):
                 self._commit(claim=False)
                 self._housekeeping.look_at_handoffs()
 
@@ -274,6 +277,11 @@ class Agent:
             elif committed.asked or self._outage is None:  # a round that asked for nothing does not end an outage
                 self._reached()
         self._look_after_threads()
+
+    def _house_failed(self, error: StoreError) -> None:
+        """A piece of housekeeping met a dead store: an agent that stops has no time to find that out again."""
+        if self._stops and self._outage is None:
+            self._failed(error, answered=False)
 
     def _reached(self) -> None:
         self._last_round = self._monotonic()
@@ -305,38 +313,6 @@ class Agent:
         if executors and executors.loop and not executors.loop.is_alive and not self._stops:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
             self.stop()
-
-    def _queues(self) -> Mapping[str, int]:
-        """Queues to serve: those of the settings, else those of the jobs and the plain one, to which names without
-        their code are enqueued."""
-        served = dict.fromkeys((*self.jobs.queues, DEFAULT_QUEUE), self.settings.slots)
-        return self.settings.queues or served
-
-    def _make_pollers(self) -> dict[Served, QueuePoller]:
-        """One for each queue and kind: streams share one room beside the slots of the queues."""
-        settings, streams = self.settings, Room(self.settings.max_streams)
-        jobs = {kind: {name for name, job in self.jobs.items() if job.kind == kind} for kind in (BATCH, STREAM)}
-        batch_queues = {job.queue for job in self.jobs.values() if not job.is_stream} | {DEFAULT_QUEUE}
-        common: dict[str, Any] = {
-            "known": self.jobs,
-            "lease_s": lambda job: self.jobs[job].lease_s or settings.lease_s,
-            "page": settings.batch_page,
-            "bus": self.bus,
-            "rng": self._rng,
-            "monotonic": self._monotonic,
-        }
-        pollers: dict[Served, QueuePoller] = {}
-        for name, slots in self._queues().items():
-            if name in settings.queues or name in batch_queues:
-                pace = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
-                pollers[name, BATCH] = QueuePoller(name, Room(slots), self.store, jobs=jobs[BATCH], pace=pace, **common)
-            if jobs[STREAM] and settings.max_streams:
-                seconds = min(STREAM_POLL_S, settings.poll_max_s)
-                pace = PollPace(seconds, seconds, seconds)
-                pollers[name, STREAM] = StreamPoller(
-                    name, streams, self.store, jobs=jobs[STREAM], pace=pace, fleet=self._fleet, **common
-                )
-        return pollers
 
     def _check_leases(self) -> None:
         """A job may set its lease or its heartbeat alone: together with the settings they must still fit."""

@@ -134,7 +134,7 @@ class Fleet:
 
     def may_take(self, task_id: str) -> bool:
         """False for a while after this agent has handed the stream off."""
-        return self._given.get(task_id, 0.0) <= self._monotonic()
+        return not self._others or self._given.get(task_id, 0.0) <= self._monotonic()
 
     def surplus(self) -> int:
         """How many streams this agent holds above the mean, 0 while it is near it or alone."""

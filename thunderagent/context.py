@@ -164,8 +164,8 @@ class Context:
     def cursor_saved(self, cursor: Mapping[str, Any] | None) -> None:
         """For the engine: this cursor is in the row now."""
 
-    def extended(self, deadline: float) -> None:
-        """For the engine: the lease is good until this monotonic second."""
+    def extended(self, deadline: float, lease: Lease | None = None) -> None:
+        """For the engine: the lease is good until this monotonic second, and this is how its renewal left it."""
 
     @property
     def grace_s(self) -> float:

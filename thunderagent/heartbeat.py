@@ -148,7 +148,7 @@ class Heartbeat:
         if renewal.lease is not None:
             running.lease = renewal.lease
             running.next_beat = renewal.lease.held_from + running.beat_s
-            running.context.extended(running.deadline)
+            running.context.extended(running.deadline, renewal.lease)
             running.context.cursor_saved(beat.last_seq)
             if renewal.lease.task.cancel_requested:
                 running.context.stop(TaskCancelled(CANCELLED))

@@ -50,6 +50,7 @@ class Housekeeping:
         workload: Workload,
         janitor: Janitor,
         health: Callable[[], Mapping[str, Any]],
+        failed: Callable[[StoreError], None] = lambda error: None,
     ) -> None:
         self._store = store
         self._jobs = jobs
@@ -62,6 +63,7 @@ class Housekeeping:
         self._streams = Streams(store, settings, bus, workload=workload, janitor=janitor)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._health = health
+        self._failed = failed
         self._scheduler = schedule.Scheduler()
         self._lanes: list[Lane] = []
         self._shares_due = 0.0
@@ -87,7 +89,10 @@ class Housekeeping:
 
     def run_pending(self) -> None:
         """Do what is due, and find out who else serves a queue where claims were lost."""
-        self._scheduler.run_pending()
+        for piece in sorted(job for job in self._scheduler.get_jobs() if job.should_run):
+            if self._health()["draining"]:
+                return
+            piece.run()  # type: ignore[no-untyped-call] # the library has no types
         now = self._store.monotonic()
         if now >= self._shares_due and any(poller.is_contended for poller in self._pollers.values()):
             self._store_permitting("shares", self._learn_shares)
@@ -116,8 +121,8 @@ class Housekeeping:
 
     def end(self) -> None:
         """Write what is left to tell, and take the agent's row away."""
-        self._store_permitting("journals", self._streams.keep_journals)
-        self._store_permitting("registration", self._sign_off)
+        if self._store_permitting("journals", self._streams.keep_journals):
+            self._store_permitting("registration", self._sign_off)
 
     def _pieces_for_streams(self) -> Sequence[tuple[float, str, Callable[[], object]]]:
         streams, sweep_s = self._streams, self._settings.sweep_s
@@ -200,9 +205,12 @@ class Housekeeping:
             )
         )
 
-    def _store_permitting(self, name: str, work: Callable[[], object]) -> None:
+    def _store_permitting(self, name: str, work: Callable[[], object]) -> bool:
         """Do a piece; a store that does not answer is told, and the piece comes again at its next time."""
         try:
             work()
         except StoreError as error:
             self._bus.emit(events.StoreFailed(during=name, error=str(error), next_try_s=self._settings.sweep_s))
+            self._failed(error)
+            return False
+        return True

@@ -7,19 +7,23 @@ account. It has no status and thus no index entry, and is written seldom: never 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from thunderagent import writes
 from thunderagent.errors import StreamFailed
 from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
+from thunderagent.streaming.ending import CAUGHT_UP, State
 from thunderagent.task import Task, timestamp
 
 MOVES_KEPT: Final = 50
 GAPS_KEPT: Final = 100
+PAUSE_S: Final = 60.0
+COUNTS_S: Final = 60.0
+_STEPS: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
 REASON_BYTES: Final = 200
 
 
@@ -65,29 +69,49 @@ class Journal:
     def __init__(self, task_id: str, fence: int, agent: str) -> None:
         self.journal_id = journal_id(task_id, fence)
         self._agent = agent
-        self._moves: deque[Move] = deque(maxlen=MOVES_KEPT)
-        self._gaps: deque[Missed] = deque(maxlen=GAPS_KEPT)
+        self._moves: list[Move] = []
+        self._gaps: list[Missed] = []
         self._guard = threading.Lock()
         self._is_new = False
+        self._counts: Mapping[str, int] = {}
+        self._taken_at, self._paused_at = 0.0, -PAUSE_S
 
     def moved(self, at: float, state: str, reason: str = "") -> None:
-        """Add a move."""
+        """Add a move. Fifty are to reach far: the steps of an attempt are told by its end, and pauses once a minute."""
         with self._guard:
+            steps = list(takewhile(_is_step, reversed(self._moves)))
+            if state == State.PAUSED:
+                if at - self._paused_at < PAUSE_S:
+                    return
+                self._paused_at = at
+            elif reason == CAUGHT_UP and (not self._moves or self._moves[-1].state != State.PAUSED):
+                return
+            elif steps and state not in _STEPS:
+                del self._moves[-len(steps) :]
+                reason = _told_by_end(state, reason, at, steps)
             self._moves.append(Move(timestamp(at), state, writes.cut(reason, REASON_BYTES)))
+            del self._moves[:-MOVES_KEPT]
             self._is_new = True
 
     def missed(self, gap: Missed) -> None:
         """Add a gap."""
         with self._guard:
             self._gaps.append(gap)
+            del self._gaps[:-GAPS_KEPT]
             self._is_new = True
 
-    def take(self, **counts: int) -> dict[str, Any] | None:
-        """The whole account with these counts if there is something new since the last call."""
+    def take(self, now: float, **counts: int) -> dict[str, Any] | None:
+        """The whole account if there is something new since the last call, or, each minute, other counts.
+
+        Args:
+            now: any clock, in seconds.
+            counts: numbers of the run.
+        """
         with self._guard:
-            if not self._is_new:
+            is_due = counts != self._counts and now - self._taken_at >= COUNTS_S
+            if not self._is_new and not is_due:
                 return None
-            self._is_new = False
+            self._is_new, self._taken_at, self._counts = False, now, counts
             return {
                 "agent": self._agent,
                 "moves": [[move.at, move.state, move.reason] for move in self._moves],
@@ -99,6 +123,17 @@ class Journal:
         """The account could not be written: `take` answers with it again."""
         with self._guard:
             self._is_new = True
+
+
+def _is_step(move: Move) -> bool:
+    return move.state in _STEPS and not move.reason
+
+
+def _told_by_end(state: str, reason: str, at: float, steps: Sequence[Move]) -> str:
+    """How an attempt ended, with what its steps tell; they come newest first."""
+    if state == State.LIVE and not reason:
+        return f"connected in {at - steps[-1].at:.1f} s"
+    return f"while {steps[0].state}: {reason}" if state == State.BACKOFF else reason
 
 
 def read_cursor(task: Task) -> Cursor | None:

@@ -39,8 +39,16 @@ class LostLeases:
     usable shared clock only the second counts.
     """
 
-    def __init__(self, store: TaskStore, *, guard_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: TaskStore,
+        *,
+        guard_s: float,
+        is_held: Callable[[str], bool] = lambda task_id: False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
+        self._is_held = is_held
         self._guard_s = guard_s
         self._monotonic = monotonic
         self._sightings: dict[str, _Sighting] = {}
@@ -56,7 +64,8 @@ class LostLeases:
                 due = [
                     entry.task_id
                     for entry in entries
-                    if (known := self._sightings.get(entry.task_id)) is None or known.look_again <= now
+                    if ((known := self._sightings.get(entry.task_id)) is None or known.look_again <= now)
+                    and not self._is_held(entry.task_id)  # what we hold ourselves the heartbeat looks after
                 ]
                 if due:
                     rows = self._store.peek(due)
@@ -68,7 +77,11 @@ class LostLeases:
     def recheck(self) -> list[Task]:
         """Those that are known and should have expired by now; reads no index."""
         now = self._monotonic()
-        due = [task_id for task_id, known in self._sightings.items() if known.look_again <= now][:RECHECKED]
+        due = [
+            task_id
+            for task_id, known in self._sightings.items()
+            if known.look_again <= now and not self._is_held(task_id)
+        ][:RECHECKED]
         rows = self._store.peek(due) if due else {}
         for task_id in due:
             if task_id not in rows or rows[task_id].status is not Status.RUNNING:
@@ -107,6 +120,7 @@ class Janitor:
         guard_s: float,
         sweep_s: float,
         keep_failed_s: float,
+        is_held: Callable[[str], bool] = lambda task_id: False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -116,7 +130,7 @@ class Janitor:
         self._max_crashes = max_crashes
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
-        self.lost = LostLeases(store, guard_s=guard_s, monotonic=monotonic)
+        self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic)
 
     def take_over(
         self,

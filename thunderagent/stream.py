@@ -26,7 +26,7 @@ from thunderagent.pacing import LOOP_LATE_S, Backoff
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import about
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf
-from thunderagent.streaming.ending import State
+from thunderagent.streaming.ending import CAUGHT_UP, State
 from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.feed import Feed, OnGap, Snapshot
 from thunderagent.streaming.governor import Governor
@@ -278,7 +278,7 @@ class StreamContext(Context):
         self.journal.moved(self._now(), state, reason)
         if state is State.BACKOFF:
             self._tell(events.StreamDisconnected(**about(self.lease), reason=reason))
-        elif state is State.LIVE and not reason:
+        elif state is State.LIVE and reason != CAUGHT_UP:
             self._tell(events.StreamConnected(**about(self.lease), connects=feed.connects))
 
     def found_gap(self, gap: Gap, action: GapAction) -> None:
@@ -342,14 +342,16 @@ class StreamContext(Context):
 
     def unsaved_cursor(self) -> Mapping[str, Any] | None:
         cursor = self._cursor
-        return None if cursor is None or cursor == self._saved else cursor.to_map()
+        if cursor is None or cursor == self._saved or self._on_hold:  # on hold the row has our predecessor's
+            return None
+        return cursor.to_map()
 
     def cursor_saved(self, cursor: Mapping[str, Any] | None) -> None:
         if cursor is not None:
             self._saved = Cursor.from_map(cursor)
 
-    def extended(self, deadline: float) -> None:
-        self._deadline = deadline
+    def extended(self, deadline: float, lease: Lease | None = None) -> None:
+        self._deadline, self.lease = deadline, lease or self.lease
 
     def stop(self, why: TaskStopped) -> bool:
         is_first = super().stop(why)

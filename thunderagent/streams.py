@@ -64,7 +64,8 @@ class Streams:
         told = [
             (context.journal, info)
             for context in (*(context for _, context in self._contexts()), *map(_context, closed))
-            if context is not None and (info := context.journal.take(**context.counts)) is not None
+            if context is not None
+            and (info := context.journal.take(self._store.monotonic(), **context.counts)) is not None
         ]
         try:
             keep_journals(

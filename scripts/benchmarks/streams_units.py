@@ -72,7 +72,7 @@ def stream_units(client: Client, queue: str) -> tuple[dict[str, float], int]:
     for verb, reconnects in (("journal, new", 1), ("journal, one reconnect later", 1), ("journal, full", 12)):
         for state, reason in RECONNECT * reconnects:
             journal.moved(store.clock.now(), state, reason)
-        told = journal.take(connects=1, handled=1_000_000, duplicates=0)
+        told = journal.take(0.0, connects=1, handled=1_000_000, duplicates=0)
         assert told is not None
         keep_journals(store, {journal.journal_id: told}, keep_s=DAY_S)
         note(verb, journal_id(task_id, lease.fence))

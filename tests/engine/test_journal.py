@@ -28,6 +28,7 @@ from thunderagent.journal import (
 )
 from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
+from thunderagent.streaming.ending import CAUGHT_UP
 from thunderagent.task import Status
 
 
@@ -48,7 +49,7 @@ def missed(at: float = 1.0) -> Missed:
 
 
 def keep(store: TaskStore, journal: Journal, **counts: int) -> None:
-    info = journal.take(**counts)
+    info = journal.take(1.0, **counts)
     assert info is not None
     keep_journals(store, {journal.journal_id: info}, keep_s=60.0)
 
@@ -58,16 +59,49 @@ def keep(store: TaskStore, journal: Journal, **counts: int) -> None:
 
 def test_there_is_nothing_to_write_until_something_happens() -> None:
     journal = Journal("s", 1, "me")
-    assert journal.take(handled=1000) is None
+    assert journal.take(1.0, handled=1000) is None
     journal.moved(1.0, "live")
-    assert journal.take(handled=1000) is not None
-    assert journal.take(handled=2000) is None
+    assert journal.take(1.0, handled=1000) is not None
+    assert journal.take(1.0, handled=2000) is None
     journal.missed(missed())
-    info = journal.take(handled=2000)
+    info = journal.take(1.0, handled=2000)
     assert info is not None
     assert (info["handled"], len(info["moves"]), len(info["gaps"])) == (2000, 1, 1)
     journal.keep()
-    assert journal.take(handled=2000) == info
+    assert journal.take(1.0, handled=2000) == info
+
+
+def test_other_counts_alone_are_kept_once_a_minute() -> None:
+    journal = Journal("s", 1, "me")
+    journal.moved(1.0, "leased")
+    assert journal.take(100.0, handled=1) is not None
+    assert journal.take(159.0, handled=2) is None
+    info = journal.take(160.0, handled=2)
+    assert info is not None and info["handled"] == 2
+    assert journal.take(300.0, handled=2) is None, "nothing is new"
+
+
+def test_an_attempt_is_one_move_that_tells_how_far_it_came_and_pauses_are_told_once_a_minute() -> None:
+    journal = Journal("s", 1, "me")
+    for at, ending, reason in ((10.0, "backoff", "refused; next attempt in 1 s"), (20.0, "live", "")):
+        journal.moved(at, "resolving")
+        journal.moved(at + 0.5, "connecting")
+        journal.moved(at + 1.5, ending, reason)
+    for at in (30.0, 40.0, 95.0):
+        journal.moved(at, "paused", "slow")
+        journal.moved(at + 1, "live", CAUGHT_UP)
+    journal.moved(100.0, "resolving")
+    info = journal.take(1.0)
+    assert info is not None
+    assert info["moves"] == [
+        [11.5, "backoff", "while connecting: refused; next attempt in 1 s"],
+        [21.5, "live", "connected in 1.5 s"],
+        [30.0, "paused", "slow"],
+        [31.0, "live", CAUGHT_UP],
+        [95.0, "paused", "slow"],
+        [96.0, "live", CAUGHT_UP],
+        [100.0, "resolving", ""],
+    ], "the step that goes on is there"
 
 
 def test_it_keeps_the_last_moves_and_gaps_and_cuts_long_reasons() -> None:
@@ -75,7 +109,7 @@ def test_it_keeps_the_last_moves_and_gaps_and_cuts_long_reasons() -> None:
     for number in range(200):
         journal.moved(float(number), "backoff", "é" * 500)
         journal.missed(missed(float(number)))
-    info = journal.take()
+    info = journal.take(1.0)
     assert info is not None
     assert [move[0] for move in info["moves"]] == [float(one) for one in range(200 - MOVES_KEPT, 200)]
     assert [gap["at"] for gap in info["gaps"]] == [float(one) for one in range(200 - GAPS_KEPT, 200)]

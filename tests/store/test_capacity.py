@@ -135,7 +135,9 @@ def test_a_journal_touches_no_index(dynamo_stand: Stand) -> None:
     journal = Journal(dynamo_stand.id("a"), 1, "agent-1")
     for _ in range(2):
         journal.moved(1.0, "live")
-        info = journal.take()
+        info = journal.take(
+            0.0,
+        )
         assert info is not None
         keep_journals(dynamo_stand.store, {journal.journal_id: info}, keep_s=600)
         key = expressions.key(journal.journal_id)

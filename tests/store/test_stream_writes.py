@@ -240,7 +240,7 @@ def test_the_journal_of_a_run_is_a_row_that_is_no_task(stand: Stand) -> None:
     journal = Journal(task.task_id, lease.fence, "agent-2")
     for number in range(3):
         journal.moved(now(stand), "live", f"number {number}")
-        info = journal.take(connects=number)
+        info = journal.take(0.0, connects=number)
         assert info is not None
         keep_journals(stand.store, {journal.journal_id: info}, keep_s=600)
     [run] = read_journals(stand.store, stand.now(), runs=5)

@@ -18,7 +18,7 @@ from thunderagent.errors import ConfigurationError
 from thunderagent.housekeeping import JOURNAL_S
 from thunderagent.journal import MOVES_KEPT, Missed, Move, Run
 from thunderagent.streaming.cursor import GapAction
-from thunderagent.streaming.ending import State
+from thunderagent.streaming.ending import CAUGHT_UP, State
 from thunderagent.task import Desired, Status, Task
 
 # The state
@@ -99,7 +99,7 @@ class Line:
     text: str
 
 
-READS_AGAIN: Final = "reads again"
+READS_AGAIN: Final = CAUGHT_UP
 _NEXT: Final = "; next attempt"
 _ON_THE_WAY: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
 _OPEN: Final = ("leased", *_ON_THE_WAY, State.LIVE, State.PAUSED, State.BACKOFF)

@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from typing import Final
 
 from websockets.exceptions import (
     ConnectionClosed,
@@ -34,6 +35,10 @@ class State(StrEnum):
     BACKOFF = "backoff"
     CLOSED = "closed"
     FAILED = "failed"
+
+
+CAUGHT_UP: Final = "the handler has caught up"
+"""The reason with which a feed is live again after a pause."""
 
 
 class Cause(StrEnum):

@@ -345,6 +345,14 @@ class Feed(Generic[M]):
 
     async def _go_on_after(self, gap: Gap) -> bool:
         """Deal with a gap; False when the message behind it is to come again."""
+        self._handling_since = self._monotonic()  # functions of the handler: they have as long as it has for a message
+        try:
+            return await self._deal_with(gap)
+        finally:
+            self._handling_since = None
+            self._keeper.guard()
+
+    async def _deal_with(self, gap: Gap) -> bool:
         action = await self._action(gap)
         if action is GapAction.RECONNECT and self._gap_reconnects >= RECONNECTS_A_GAP:
             action = GapAction.CONTINUE

@@ -13,7 +13,7 @@ from thunderagent.pacing import SLOW_S, SPREAD_S, reconnect_delay
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
+from thunderagent.streaming.ending import CAUGHT_UP, Cause, ConnectionEnd, State, end_of
 from thunderagent.streaming.endpoint import Attempt, EndpointSource, resolve_endpoint
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
@@ -233,9 +233,10 @@ class Pump:
         await old.close()
 
     def _paused(self, is_paused: bool) -> None:
-        self._moved(
-            State.PAUSED if is_paused else State.LIVE, "the handler is slower than the peer" if is_paused else ""
-        )
+        if is_paused:
+            self._moved(State.PAUSED, "the handler is slower than the peer")
+        else:
+            self._moved(State.LIVE, CAUGHT_UP)
 
     # After an end
 

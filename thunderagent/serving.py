@@ -1,0 +1,55 @@
+"""What an agent serves: its queues, with a poller for each and for each kind of task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from thunderagent.balance import Fleet, StreamPoller
+from thunderagent.events import EventBus
+from thunderagent.pacing import STREAM_POLL_S, PollPace
+from thunderagent.poller import QueuePoller, Room
+from thunderagent.registry import Registry
+from thunderagent.settings import Settings
+from thunderagent.store import TaskStore
+from thunderagent.task import BATCH, DEFAULT_QUEUE, STREAM
+from thunderagent.workload import Served
+
+
+def make_pollers(
+    store: TaskStore, jobs: Registry, settings: Settings, *, fleet: Fleet, bus: EventBus, rng: random.Random
+) -> dict[Served, QueuePoller]:
+    """A poller for each queue and kind: streams share one room beside the slots of the queues."""
+    streams = Room(settings.max_streams)
+    names = {kind: {name for name, job in jobs.items() if job.kind == kind} for kind in (BATCH, STREAM)}
+    queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in names}
+    slow = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
+    seconds = min(STREAM_POLL_S, settings.poll_max_s)
+    common: dict[str, Any] = {
+        "known": jobs,
+        "lease_s": lambda job: jobs[job].lease_s or settings.lease_s,
+        "page": settings.batch_page,
+        "bus": bus,
+        "rng": rng,
+        "monotonic": store.monotonic,
+    }
+    pollers: dict[Served, QueuePoller] = {}
+    for name, slots in _queues(jobs, settings).items():
+        if name in queues[BATCH] or name == DEFAULT_QUEUE:
+            pace = PollPace(slow.min_s, slow.max_s, slow.idle_s)
+            pollers[name, BATCH] = QueuePoller(name, Room(slots), store, jobs=names[BATCH], pace=pace, **common)
+        if names[STREAM] and settings.max_streams:
+            # Often where streams are expected, so that one that was handed off is claimed at once.
+            often = name in queues[STREAM]
+            pace = PollPace(seconds, seconds, seconds) if often else PollPace(slow.min_s, slow.max_s, slow.idle_s)
+            pollers[name, STREAM] = StreamPoller(
+                name, streams, store, jobs=names[STREAM], pace=pace, fleet=fleet, **common
+            )
+    return pollers
+
+
+def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:
+    """Queues to serve with their slots: those of the settings, else those of the jobs and the plain one, to which names
+    without their code are enqueued."""
+    return settings.queues or dict.fromkeys((*jobs.queues, DEFAULT_QUEUE), settings.slots)
