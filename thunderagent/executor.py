@@ -130,6 +130,35 @@ class ThreadExecutor:
             self._inbox.put(None)
 
 
+class _Handler:
+    """A handler that runs in a task, and how it is stopped. All in the thread of the loop."""
+
+    __slots__ = ("_context", "_loop", "_task", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context, task: asyncio.Task[Any] | None) -> None:
+        self._loop = loop
+        self._context = context
+        self._task = task
+        self._timer: asyncio.TimerHandle | None = None
+
+    def stop(self, why: TaskStopped) -> None:
+        """Let a stream come to its end by itself, for a while; cancel anything else."""
+        if self._task is None:
+            return
+        if self._context.ends_softly(why):
+            self._timer = self._loop.call_later(self._context.grace_s, self._task.cancel)
+            return
+        if isinstance(self._context, StreamContext) and isinstance(why, LeaseLost):
+            self._context.abort()  # whether it lets itself be cancelled or not: another agent may connect now
+        self._task.cancel()
+
+    def ended(self) -> None:
+        """What comes after the handler is not to be cancelled."""
+        self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class LoopExecutor:
     """Coroutine functions on one event loop in a thread of its own.
 
@@ -185,42 +214,29 @@ class LoopExecutor:
 
     async def _run(self, running: Running) -> None:
         try:
-            outcome = await self._attempt(running)
+            with self._scope(running.lease):
+                outcome = await self._outcome(running.job, running.context)
         except BaseException as error:  # of the scope: a slot must not be lost by it
             outcome = raised(error)
         self._done(running, outcome)
 
-    async def _attempt(self, running: Running) -> Outcome:
-        job, context = running.job, running.context
-        with self._scope(running.lease):
-            try:
-                payload = job.load_payload(context.lease.task.payload_text)
-            except PayloadInvalid as error:
-                return Raised(str(error), fatal=True)
-            handler = self._loop.create_task(self._outcome(job, context, payload))
-            context.when_stopped(lambda why: self.call(lambda: self._stop(handler, context, why)))
-            try:
-                return await handler
-            except BaseException as error:  # stopped before its first step
-                return outcome_of(error, job, context)
-
-    def _stop(self, handler: asyncio.Task[Outcome], context: Context, why: TaskStopped) -> None:
-        """Let a stream come to its end by itself, for a while; cancel anything else."""
-        if context.ends_softly(why):
-            timer = self._loop.call_later(context.grace_s, handler.cancel)
-            handler.add_done_callback(lambda _: timer.cancel())
-            return
-        if isinstance(context, StreamContext) and isinstance(why, LeaseLost):
-            context.abort()  # whether the handler lets itself be cancelled or not: another agent may connect now
-        handler.cancel()
-
-    async def _outcome(self, job: Job[Any], context: Context, payload: Any) -> Outcome:
+    async def _outcome(self, job: Job[Any], context: Context) -> Outcome:
+        """Run the handler in this task: one more for each of hundreds of streams would be 2 KiB for each."""
+        try:
+            payload = job.load_payload(context.lease.task.payload_text)
+        except PayloadInvalid as error:
+            return Raised(str(error), fatal=True)
+        if context.stop_reason is not None:  # before its first step
+            return Stopped(context.stop_reason)
+        handler = _Handler(self._loop, context, asyncio.current_task())
+        context.when_stopped(lambda why: self.call(lambda: handler.stop(why)))
         try:
             value = await job.handler(context, payload)
-        except BaseException as error:  # here: SystemExit out of a task of its own would end the loop
+        except BaseException as error:  # SystemExit too, which would end the loop
             outcome = outcome_of(error, job, context)
         else:
             outcome = Stopped(context.ended_by) if context.ended_by is not None else Returned(value)
+        handler.ended()
         if isinstance(context, StreamContext):
             if isinstance(outcome, Stopped) and isinstance(outcome.why, LeaseLost):
                 context.abort()

@@ -84,7 +84,10 @@ class Connection:
     # Inside
 
     def forget_handshake(self) -> None:
-        """Let go of the headers that went to and fro: they are of use in `on_open` alone, and have 3 KiB."""
+        """Let go of the headers that went to and fro: they are of use in `on_open` alone, and have 4 KiB."""
+        for message in (self._socket.request, self._socket.response):
+            if message is not None:
+                message.headers.clear()  # the library's parser keeps the message itself
         self._socket.request, self._socket.response = None, _ACCEPTED
 
     async def read(self, buffer: Buffer, paused: Callable[[bool], None]) -> ConnectionEnd:
