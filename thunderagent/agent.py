@@ -37,6 +37,7 @@ from thunderagent.settings import Settings, lease_problems, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
+from thunderagent.stream import StreamContext
 from thunderagent.streaming.governor import Governor
 from thunderagent.task import BATCH, STREAM
 from thunderagent.workload import Workload
@@ -245,6 +246,9 @@ class Agent:
         self._wind_down(HURRY_S, may_hurry=False)
         stuck = [running for running in self._workload.held.values() if not running.settling]
         for running in stuck:
+            context = running.context
+            if running.job.exclusive and isinstance(context, StreamContext) and context.is_connected:
+                continue  # nobody may connect while it is: its lease ends after this process
             self._workload.end(running, Stopped(running.context.stop_reason or AgentDraining()))
         self._commit(claim=False)
         if self._outage is None:

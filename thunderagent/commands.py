@@ -157,6 +157,8 @@ class Commands:
             after: Task | None = task
             if task.status in (Status.FAILED, Status.DONE):
                 after = self._revive(task)
+            elif task.cancel_requested:
+                after = None  # its agent is about to close it
             elif task.desired_state == Desired.STOPPED:
                 write = writes.request_start(task, now=self.store.clock.now())
                 [after] = self.store.apply([write]) if task.status is not Status.RUNNING else [None]

@@ -145,7 +145,7 @@ class _Handler:
         """Let a stream come to its end by itself, for a while; cancel anything else."""
         if self._task is None:
             return
-        if self._context.ends_softly(why):
+        if self._timer is None and self._context.ends_softly(why):  # asked again, it has no time left
             self._timer = self._loop.call_later(self._context.grace_s, self._task.cancel)
             return
         if isinstance(self._context, StreamContext) and isinstance(why, LeaseLost):

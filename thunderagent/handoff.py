@@ -101,7 +101,7 @@ class Handoffs:
         return self._fleet.size > 1
 
     def _break(self, running: Running, why: TaskStopped) -> None:
-        if running.settling:
+        if running.settling or running.context.cancelled:  # it ends already
             return
         self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=False))
         running.context.stop(why)

@@ -74,24 +74,32 @@ class Journal:
         self._guard = threading.Lock()
         self._is_new = False
         self._counts: Mapping[str, int] = {}
-        self._taken_at, self._paused_at = 0.0, -PAUSE_S
+        self._taken_at = 0.0
 
     def moved(self, at: float, state: str, reason: str = "") -> None:
-        """Add a move. Fifty are to reach far: the steps of an attempt are told by its end, and pauses once a minute."""
+        """Add a move. Fifty are to reach far: steps of an attempt are told by its end, and pauses in a row are one."""
         with self._guard:
             steps = list(takewhile(_is_step, reversed(self._moves)))
-            if state == State.PAUSED:
-                if at - self._paused_at < PAUSE_S:
-                    return
-                self._paused_at = at
-            elif reason == CAUGHT_UP and (not self._moves or self._moves[-1].state != State.PAUSED):
+            if state == State.PAUSED and self._has_just_caught_up(at):
+                del self._moves[-1]
                 return
-            elif steps and state not in _STEPS:
+            if steps and state in (State.LIVE, State.BACKOFF):
                 del self._moves[-len(steps) :]
                 reason = _told_by_end(state, reason, at, steps)
+            elif steps and state not in _STEPS:  # it ended on its way: how far it came is worth a move
+                del self._moves[-len(steps) : -1]
             self._moves.append(Move(timestamp(at), state, writes.cut(reason, REASON_BYTES)))
             del self._moves[:-MOVES_KEPT]
             self._is_new = True
+
+    def _has_just_caught_up(self, at: float) -> bool:
+        """True when the last move ended a pause less than a minute ago."""
+        last = self._moves[-2:]
+        return (
+            [move.state for move in last] == [State.PAUSED, State.LIVE]
+            and last[1].reason == CAUGHT_UP
+            and at - last[1].at < PAUSE_S
+        )
 
     def missed(self, gap: Missed) -> None:
         """Add a gap."""

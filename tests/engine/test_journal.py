@@ -81,27 +81,32 @@ def test_other_counts_alone_are_kept_once_a_minute() -> None:
     assert journal.take(300.0, handled=2) is None, "nothing is new"
 
 
-def test_an_attempt_is_one_move_that_tells_how_far_it_came_and_pauses_are_told_once_a_minute() -> None:
+def test_an_attempt_is_one_move_that_tells_how_far_it_came_and_pauses_in_a_row_are_one() -> None:
     journal = Journal("s", 1, "me")
     for at, ending, reason in ((10.0, "backoff", "refused; next attempt in 1 s"), (20.0, "live", "")):
         journal.moved(at, "resolving")
         journal.moved(at + 0.5, "connecting")
         journal.moved(at + 1.5, ending, reason)
-    for at in (30.0, 40.0, 95.0):
+    for at in (30.0, 40.0, 95.0, 157.0):
         journal.moved(at, "paused", "slow")
         journal.moved(at + 1, "live", CAUGHT_UP)
-    journal.moved(100.0, "resolving")
+    journal.moved(160.0, "resolving")
     info = journal.take(1.0)
     assert info is not None
     assert info["moves"] == [
         [11.5, "backoff", "while connecting: refused; next attempt in 1 s"],
         [21.5, "live", "connected in 1.5 s"],
         [30.0, "paused", "slow"],
-        [31.0, "live", CAUGHT_UP],
-        [95.0, "paused", "slow"],
         [96.0, "live", CAUGHT_UP],
-        [100.0, "resolving", ""],
+        [157.0, "paused", "slow"],
+        [158.0, "live", CAUGHT_UP],
+        [160.0, "resolving", ""],
     ], "the step that goes on is there"
+    journal.moved(161.0, "connecting")
+    journal.moved(162.0, "closed")
+    info = journal.take(2.0)
+    assert info is not None
+    assert info["moves"][-2:] == [[161.0, "connecting", ""], [162.0, "closed", ""]], "how far it came"
 
 
 def test_it_keeps_the_last_moves_and_gaps_and_cuts_long_reasons() -> None:

@@ -94,6 +94,10 @@ class Buffer:
             _wake(self._room)
         return message
 
+    def waiting(self) -> list[Data]:
+        """The messages, oldest first, without taking them."""
+        return list(self._items)
+
     def newest(self) -> Data | None:
         """The message that was put last, without taking it."""
         return self._items[-1] if self._items else None

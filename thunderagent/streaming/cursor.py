@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, Final
 
 TOKEN_BYTES: Final = 200
@@ -92,18 +93,24 @@ class Track:
         contiguous: numbers grow by one, so that a jump is a gap.
     """
 
-    __slots__ = ("_contiguous", "dropped", "last")
+    __slots__ = ("_contiguous", "_passed", "dropped", "last")
 
     def __init__(self, last: Cursor | None, *, contiguous: bool) -> None:
         self.last = last
         self._contiguous = contiguous
+        self._passed: set[str | int | None] = set()
         self.dropped = False
         """True when our own buffer dropped messages since the last one that was handed out."""
 
     def is_duplicate(self, at: Cursor) -> bool:
         """True for a message that was handed out before."""
         last = self.last
-        return last is not None and last.epoch == at.epoch and at.seq <= last.seq
+        return at.epoch in self._passed or (last is not None and last.epoch == at.epoch and at.seq <= last.seq)
+
+    def jump(self, to: Cursor, epochs: Sequence[str | int | None]) -> None:
+        """Go on behind this place; of these epochs, in their order, those before its own are over."""
+        self._passed.update(takewhile(lambda epoch: epoch != to.epoch, epochs))
+        self.last = to
 
     def gap_before(self, at: Cursor) -> Gap | None:
         """What is missing before this message."""

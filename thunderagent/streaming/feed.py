@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
 
-from thunderagent.errors import ConfigurationError, StreamFailed
+from thunderagent.errors import ConfigurationError, StreamFailed, TaskStopped
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf, Track, place_of
@@ -133,6 +134,7 @@ class Feed(Generic[M]):
             moved=self._moved,
             told=self._begin_at,
             overlap=overlap,
+            guard=keeper.guard,
         )
         self._pumping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -213,7 +215,7 @@ class Feed(Generic[M]):
         """Hand out what comes behind this place: the one who held the stream before has stopped there."""
         last = self._track.last
         if cursor is not None and (last is None or last.epoch != cursor.epoch or last.is_behind(cursor)):
-            self._track.last = cursor
+            self._jump(cursor, last)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -258,7 +260,9 @@ class Feed(Generic[M]):
         """Nothing pumps any more, and nobody asked for that.
 
         Raises:
-            StreamFailed: always, with the reason.
+            StreamFailed: with the reason.
+            TaskStopped: the right to the stream was lost before it was connected again.
+            RuntimeError: the task was cancelled, by whomever.
         """
         pumping = self._pumping
         if pumping is None:
@@ -266,7 +270,7 @@ class Feed(Generic[M]):
         await asyncio.wait((pumping,))
         self._handling_since = self._monotonic()
         error = None if pumping.cancelled() else pumping.exception()
-        if isinstance(error, StreamFailed):
+        if isinstance(error, (StreamFailed, TaskStopped)):
             raise error
         raise RuntimeError("the task that holds the connection has died") from error
 
@@ -372,8 +376,21 @@ class Feed(Generic[M]):
                 place = self._snapshot(gap)
                 if inspect.isawaitable(place):
                     place = await place
-                self._track.last = place_of(place)
+                to = place_of(place)
+                if to is not None:
+                    self._jump(to, gap.after, gap.before)
         return True
+
+    def _jump(self, to: Cursor, *before: Cursor | None) -> None:
+        """Go on behind this place: what was read so far and is of an epoch before its own is not handed out."""
+        epochs = [at.epoch for at in before if at is not None]
+        if self._position is not None:
+            for raw in self._buffer.waiting():
+                with suppress(Exception):  # the handler will meet the same error, where it can be told
+                    at = place_of(self._position(raw if self._decode is None else self._decode(raw)))
+                    if at is not None:
+                        epochs.append(at.epoch)
+        self._track.jump(to, epochs)
 
     async def _action(self, gap: Gap) -> GapAction:
         if isinstance(self._on_gap, GapAction):

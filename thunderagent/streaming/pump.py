@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from thunderagent.errors import StreamFailed
+from thunderagent.errors import StreamFailed, TaskStopped
 from thunderagent.pacing import SLOW_S, SPREAD_S, reconnect_delay
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
@@ -44,6 +44,7 @@ class Pump:
         moved: told of each new state.
         told: told what `on_open` answered, if that is a place.
         overlap: a connection may be replaced by a second one before it is closed.
+        guard: raises when the right to the stream is lost; asked before each attempt.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Pump:
         "_ends",
         "_failures",
         "_governor",
+        "_guard",
         "_last_end",
         "_moved",
         "_on_open",
@@ -77,6 +79,7 @@ class Pump:
         moved: Moved,
         told: Callable[[Cursor | int], None],
         overlap: bool,
+        guard: Callable[[], None],
     ) -> None:
         self._source = source
         self._on_open = on_open
@@ -87,6 +90,7 @@ class Pump:
         self._moved = moved
         self._told = told
         self._overlap = overlap
+        self._guard = guard
         self._failures = 0
         self._ends: dict[str, int] = {}
         self._auth_failed = False
@@ -131,6 +135,7 @@ class Pump:
             async with _limit(self._options.open_timeout_s, "the endpoint function"):
                 endpoint = await resolve_endpoint(self._source, attempt)
             async with self._governor.turn(endpoint.url):
+                self._guard()  # a process that stood still wakes up here, and somebody else may be connected
                 state = State.CONNECTING
                 moved(state, "")
                 opened = Connection(
@@ -147,7 +152,7 @@ class Pump:
         except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
             if opened is not None:
                 opened.abort()
-            if is_cancelled() or isinstance(error, StreamFailed):
+            if is_cancelled() or isinstance(error, (StreamFailed, TaskStopped)):
                 raise
             return end_of(error, state, now=time.time())
         return opened
