@@ -412,6 +412,7 @@ class Brief:
 
     def __init__(self) -> None:
         self.transport = self
+        self.request = self.response = None
         self.is_aborted = False
 
     def abort(self) -> None:

@@ -127,7 +127,7 @@ class Pump:
     # One attempt
 
     async def _attempt(self, moved: Moved, number: int) -> Connection | ConnectionEnd:
-        state, opened = State.RESOLVING, None
+        state, opened, lost = State.RESOLVING, None, None
         try:
             moved(state, "")
             cursor = self._resume()
@@ -135,7 +135,9 @@ class Pump:
             async with _limit(self._options.open_timeout_s, "the endpoint function"):
                 endpoint = await resolve_endpoint(self._source, attempt)
             async with self._governor.turn(endpoint.url):
-                self._guard()  # a process that stood still wakes up here, and somebody else may be connected
+                lost = self._lost()  # a process that stood still wakes up here, and somebody else may be connected
+                if lost is not None:
+                    raise lost
                 state = State.CONNECTING
                 moved(state, "")
                 opened = Connection(
@@ -152,10 +154,18 @@ class Pump:
         except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
             if opened is not None:
                 opened.abort()
-            if is_cancelled() or isinstance(error, (StreamFailed, TaskStopped)):
+            if is_cancelled() or isinstance(error, StreamFailed) or error is lost:
                 raise
             return end_of(error, state, now=time.time())
         return opened
+
+    def _lost(self) -> TaskStopped | None:
+        """Why we must not connect any more, or None."""
+        try:
+            self._guard()
+        except TaskStopped as why:
+            return why
+        return None
 
     # A live connection
 
