@@ -22,7 +22,9 @@ from thunderagent.task import Task, timestamp
 MOVES_KEPT: Final = 50
 GAPS_KEPT: Final = 100
 PAUSE_S: Final = 60.0
-COUNTS_S: Final = 60.0
+COUNTS_S: Final = 900.0
+"""Seldom, as each writing is billed by the kilobyte of the whole account."""
+
 _STEPS: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
 REASON_BYTES: Final = 200
 
@@ -109,7 +111,7 @@ class Journal:
             self._is_new = True
 
     def take(self, now: float, **counts: int) -> dict[str, Any] | None:
-        """The whole account if there is something new since the last call, or, each minute, other counts.
+        """The whole account if there is something new since the last call, or, each quarter of an hour, other counts.
 
         Args:
             now: any clock, in seconds.

@@ -48,11 +48,11 @@ class Settings(BaseSettings):
     rebalance_streams: int = 5
     """Streams that an agent well above the mean of the fleet hands off at a time; 0: none."""
     rebalance_s: float = 60.0
-    """Time between two such times."""
+    """Time between two such times; agents tell how many they hold every 15 s, so not less than that."""
     connect_rate: float = 40.0
     """Connections that the agent's streams open in a second."""
     connect_concurrency: int = 16
-    """Connections that the agent's streams are opening at one moment."""
+    """Connections to one peer that the agent's streams are opening at one moment."""
     event_loop: str = "asyncio"
     """`asyncio` or `uvloop`, for coroutine functions and streams; uvloop needs a fifth of the memory with TLS."""
     lease_s: float = 300.0
