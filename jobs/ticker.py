@@ -44,7 +44,7 @@ class Tick(BaseModel):
 class BadTick(Exception):
     """A message that is no tick. The feed would send the same again, and to skip it would leave a hole in the files.
 
-    So the stream fails, and says why; `thunderagent streams start` lets it go on where it was, with a job that knows better.
+    So the stream fails, and says why; `thunderagent streams start` lets it go on there, with a job that knows better.
     """
 
 
