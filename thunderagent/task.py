@@ -286,7 +286,8 @@ class Task:
 
     @classmethod
     def from_row(cls, row: Row) -> Task:
-        """The task that a row describes. What a row made by hand lacks is filled in: it must not stop an agent.
+        """The task that a row describes. What a row made by hand lacks is filled in, and a number that is none is left
+        out: such a row must not stop an agent.
 
         Raises:
             ValueError: the status of the row is not one of a task.
@@ -295,6 +296,9 @@ class Task:
         status, mark, suffix = values["status"].partition("#")
         values["status"] = Status(status)
         values["lane"] = _lane_of_suffix(mark + suffix)
+        for name in _NUMBERS & values.keys():
+            if not isinstance(values[name], (int, float)):
+                del values[name]
         values.setdefault("created_at", 0.0)
         values.setdefault("submitted_at", values["created_at"])
         if "dependsOn" in row:
@@ -336,6 +340,7 @@ def _field_names() -> dict[str, str]:
 
 
 _FIELDS: Final = _field_names()
+_NUMBERS: Final = frozenset(field for name, field in _FIELDS.items() if ATTRIBUTES[name] == "N")
 
 
 class Candidate(NamedTuple):

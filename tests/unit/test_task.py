@@ -177,6 +177,13 @@ def test_an_attribute_of_a_later_version_is_ignored() -> None:
     assert Task.from_row(row) == a_task()
 
 
+def test_a_number_that_is_none_is_left_out_so_that_nobody_calculates_with_it() -> None:
+    row = {"taskId": "a", "status": "RUNNING", "job": "test", "createdAt": "noon", "lockTime": "noon", "retryCount": []}
+    task = Task.from_row({**row, "leaseSec": 1, "handoffUntil": "soon"})
+    assert (task.created_at, task.submitted_at, task.lock_time, task.handoff_until) == (0.0, 0.0, None, None)
+    assert (task.retry_count, task.lease_sec) == (0, 1)
+
+
 def test_a_row_with_another_status_is_no_task() -> None:
     with pytest.raises(ValueError, match="AGENT"):
         Task.from_row({**a_task().to_row(), "status": "AGENT"})
