@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     stop_wait_s: float = 45.0
     """The `stopwaitsecs` of the supervisor that runs the agent; must be over `drain_s` by 5 s or more."""
     sweep_s: float = 15.0
-    """Time between two looks for lost agents' tasks and stuck dependencies."""
+    """Time between two looks for lost agents' tasks and stuck dependencies; with streams, 5 s at most for the first."""
     clock_guard_s: float = 2.0
     """Added to a lease before another agent takes the task."""
     keep_success_days: float = 14.0
