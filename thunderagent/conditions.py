@@ -40,6 +40,14 @@ class Below:
 
 
 @dataclass(frozen=True, slots=True)
+class Fewer:
+    """The attribute is a set with fewer members than this, or is not there."""
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """The attribute has one of these values."""
 
@@ -54,7 +62,7 @@ class Either:
     conditions: tuple[Condition, ...]
 
 
-Condition = Is | Absent | Present | Below | OneOf | Either
+Condition = Is | Absent | Present | Below | Fewer | OneOf | Either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,8 @@ class Write:
     """Member to put into the string set of that name."""
     discard: Mapping[str, str] = field(default_factory=dict)
     """Member to take out of the string set of that name; an empty set is an absent attribute."""
+    delete: bool = False
+    """Take the whole row away; nothing else is changed then."""
     require: Sequence[Condition]
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from thunderagent.settings import Settings
 from thunderagent.store import Enqueued, TaskStore
 from thunderagent.task import DEFAULT_QUEUE, STREAM, Desired, Lane, Status, Task, new_task_id, timestamp
 
-RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:")
+RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:")
 """Rows of our own begin so."""
 
 LATEST_DUE: Final = 10_000_000_000.0

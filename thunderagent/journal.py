@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any, Final
 
-from thunderagent import writes
+from thunderagent import shared_writes, writes
 from thunderagent.errors import StreamFailed
 from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
@@ -171,7 +171,7 @@ def keep_journals(store: TaskStore, journals: Mapping[str, Mapping[str, Any]], *
     """
     now = store.clock.now()
     expire_at = int(now + keep_s)
-    batch = [writes.journal(name, info=info, now=now, expire_at=expire_at) for name, info in journals.items()]
+    batch = [shared_writes.journal(name, info=info, now=now, expire_at=expire_at) for name, info in journals.items()]
     answers = store.engine.apply(batch) if batch else []
     new = [
         {"taskId": write.task_id, "info": write.set["info"], "expireAt": expire_at, "updatedAt": timestamp(now)}

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from thunderagent import writes
+from thunderagent import shared_writes, writes
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import DuplicateTask, StoreError
 from thunderagent.port import Applied, Blobs, Engine
-from thunderagent.task import Candidate, Lane, Lease, Page, Status, Task, timestamp
+from thunderagent.task import Candidate, Lane, Lease, Page, Row, Status, Task, timestamp
 from thunderagent.texts import Texts
 
 
@@ -242,23 +242,35 @@ class TaskStore:
         Raises:
             StoreError: one of the writes had no answer.
         """
-        tasks: list[Task | None] = []
-        for answer, won in self._apply(batch):
-            if answer.error:
-                raise answer.error
-            tasks.append(Task.from_row(answer.row) if won and answer.row else None)
-        return tasks
+        return [Task.from_row(row) if won and row else None for won, row in self.attempt(batch)]
 
     def take_turn(self, name: str, *, owner: str, lasts_s: float) -> bool:
         """True for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
         now = self.clock.now()
         turn_id, until = f"turn:{name}", timestamp(now + lasts_s)
-        [(answer, won)] = self._apply([writes.take_turn(turn_id, owner=owner, now=now, until=until)])
+        [(answer, won)] = self._apply([shared_writes.take_turn(turn_id, owner=owner, now=now, until=until)])
         if won or answer.row is not None or answer.error:
             return won
-        row = {"taskId": turn_id, "leaseOwner": owner, "lockTime": until}
+        return self.found({"taskId": turn_id, "leaseOwner": owner, "lockTime": until})[0]
+
+    def attempt(self, batch: Sequence[Write]) -> list[tuple[bool, Row | None]]:
+        """Do writes on rows that are no tasks; for each whether it is done, and the row as it is then.
+
+        Raises:
+            StoreError: one of the writes had no answer.
+        """
+        answers = self._apply(batch)
+        for answer, _ in answers:
+            if answer.error:
+                raise answer.error
+        return [(won, answer.row) for answer, won in answers]
+
+    def found(self, row: Row) -> tuple[bool, Row]:
+        """Put a row that is no task unless its id is taken; whether it is ours, and the row as it is."""
         [answer] = self.engine.put([row])
-        return answer.won or answer.row == row
+        if answer.error:
+            raise answer.error
+        return answer.won or answer.row == row, answer.row or row
 
     # Agents
 
@@ -270,17 +282,15 @@ class TaskStore:
         """
         now = self.clock.now()
         agent_id, expire_at = f"agent:{agent}", int(now + lives_s)
-        [answer] = self.engine.apply([writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
-        if not answer.won and answer.error is None:
+        [(is_known, _)] = self.attempt([shared_writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
+        if not is_known:
             row = {
-                "status": writes.AGENT_STATUS,
+                "status": shared_writes.AGENT_STATUS,
                 "createdAt": timestamp(now),
                 "updatedAt": timestamp(now),
                 "fence": 0,
             }
-            [answer] = self.engine.put([{"taskId": agent_id, "info": dict(info), "expireAt": expire_at, **row}])
-        if answer.error:
-            raise answer.error
+            self.found({"taskId": agent_id, "info": dict(info), "expireAt": expire_at, **row})
 
     def sign_off(self, agent: str) -> None:
         """Take an agent's row away."""
@@ -291,7 +301,7 @@ class TaskStore:
         found: list[AgentInfo] = []
         after = None
         while True:
-            page = self.engine.page(writes.AGENT_STATUS, limit=100, after=after)
+            page = self.engine.page(shared_writes.AGENT_STATUS, limit=100, after=after)
             rows = self.engine.get([entry.task_id for entry in page.entries]).values()
             found += [
                 AgentInfo(

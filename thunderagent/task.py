@@ -18,6 +18,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from thunderagent.attributes import ATTRIBUTES
 from thunderagent.errors import ConfigurationError
 
 Row = dict[str, Any]
@@ -32,7 +33,7 @@ class Status(StrEnum):
 
     * `PENDING`: waits for `createdAt` (its due time) and a free slot.
     * `RUNNING`: one agent holds its lease.
-    * `BLOCKED`: waits for the tasks it depends on.
+    * `BLOCKED`: waits for the tasks it depends on, or for a slot of its limit.
     * `SUCCESS`: it ran to its end. Only this satisfies a dependency.
     * `FAILED`: retries or crashes are used up, or the error was fatal; stays for inspection and retry.
     * `DONE`: closed on purpose; `done_reason` says why.
@@ -55,13 +56,14 @@ TERMINAL: Final = frozenset({Status.SUCCESS, Status.FAILED, Status.DONE})
 
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.PENDING: frozenset({Status.RUNNING, Status.DONE}),
-    Status.RUNNING: frozenset({Status.RUNNING, Status.PENDING, Status.SUCCESS, Status.FAILED, Status.DONE}),
-    Status.BLOCKED: frozenset({Status.PENDING, Status.FAILED, Status.DONE}),
+    Status.RUNNING: frozenset(set(Status)),
+    Status.BLOCKED: frozenset({Status.PENDING, Status.RUNNING, Status.FAILED, Status.DONE}),
     Status.SUCCESS: frozenset(),
     Status.FAILED: frozenset({Status.PENDING, Status.BLOCKED}),
     Status.DONE: frozenset({Status.PENDING, Status.BLOCKED}),
 }
-"""Which status may follow which. RUNNING to RUNNING is a takeover; what leaves FAILED and DONE is a retry by hand."""
+"""Which status may follow which. RUNNING to RUNNING is a takeover, BLOCKED to RUNNING the claim of a task that stood in
+the line of its limit; what leaves FAILED and DONE is a retry by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,26 @@ class Lane:
         return cls(queue or DEFAULT_QUEUE, int(shard or 0))
 
 
+LINE_MARK: Final = "@"
+"""In a status value: between the lane and the key of the limit in whose line the task stands."""
+
+
+class StatusValue(NamedTuple):
+    """What a value of the attribute `status` says: `BLOCKED#reports.3@api` is a task of the queue `reports`, shard 3,
+    that waits for a slot of the limit `api`."""
+
+    status: str
+    suffix: str
+    line: str | None = None
+
+    @classmethod
+    def parse(cls, value: str) -> StatusValue:
+        """The parts of a status value."""
+        place, mark, line = value.partition(LINE_MARK)
+        status, hash_mark, suffix = place.partition("#")
+        return cls(status, hash_mark + suffix, line if mark else None)
+
+
 _PLAIN = Lane()
 _lane_of_suffix = lru_cache(maxsize=4096)(Lane.parse)
 
@@ -122,48 +144,6 @@ def timestamp(seconds: float) -> float:
     return math.floor(seconds * 1000) / 1000
 
 
-ATTRIBUTES: Final[Mapping[str, str]] = {
-    "taskId": "S",
-    "status": "S",
-    "createdAt": "N",
-    "submittedAt": "N",
-    "startedAt": "N",
-    "finishedAt": "N",
-    "updatedAt": "N",
-    "job": "S",
-    "kind": "S",
-    "payload": "S",
-    "payloadRef": "S",
-    "retryCount": "N",
-    "maxRetry": "N",
-    "crashCount": "N",
-    "fence": "N",
-    "lockTime": "N",
-    "leaseOwner": "S",
-    "leaseSec": "N",
-    "hb": "N",
-    "lastAgent": "S",
-    "dependsOn": "L",
-    "waitingFor": "SS",
-    "dependents": "SS",
-    "onParentFailure": "S",
-    "desiredState": "S",
-    "lastSeq": "M",
-    "handoffOwner": "S",
-    "handoffUntil": "N",
-    "handoffState": "S",
-    "cancelRequested": "BOOL",
-    "progress": "S",
-    "result": "S",
-    "resultRef": "S",
-    "error": "S",
-    "errors": "L",
-    "doneReason": "S",
-    "expireAt": "N",
-    "info": "M",
-}
-"""Every attribute of the table and its DynamoDB type. `info` is used by the rows of agents and of journals alone."""
-
 BATCH: Final = "batch"
 """The `kind` of a task that runs to its end."""
 
@@ -176,6 +156,17 @@ class Desired(StrEnum):
 
     STARTED = "STARTED"
     STOPPED = "STOPPED"
+
+
+class UniqueScope(StrEnum):
+    """Until when a unique key is held by its task: the attribute `uniqueScope`.
+
+    * `UNTIL_START`: until an agent starts the task.
+    * `UNTIL_DONE`: until the task has ended, whatever its end.
+    """
+
+    UNTIL_START = "until_start"
+    UNTIL_DONE = "until_done"
 
 
 class Handoff(StrEnum):
@@ -191,10 +182,6 @@ class Handoff(StrEnum):
     DONE = "DONE"
 
 
-LEASE_ATTRIBUTES: Final = ("lockTime", "leaseOwner", "leaseSec", "hb")
-"""Present exactly while RUNNING."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One task as a row of the table said it at some moment; times are epoch seconds."""
@@ -203,7 +190,7 @@ class Task:
     status: Status
     lane: Lane = _PLAIN
     created_at: float
-    """Place in the queue: the earliest moment the task may run. Moves with each delay, retry and snooze."""
+    """StatusValue in the queue: the earliest moment the task may run. Moves with each delay, retry and snooze."""
     submitted_at: float
     started_at: float | None = None
     finished_at: float | None = None
@@ -243,6 +230,14 @@ class Task:
     """The last ten failed attempts, oldest first."""
     done_reason: str | None = None
     expire_at: float | None = None
+    unique_key: str | None = None
+    unique_scope: str | None = None
+    """Until when the unique key is held: `UniqueScope`."""
+    limit_key: str | None = None
+    limit_max: int | None = None
+    """How many tasks with this `limit_key` may run at once in the whole fleet."""
+    line: str | None = None
+    """Key of the limit in whose line the task stands while it is BLOCKED; no attribute, but a part of the status."""
 
     @property
     def is_stream(self) -> bool:
@@ -261,8 +256,9 @@ class Task:
 
     @property
     def status_value(self) -> str:
-        """The attribute `status` as it is stored, with the suffix of the lane."""
-        return f"{self.status}{self.lane.suffix}"
+        """The attribute `status` as it is stored, with the suffix of the lane and the line."""
+        value = f"{self.status}{self.lane.suffix}"
+        return value if self.line is None else f"{value}{LINE_MARK}{self.line}"
 
     @property
     def attempt(self) -> int:
@@ -293,9 +289,10 @@ class Task:
             ValueError: the status of the row is not one of a task.
         """
         values = {_FIELDS[name]: value for name, value in row.items() if name in _FIELDS}
-        status, mark, suffix = values["status"].partition("#")
+        status, suffix, line = StatusValue.parse(values["status"])
         values["status"] = Status(status)
-        values["lane"] = _lane_of_suffix(mark + suffix)
+        values["lane"] = _lane_of_suffix(suffix)
+        values["line"] = line
         for name in _NUMBERS & values.keys():
             if not isinstance(values[name], (int, float)):
                 del values[name]

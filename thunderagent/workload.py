@@ -35,7 +35,7 @@ from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Outcome, Policy, Raised, Settlement, Stopped, about, raised, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
-from thunderagent.task import Desired, Lease, Status, Task
+from thunderagent.task import Desired, Lease, Status, StatusValue, Task
 
 Served = tuple[str, str]
 """A queue and the kind of tasks that are taken from it."""
@@ -363,7 +363,7 @@ class Workload:
 
 
 def _final(status_value: str) -> Status | None:
-    status = Status(status_value.partition("#")[0])
+    status = Status(StatusValue.parse(status_value).status)
     return status if status.is_terminal else None
 
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
+from thunderagent.attributes import LEASE_ATTRIBUTES
+from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Write
 from thunderagent.task import (
-    LEASE_ATTRIBUTES,
+    LINE_MARK,
     STREAM,
     TERMINAL,
     Candidate,
@@ -25,6 +26,7 @@ from thunderagent.task import (
     Handoff,
     Lease,
     Status,
+    StatusValue,
     Task,
     timestamp,
 )
@@ -56,9 +58,8 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
     `createdAt` as seen closes the hole of a stale index page: a task that failed and went back with a later due time
     is not taken early. A fresh task has no `lockTime`, hence both forms of the last condition.
     """
-    pending, _, suffix = candidate.status_value.partition("#")
-    running = f"{Status.RUNNING}#{suffix}" if suffix else Status.RUNNING.value
-    if pending != Status.PENDING:
+    place = StatusValue.parse(candidate.status_value)
+    if place.status != Status.PENDING and place.line is None:
         raise ValueError(f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed")
     # A task that was enqueued without its job's code was put as a batch task; who claims it knows better.
     kind = {"kind": candidate.kind} if candidate.kind == STREAM else {}
@@ -67,7 +68,7 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
         task_id=candidate.task_id,
         set={
             **kind,
-            "status": running,
+            "status": f"{Status.RUNNING}{place.suffix}",
             "lockTime": timestamp(until),
             "leaseOwner": owner,
             "leaseSec": lease_s,
@@ -80,6 +81,7 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
         require=(
             Is("status", candidate.status_value),
             Is("createdAt", candidate.created_at),
+            Is("job", candidate.job),  # what was told by a ring may be wrong
             Either((Absent("lockTime"), Below("lockTime", timestamp(now)))),
         ),
     )
@@ -196,6 +198,21 @@ def release(lease: Lease, *, now: float) -> Write:
     return _back("release", lease, due=now, now=now)
 
 
+def stand_in_line(lease: Lease, *, limit_key: str, number: int, now: float) -> Write:
+    """RUNNING to BLOCKED: no slot of its limit is free. It keeps its place, and was not started after all."""
+    write = _settle(
+        "stand in line",
+        lease,
+        {
+            "status": f"{lease.task.lane.value(Status.BLOCKED)}{LINE_MARK}{limit_key}",
+            "limitKey": limit_key,
+            "limitMax": number,
+            "updatedAt": timestamp(now),
+        },
+    )
+    return replace(write, remove=(*LEASE_ATTRIBUTES, "startedAt"))
+
+
 def fail(lease: Lease, *, error: str, now: float, expire_at: float) -> Write:
     """RUNNING to FAILED: retries are used up, or the error was fatal."""
     return _settle(
@@ -289,6 +306,17 @@ def cancel_waiting(seen: Task, *, reason: str, now: float, expire_at: float) -> 
     )
 
 
+def leave_line(seen: Candidate, *, now: float) -> Write:
+    """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it."""
+    place = StatusValue.parse(seen.status_value)
+    return Write(
+        verb="leave line",
+        task_id=seen.task_id,
+        set={"status": f"{Status.PENDING}{place.suffix}", "updatedAt": timestamp(now)},
+        require=(Is("status", seen.status_value), Is("createdAt", seen.created_at)),
+    )
+
+
 def request_cancel(seen: Task, *, now: float) -> Write:
     """Ask the holder of a RUNNING task to stop; it learns of it in the reply to its next heartbeat."""
     return Write(
@@ -340,7 +368,7 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
         verb="revive",
         task_id=seen.task_id,
         set=changes,
-        remove=("finishedAt", "expireAt", "error", "doneReason", "cancelRequested", "progress"),
+        remove=("finishedAt", "expireAt", "error", "doneReason", "cancelRequested", "progress", "startedAt"),
         require=(
             Is("status", seen.status_value),
             Is("fence", seen.fence),
@@ -400,40 +428,6 @@ def doom(child: Task, *, status: Status, reason: str, now: float, expire_at: flo
     )
 
 
-# Verbs of agents.
-
-
-def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
-    """One agent gets the turn for a piece of housekeeping; the turn ends by itself at `until`."""
-    return Write(
-        verb="take turn",
-        task_id=turn_id,
-        set={"leaseOwner": owner, "lockTime": timestamp(until)},
-        require=(Present("taskId"), Either((Absent("lockTime"), Below("lockTime", timestamp(now))))),
-    )
-
-
-def announce(agent_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
-    """Say that an agent is alive, and what it runs."""
-    return Write(
-        verb="announce",
-        task_id=agent_id,
-        set={"info": dict(info), "updatedAt": timestamp(now), "expireAt": float(int(expire_at))},
-        require=(Is("status", AGENT_STATUS),),
-    )
-
-
-def journal(journal_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
-    """What happened to a stream under one fence; the row has no status, so that no index entry is written."""
-    return Write(
-        verb="journal",
-        task_id=journal_id,
-        set={"info": dict(info), "updatedAt": timestamp(now), "expireAt": float(int(expire_at))},
-        require=(Present("taskId"),),
-    )
-
-
-AGENT_STATUS: Final = "AGENT"
 STOPPED: Final = "stopped"
 
 

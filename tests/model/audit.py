@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Write
 from thunderagent.faults import FaultyEngine
 from thunderagent.port import Applied, Engine
 from thunderagent.stores import expressions, sql
 from thunderagent.stores.dynamo import LANES_ID, DynamoEngine
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import LEASE_ATTRIBUTES, TRANSITIONS, Row, Status, Task
+from thunderagent.task import TRANSITIONS, Row, Status, Task
 from thunderagent.testing import FakeClock
 
 GUARD_S = 2.0

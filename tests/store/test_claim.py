@@ -6,8 +6,9 @@ import pytest
 
 from tests.stands import Stand, seen
 from thunderagent import writes
+from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.store import Doubt, Wanted
-from thunderagent.task import LEASE_ATTRIBUTES, Candidate, Status, timestamp
+from thunderagent.task import Candidate, Status, timestamp
 
 
 def test_a_fresh_task_without_lock_time_can_be_claimed(stand: Stand) -> None:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from thunderagent import writes
+from thunderagent import shared_writes, writes
+from thunderagent.attributes import ATTRIBUTES
 from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
 from thunderagent.stores import expressions
-from thunderagent.task import ATTRIBUTES, Candidate, Lane, Lease, Status, Task, timestamp
+from thunderagent.task import Candidate, Lane, Lease, Status, Task, timestamp
 
 CANDIDATE = Candidate("t1", "PENDING#reports.3", 1760000000.125, "report.build")
 RUNNING = Task(
@@ -42,13 +43,14 @@ def test_a_claim_is_the_update_of_the_design() -> None:
             "#startedAt = :v6, #updatedAt = :v7 ADD #fence :v8"
         ),
         "ConditionExpression": (
-            "#status = :v9 AND #createdAt = :v10 AND (attribute_not_exists(#lockTime) OR #lockTime < :v11)"
+            "#status = :v9 AND #createdAt = :v10 AND #job = :v11 "
+            "AND (attribute_not_exists(#lockTime) OR #lockTime < :v12)"
         ),
         "ExpressionAttributeNames": {
             f"#{name}": name
             for name in (
                 *("status", "lockTime", "leaseOwner", "leaseSec", "hb", "lastAgent"),
-                *("startedAt", "updatedAt", "fence", "createdAt"),
+                *("startedAt", "updatedAt", "fence", "createdAt", "job"),
             )
         },
         "ExpressionAttributeValues": {
@@ -63,7 +65,8 @@ def test_a_claim_is_the_update_of_the_design() -> None:
             ":v8": {"N": "1"},
             ":v9": {"S": "PENDING#reports.3"},
             ":v10": {"N": "1760000000.125"},
-            ":v11": {"N": "1760000001"},
+            ":v11": {"S": CANDIDATE.job},
+            ":v12": {"N": "1760000001"},
         },
         "ReturnValues": "ALL_NEW",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
@@ -194,8 +197,8 @@ def test_every_attribute_that_a_verb_names_has_an_alias_and_a_type() -> None:
         writes.unpark(seen, now=1.0),
         writes.doom(seen, status=Status.FAILED, reason="x", now=1.0, expire_at=2.0),
         writes.cancel_waiting(seen, reason="x", now=1.0, expire_at=2.0),
-        writes.take_turn("turn:x", owner="a", now=1.0, until=2.0),
-        writes.announce("agent:x", info={"n": 1}, now=1.0, expire_at=2.0),
+        shared_writes.take_turn("turn:x", owner="a", now=1.0, until=2.0),
+        shared_writes.announce("agent:x", info={"n": 1}, now=1.0, expire_at=2.0),
     ]
     for write in every:
         rendered = expressions.update("T", write)

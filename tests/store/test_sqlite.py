@@ -17,11 +17,12 @@ import pytest
 
 from tests.stands import Stand, open_stand
 from thunderagent import writes
+from thunderagent.attributes import ATTRIBUTES
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import sqlite
 from thunderagent.stores.sqlite import MIGRATIONS, SqliteEngine
-from thunderagent.task import ATTRIBUTES, Candidate, Lane, Status
+from thunderagent.task import Candidate, Lane, Status
 
 CLAIMER = """
 import json, sys
@@ -158,9 +159,19 @@ def test_a_database_of_version_2_gets_the_columns_of_handoffs_and_keeps_its_rows
     for store in stores:
         store.engine.close()
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) == 3
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) == 4
         after = {name for _, name, *_ in connection.execute("PRAGMA table_info(tasks)")}
-        assert after - before == {"handoffOwner", "handoffUntil", "handoffState"}
+        assert after - before == {
+            "handoffOwner",
+            "handoffUntil",
+            "handoffState",
+            "uniqueKey",
+            "uniqueScope",
+            "limitKey",
+            "limitMax",
+            "heldBy",
+            "holders",
+        }
 
 
 def test_a_new_database_has_the_columns_of_one_that_grew(path: str) -> None:

@@ -14,11 +14,11 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "errors task conditions writes pacing dependencies events clock version jsondata",
+    0: "errors attributes task conditions writes shared_writes pacing dependencies events clock version jsondata",
     1: "context job registry port store texts settings",
     2: "stores stores.* blobs",
-    3: "serving workload poller heartbeat executor isolation child settler dependents intake maintenance housekeeping "
-    "stream streams handoff balance journal streaming streaming.*",
+    3: "keys limits serving workload poller heartbeat executor isolation child settler dependents intake maintenance "
+    "housekeeping stream streams handoff balance journal streaming streaming.*",
     4: "client commands agent statistics __init__",
     5: "cli cli.* telemetry testing faults chaos chaos.* fasttime local __main__",
 }

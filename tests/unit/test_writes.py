@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent import writes
+from thunderagent import shared_writes, writes
 from thunderagent.conditions import Absent, Is, OneOf, Present, Write
 from thunderagent.task import Candidate, Lease, Status, Task
 from thunderagent.writes import ERROR_BYTES, ERRORS_KEPT, cut, error_history
@@ -113,7 +113,7 @@ def test_a_revival_is_conditioned_on_the_very_end_that_was_seen() -> None:
 
 
 def test_a_row_that_was_deleted_is_not_brought_back_by_housekeeping() -> None:
-    write = writes.take_turn("turn:x", owner="me", now=NOW, until=NOW + 9)
+    write = shared_writes.take_turn("turn:x", owner="me", now=NOW, until=NOW + 9)
     assert Present("taskId") in write.require
 
 

@@ -20,7 +20,7 @@ from thunderagent.stores.batches import Batches, chunks
 from thunderagent.stores.connection import Connection, Consumed, Purpose
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused, Rejected
-from thunderagent.task import Lane, Page, Row, Status
+from thunderagent.task import Lane, Page, Row, Status, StatusValue
 
 LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""
@@ -202,8 +202,10 @@ class DynamoEngine:
 
     def _apply_one(self, write: Write) -> Applied:
         try:
-            arguments = expressions.update(self.table, write)
-            reply = self.connection.call("UpdateItem", **arguments)
+            if write.delete:
+                reply = self.connection.call("DeleteItem", **expressions.remove(self.table, write))
+            else:
+                reply = self.connection.call("UpdateItem", **expressions.update(self.table, write))
             return Applied(won=True, row=expressions.decode_row(reply["Attributes"]))
         except Refused as refusal:
             return self._refused(write.task_id, refusal)
@@ -256,8 +258,8 @@ class DynamoEngine:
 
     def _register_lanes(self, rows: Sequence[Row]) -> None:
         """Note lanes that are new to this process before their first task is put, so that agents find it."""
-        values = [row["status"].partition("#") for row in rows if "status" in row]
-        suffixes = {mark + lane for status, mark, lane in values if status in set(Status)}
+        places = [StatusValue.parse(row["status"]) for row in rows if "status" in row]
+        suffixes = {place.suffix for place in places if place.status in set(Status)}
         for some in chunks(sorted(suffixes - self._lanes), LANE_BATCH):
             with suppress(Refused):  # they are there already
                 self.connection.call("UpdateItem", **expressions.add_lanes(self.table, LANES_ID, list(some)))

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
-from thunderagent.task import ATTRIBUTES, Candidate, Row
+from thunderagent.attributes import ATTRIBUTES
+from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, OneOf, Present, Write
+from thunderagent.task import Candidate, Row
 
 INDEX: Final = "status-createdAt-index"
 PROJECTED: Final = ("job", "kind")
@@ -146,6 +147,9 @@ class _Names:
                 return f"{self.name(name)} = {self.value(name, value)}"
             case Below(name, value):
                 return f"{self.name(name)} < {self.value(name, value)}"
+            case Fewer(name, fewer):
+                alias = self.name(name)
+                return f"(attribute_not_exists({alias}) OR size({alias}) < {self.value('limitMax', fewer)})"
             case Absent(name):
                 return f"attribute_not_exists({self.name(name)})"
             case Present(name):
@@ -178,6 +182,19 @@ def update(table: str, write: Write) -> Arguments:
         "UpdateExpression": " ".join(f"{word} {', '.join(parts)}" for word, parts in clauses if parts),
         "ConditionExpression": " AND ".join(map(names.condition, write.require)),
         "ReturnValues": "ALL_NEW",
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        **names.arguments(),
+    }
+
+
+def remove(table: str, write: Write) -> Arguments:
+    """DeleteItem that does a write which takes its row away; answers with what it had, or with what refused it."""
+    names = _Names()
+    return {
+        "TableName": table,
+        "Key": key(write.task_id),
+        "ConditionExpression": " AND ".join(map(names.condition, write.require)),
+        "ReturnValues": "ALL_OLD",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         **names.arguments(),
     }

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
-from thunderagent.task import ATTRIBUTES, Row
+from thunderagent.attributes import ATTRIBUTES
+from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, OneOf, Present, Write
+from thunderagent.task import Row
 
 COLUMNS: Final = tuple(ATTRIBUTES)
 _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT", "L": "TEXT", "M": "TEXT"}
@@ -21,17 +22,25 @@ _LISTED: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 
 _THIRD: Final = ("handoffOwner", "handoffUntil", "handoffState")
 """Columns that came with the third version of the schema."""
+_FOURTH: Final = ("uniqueKey", "uniqueScope", "limitKey", "limitMax", "heldBy", "holders")
+"""Columns that came with the fourth version of the schema."""
+
+
+def _add(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f'ALTER TABLE tasks ADD COLUMN "{name}" {_SQL_TYPES[ATTRIBUTES[name]]}' for name in names)
+
 
 CREATE: Final = (
     "CREATE TABLE tasks ("
     + ", ".join(
         f'"{name}" {_SQL_TYPES[kind]}' + (" PRIMARY KEY NOT NULL" if name == "taskId" else "")
         for name, kind in ATTRIBUTES.items()
-        if name not in _THIRD
+        if name not in _THIRD + _FOURTH
     )
     + ") WITHOUT ROWID"
 )
-ADD_THIRD: Final = tuple(f'ALTER TABLE tasks ADD COLUMN "{name}" {_SQL_TYPES[ATTRIBUTES[name]]}' for name in _THIRD)
+ADD_THIRD: Final = _add(_THIRD)
+ADD_FOURTH: Final = _add(_FOURTH)
 CREATE_INDEX: Final = (
     'CREATE INDEX "status-createdAt-index" ON tasks ("status", "createdAt", "taskId", "job", "kind") '
     'WHERE "status" IS NOT NULL'
@@ -74,6 +83,7 @@ def insert(row: Row) -> tuple[str, list[Any]]:
 def update(write: Write) -> tuple[str, list[Any]]:
     """Statement and parameters of a write; the statement returns the row that it left, or nothing."""
     shape = (
+        write.delete,
         tuple(write.set),
         tuple(write.increase),
         tuple(write.remove),
@@ -96,7 +106,10 @@ _Shape = tuple[Any, ...]
 
 @lru_cache(maxsize=512)
 def _update_sql(shape: _Shape) -> str:
-    sets, increases, removes, inserts, discards, conditions = shape
+    delete, sets, increases, removes, inserts, discards, conditions = shape
+    holds = "".join(f" AND {_condition_sql(condition)}" for condition in conditions)
+    if delete:
+        return f'DELETE FROM tasks WHERE "taskId" = ?{holds} RETURNING {_LISTED}'  # noqa: S608
     changes = [f'"{name}" = ?' for name in sets]
     changes += [f'"{name}" = COALESCE("{name}", 0) + ?' for name in increases]
     changes += [f'"{name}" = NULL' for name in removes]
@@ -110,7 +123,6 @@ def _update_sql(shape: _Shape) -> str:
             SELECT value FROM json_each(COALESCE("{name}", '[]')) WHERE value <> ? ORDER BY 1)), '[]')"""  # noqa: S608
         for name in discards
     ]
-    holds = "".join(f" AND {_condition_sql(condition)}" for condition in conditions)
     return f'UPDATE tasks SET {", ".join(changes)} WHERE "taskId" = ?{holds} RETURNING {_LISTED}'  # noqa: S608
 
 
@@ -131,6 +143,7 @@ def _condition_sql(shape: _Shape) -> str:
         Absent: lambda: f'"{rest[0]}" IS NULL',
         Present: lambda: f'"{rest[0]}" IS NOT NULL',
         Below: lambda: f'"{rest[0]}" < ?',
+        Fewer: lambda: f'("{rest[0]}" IS NULL OR json_array_length("{rest[0]}") < ?)',
         OneOf: lambda: f'"{rest[0]}" IN ({", ".join("?" * rest[1])})',
     }[kind]
     return render()
@@ -138,8 +151,12 @@ def _condition_sql(shape: _Shape) -> str:
 
 def _collect(condition: Condition, into: list[Any]) -> None:
     """Append the values of a condition, in the order of its marks."""
-    if isinstance(condition, Is | Below):
+    if isinstance(condition, Is):
+        into.append(encode(condition.name, condition.value))
+    elif isinstance(condition, Below):
         into.append(condition.value)
+    elif isinstance(condition, Fewer):
+        into.append(condition.number)
     elif isinstance(condition, OneOf):
         into.extend(condition.values)
     elif isinstance(condition, Either):

@@ -22,7 +22,7 @@ from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
 from thunderagent.port import MAX_TEXT_BYTES, Applied
 from thunderagent.stores import sql
-from thunderagent.task import Candidate, Lane, Page, Row, Status
+from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
 
 BUSY_S: Final = 5.0
 _SWITCH_PAUSE_S: Final = 0.01
@@ -32,6 +32,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (sql.CREATE, sql.CREATE_INDEX),
     ('CREATE INDEX "expireAt-index" ON tasks ("expireAt") WHERE "expireAt" IS NOT NULL',),
     sql.ADD_THIRD,
+    sql.ADD_FOURTH,
 )
 """What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
 
@@ -158,8 +159,8 @@ class SqliteEngine:
                     FROM seen WHERE seen.value IS NOT NULL
                 ) SELECT value FROM seen WHERE value IS NOT NULL"""
             )
-            values = [value.partition("#") for (value,) in cursor]
-        return list(dict.fromkeys(Lane.parse(mark + lane) for status, mark, lane in values if status in set(Status)))
+            places = [StatusValue.parse(value) for (value,) in cursor]
+        return list(dict.fromkeys(Lane.parse(place.suffix) for place in places if place.status in set(Status)))
 
     # The file
 
