@@ -1,4 +1,4 @@
-"""Measures ThunderAgent beside the naive loop: `scripts/bench agent --help`, `scripts/bench streams --help`."""
+"""Measures ThunderAgent beside what it is compared with: see `scripts/bench --help`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from benchmarks import cronfree_figures, cronfree_report
+from benchmarks.cronfree_measure import measure_cronfree
 from benchmarks.fleet import BenchFailed
 from benchmarks.measure import measure, measure_naive
 from benchmarks.measurement import Load
@@ -114,7 +117,7 @@ def streams(
         connections=tuple(connections or [700]),
         tls=(False, True) if tls else (False,),
         loops=_loops(loop or ["asyncio"]),
-        only=_phases(only),
+        only=_parts(only, PHASES),
         rounds=rounds,
         kills=kills,
         streams=number,
@@ -126,13 +129,10 @@ def streams(
         naive=naive,
     )
 
-    def progress(text: str) -> None:
-        notes.print(f"{text}, load {os.getloadavg()[0]:.2f} …", style="dim", markup=False)
-
     with tempfile.TemporaryDirectory(prefix="thunderagent-bench-") as folder:
         try:
             with opened(store, Path(folder), None) as place:
-                figures = measure_streams(place, plan, progress)
+                figures = measure_streams(place, plan, _progress)
         except (BenchFailed, ThunderAgentError) as problem:
             notes.print(f"[red]{type(problem).__name__}:[/red]", end=" ")
             notes.print(str(problem), markup=False)
@@ -141,6 +141,51 @@ def streams(
     if json_file:
         told = streams_as_json(figures, plan, store, _machine())
         json_file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+@app.command()
+def cronfree(
+    store: Annotated[
+        list[str] | None,
+        typer.Option(help="Where the latency is measured: sqlite, ministack; both if none is named."),
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=2, max=100_000, help="Tasks of the latency, each way.")] = 300,
+    agents: Annotated[int, typer.Option(min=2, max=100, help="Agents that race, and in a fleet that is idle.")] = 20,
+    ticks: Annotated[int, typer.Option(min=2, max=1_000_000, help="Ticks that they race for.")] = 10_000,
+    idle: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Simulated hours of an idle agent.")] = 24.0,
+    only: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(cronfree_figures.PARTS),
+    deadline: Annotated[float, typer.Option(min=1.0, max=7200.0, help="Longest wait for one part, seconds.")] = 900.0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
+) -> None:
+    """Measure what takes the place of cron: the doorbell beside polls, idle agents, ticks, unique keys and limits.
+
+    The agent of the latency is a process of its own. An idle agent and the race for ticks are in simulated time.
+    Latencies depend on this machine and on what else it does; units, dollars and tasks a tick travel.
+    """
+    plan = cronfree_figures.Plan(
+        only=_parts(only, cronfree_figures.PARTS),
+        stores=_known(store or list(cronfree_figures.STORES), cronfree_figures.STORES, "--store"),
+        tasks=tasks,
+        agents=agents,
+        ticks=ticks,
+        idle_h=idle,
+        deadline_s=deadline,
+    )
+    with tempfile.TemporaryDirectory(prefix="thunderagent-bench-") as folder:
+        try:
+            figures = measure_cronfree(Path(folder), plan, _progress)
+        except (BenchFailed, ThunderAgentError) as problem:
+            notes.print(f"[red]{type(problem).__name__}:[/red]", end=" ")
+            notes.print(str(problem), markup=False)
+            raise typer.Exit(1) from None
+    console.print(cronfree_report.table(figures))
+    if json_file:
+        told = cronfree_report.as_json(figures, plan, _machine())
+        json_file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+def _progress(text: str) -> None:
+    notes.print(f"{text}, load {os.getloadavg()[0]:.2f} …", style="dim", markup=False)
 
 
 def _machine() -> dict[str, Any]:
@@ -162,13 +207,17 @@ def _loops(given: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given))
 
 
-def _phases(given: str) -> frozenset[str]:
-    phases = frozenset(filter(None, (name.strip() for name in given.split(","))))
-    if unknown := phases - set(PHASES):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: use {','.join(PHASES)}", param_hint="--only")
-    if not phases:
-        raise typer.BadParameter(f"use one or more of {','.join(PHASES)}", param_hint="--only")
-    return phases
+def _parts(given: str, known: Sequence[str]) -> frozenset[str]:
+    parts = [name for one in given.split(",") if (name := one.strip())]
+    return frozenset(_known(parts, known, "--only"))
+
+
+def _known(given: list[str], known: Sequence[str], option: str) -> tuple[str, ...]:
+    if unknown := set(given) - set(known):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: use {','.join(known)}", param_hint=option)
+    if not given:
+        raise typer.BadParameter(f"use one or more of {','.join(known)}", param_hint=option)
+    return tuple(dict.fromkeys(given))
 
 
 def _numbers(given: list[str]) -> list[int]:

@@ -18,6 +18,7 @@ from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
+from thunderagent.shared_writes import limit_row
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Candidate, Lane, Lease, Status
@@ -298,6 +299,15 @@ def test_an_agent_without_tasks_stops_at_once() -> None:
 def test_a_task_that_nobody_can_run_is_reported() -> None:
     client = memory_client(**QUICK)
     client.enqueue("test.unknown", {})
+    with pytest.raises(WaitTimeout, match=r"tasks are still open after 0.2 s"):
+        run_until_idle(agent_for(client), client, timeout_s=0.2)
+
+
+def test_a_task_in_the_line_of_a_limit_is_open() -> None:
+    client = memory_client(**QUICK)
+    taken = limit_row("api", number=1, now=client.store.clock.now(), holders=["another#1"])
+    assert client.store.found(taken)[0]
+    assert client.enqueue("test.unknown", {}, limit_key="api", limit=1).status is Status.BLOCKED
     with pytest.raises(WaitTimeout, match=r"tasks are still open after 0.2 s"):
         run_until_idle(agent_for(client), client, timeout_s=0.2)
 

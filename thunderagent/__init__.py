@@ -9,7 +9,9 @@ from thunderagent.client import Client
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff
+from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
+from thunderagent.schedules import Tick
 from thunderagent.settings import Settings
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
@@ -17,6 +19,7 @@ from thunderagent.streaming.cursor import Cursor, Gap, GapAction
 from thunderagent.streaming.endpoint import Attempt, Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.task import Status, Task
+from thunderagent.ticks import cron, every
 from thunderagent.version import __version__
 
 __all__ = [
@@ -40,7 +43,11 @@ __all__ = [
     "StreamContext",
     "StreamOptions",
     "Task",
+    "Tick",
     "__version__",
+    "cron",
+    "every",
     "job",
+    "periodic",
     "stream",
 ]

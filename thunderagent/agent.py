@@ -6,39 +6,42 @@ executors' threads and hand their outcomes to the loop.
 
 from __future__ import annotations
 
-import asyncio
-import math
 import os
 import random
 import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from types import FrameType
 from typing import Any, Final
 
 from thunderagent import events
 from thunderagent.balance import Fleet
+from thunderagent.commands import Commands
+from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents
-from thunderagent.errors import AgentDraining, ConfigurationError, StoreError, StoreThrottled
+from thunderagent.doorbell import Doorbell
+from thunderagent.doorbells.opening import open_doorbell
+from thunderagent.errors import AgentDraining, StoreError, StoreThrottled
 from thunderagent.events import EventBus
-from thunderagent.executor import Executors, LoopExecutor, Scope, ThreadExecutor, no_scope
+from thunderagent.executor import Executors, Scope, no_scope
+from thunderagent.executors import make_executors
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
-from thunderagent.isolation import ProcessExecutor
+from thunderagent.listener import Listener
 from thunderagent.maintenance import Janitor
 from thunderagent.pacing import HURRY_S, THROTTLED_S, first_poll, outage_delays
+from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
-from thunderagent.serving import make_pollers
-from thunderagent.settings import Settings, lease_problems, load_settings
+from thunderagent.ringer import Ringer
+from thunderagent.serving import check_leases, make_pollers
+from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
-from thunderagent.streaming.governor import Governor
 from thunderagent.task import BATCH, STREAM
 from thunderagent.workload import Workload
 
@@ -55,6 +58,7 @@ class Agent:
         settings: Settings,
         *,
         bus: EventBus | None = None,
+        doorbell: Doorbell | None = None,
         scope: Scope = no_scope,
         rng: random.Random | None = None,
         first_poll_s: float | None = None,
@@ -66,6 +70,7 @@ class Agent:
             jobs: what this agent can run.
             settings: all numbers.
             bus: gets every event; a fresh one if None.
+            doorbell: what it listens to, and closes at its end; None: it polls.
             scope: what surrounds each handler.
             rng: source of jitter and shuffling.
             first_poll_s: delay of the first poll; None takes a random 1 to 3 s, so that a fleet does not poll in step.
@@ -76,7 +81,7 @@ class Agent:
         self.store = store
         self.jobs = jobs
         self.settings = settings
-        self._check_leases()
+        check_leases(jobs, settings)
         self._rng = rng or random.Random()
         self._monotonic = store.monotonic
         self._first_poll_s = first_poll(self._rng) if first_poll_s is None else first_poll_s
@@ -97,6 +102,15 @@ class Agent:
         most = settings.max_streams if streams else 0
         self._fleet = Fleet(store, owner=self.name, max_streams=most, jobs=streams, monotonic=self._monotonic)
         self._pollers = make_pollers(store, jobs, settings, fleet=self._fleet, bus=self.bus, rng=self._rng)
+        self._controls = Controls(
+            store,
+            self.bus,
+            owner=self.name,
+            queues={queue for queue, _ in self._pollers},
+            jobs=jobs,
+            every_s=settings.poll_min_s,
+            monotonic=self._monotonic,
+        )
         self._heart_store = store.sibling()
         self._heartbeat = Heartbeat(self._heart_store, self.bus, tick_s=self._tick_s(), monotonic=self._monotonic)
         self._workload = Workload(
@@ -111,6 +125,7 @@ class Agent:
             dependents=dependents,
             policy=policy,
             fleet=self._fleet,
+            controls=self._controls,
         )
         janitor = Janitor(
             store,
@@ -123,6 +138,8 @@ class Agent:
             keep_failed_s=policy.keep_failed_s,
             is_held=self._workload.held.__contains__,
             monotonic=self._monotonic,
+            limit=self._workload.admission.limit_of,
+            freed=self._workload.admission.lines.freed,
         )
         self._housekeeping = Housekeeping(
             store,
@@ -133,8 +150,28 @@ class Agent:
             pollers=self._pollers,
             workload=self._workload,
             janitor=janitor,
+            periodic=Periodic(
+                store,
+                jobs,
+                settings,
+                self.bus,
+                owner=self.name,
+                cancel=Commands(store, settings, doorbell=doorbell).cancel,
+                ring=Ringer(doorbell).tasks,
+                rng=self._rng,
+            ),
             health=self.health,
             failed=self._house_failed,
+        )
+        self._listener = Listener(
+            doorbell,
+            self._workload.choice.rung,
+            self._heartbeat,
+            self.bus,
+            owner=self.name,
+            pollers=self._pollers,
+            stretch_s=settings.poll_wake_s,
+            wake=self._workload.wake,
         )
         self.bus.subscribe(self._look_for_child)
 
@@ -148,7 +185,7 @@ class Agent:
         """
         settings = load_settings(**overrides)
         registry = jobs if isinstance(jobs, Registry) else Registry.from_package(jobs)
-        return cls(open_store(settings, for_agent=True), registry, settings)
+        return cls(open_store(settings, for_agent=True), registry, settings, doorbell=open_doorbell(settings))
 
     def run(self) -> int:
         """Serve until `stop()`, SIGTERM or SIGINT, then drain.
@@ -171,6 +208,7 @@ class Agent:
             finally:
                 executors.close()
                 self._heartbeat.stop()
+                self._listener.close()
                 if self._heart_store.engine is not self.store.engine:
                     self._heart_store.engine.close()
 
@@ -199,11 +237,12 @@ class Agent:
             "heartbeat_alive": self._heartbeat.is_alive,
             "store_answers": self._outage is None,
             "draining": self._stops > 0,
+            "paused": self._controls.is_agent_paused,
         }
 
     def _look_for_child(self, event: events.Event) -> None:
-        """A task that has left BLOCKED is due now: do not let it wait for the next poll."""
-        if isinstance(event, events.ChildUnparked):
+        """A task that has left BLOCKED, or that of a tick, is due now: do not let it wait for the next poll."""
+        if isinstance(event, (events.ChildUnparked, events.TickPut)):
             for poller in self._pollers.values():
                 poller.wake()
 
@@ -212,6 +251,7 @@ class Agent:
         self._housekeeping.begin()
         for poller in self._pollers.values():
             poller.postpone(self._first_poll_s)
+        self._listener.start()
         queues = ", ".join(
             f"{poller.queue}:{poller.slots}" + (" streams" if poller.kind == STREAM else "")
             for poller in self._pollers.values()
@@ -224,8 +264,8 @@ class Agent:
 
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
-        due = min((poller.due for poller in self._pollers.values()), default=math.inf) - self._monotonic()
-        self._workload.gather(min(due, self._housekeeping.idle_s(LONGEST_WAIT_S)))
+        idle_s = min(self._workload.choice.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
+        self._workload.gather(idle_s)
         self._commit(claim=not self._stops)
         if not self._stops:
             self._housekeeping.run_pending()
@@ -237,6 +277,7 @@ class Agent:
         """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
         self._workload.is_closing = True
+        self._listener.stop()
         begun = self._monotonic()
         self._housekeeping.leave_streams(store_answers=self._outage is None)
         self._wind_down(self.settings.drain_s - (self._monotonic() - begun), may_hurry=True)
@@ -289,6 +330,7 @@ class Agent:
 
     def _reached(self) -> None:
         self._last_round = self._monotonic()
+        self._workload.choice.rung.is_deaf = False
         if self._outage is not None:
             self._outage = None
             seconds = self._last_round - self._outage_since
@@ -296,6 +338,7 @@ class Agent:
 
     def _failed(self, error: StoreError, *, answered: bool) -> None:
         """Wait longer after each failure, shortly when a part was answered; heartbeats go on by themselves."""
+        self._workload.choice.rung.is_deaf = True
         if self._outage is None:
             self._outage_since = self._monotonic()
         if self._outage is None or answered:
@@ -304,8 +347,7 @@ class Agent:
         if isinstance(error, StoreThrottled):  # it is there, and less of us is all that it asks for
             delay = min(delay, THROTTLED_S)
         self._next_try = self._monotonic() + delay
-        for poller in self._pollers.values():
-            poller.postpone(delay)
+        self._workload.choice.postpone(delay)
         self.bus.emit(events.StoreFailed(during="polling", error=str(error), next_try_s=delay))
 
     def _look_after_threads(self) -> None:
@@ -313,21 +355,11 @@ class Agent:
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
             self.bus.emit(events.ThreadDied(thread="heartbeat", restarted=True))
+        self._listener.look_after()
         executors = self._workload.executors
         if executors and executors.loop and not executors.loop.is_alive and not self._stops:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
             self.stop()
-
-    def _check_leases(self) -> None:
-        """A job may set its lease or its heartbeat alone: together with the settings they must still fit."""
-        problems = []
-        for job in self.jobs.values():
-            lease_s, beat_s = job.lease_s or self.settings.lease_s, job.heartbeat_s or self.settings.heartbeat_s
-            problems += lease_problems(
-                lease_s, beat_s, f"the lease_s of {job.name!r}", f"the heartbeat_s of {job.name!r}"
-            )
-        if problems:
-            raise ConfigurationError("these jobs cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
 
     def _tick_s(self) -> float:
         """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""
@@ -336,24 +368,18 @@ class Agent:
         return min(1.0, self.settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
 
     def _executors(self) -> Executors:
-        slots = sum(poller.slots for poller in self._pollers.values() if poller.kind == BATCH)
-        jobs, done, settings = self.jobs.values(), self._workload.done, self.settings
-        loop = None
-        if any(job.is_async for job in jobs):
-            governor = Governor(
-                concurrency=settings.connect_concurrency, rate=settings.connect_rate, fleet=lambda: self._fleet.size
-            )
-            loop = LoopExecutor(
-                done, self._scope, governor=governor, new_loop=_loop_maker(settings), monotonic=self._monotonic
-            )
-            self._workload.handoffs.call = loop.call
-        return Executors(
-            threads=ThreadExecutor(slots, done, self._scope),
-            loop=loop,
-            processes=ProcessExecutor(slots, done, self._scope)
-            if any(job.isolation == "process" for job in jobs)
-            else None,
+        executors = make_executors(
+            self.jobs,
+            self.settings,
+            self._workload.done,
+            self._scope,
+            slots=sum(poller.slots for poller in self._pollers.values() if poller.kind == BATCH),
+            agents=lambda: self._fleet.size,
+            monotonic=self._monotonic,
         )
+        if executors.loop is not None:
+            self._workload.handoffs.call = executors.loop.call
+        return executors
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -371,10 +397,3 @@ class Agent:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _loop_maker(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes the event loop. uvloop is imported only here, as it is an extra."""
-    if settings.event_loop == "uvloop":
-        return import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
-    return asyncio.new_event_loop

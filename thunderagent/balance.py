@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -148,9 +148,16 @@ def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
         told, health = agent.info["streams"], agent.info.get("health") or {}
         held, most = int(told["held"]), int(told["max"])
         can = not jobs or not jobs.isdisjoint(agent.info["jobs"])
-        return (held, most) if most > 0 and can and not health.get("draining") else None
+        takes = can and not health.get("draining") and not is_paused(agent)
+        return (held, most) if most > 0 and takes else None
     except (LookupError, TypeError, ValueError, AttributeError):  # of another version, or made by hand
         return None
+
+
+def is_paused(agent: AgentInfo) -> bool:
+    """True when an agent tells that it claims nothing, as somebody has paused it."""
+    health = agent.info.get("health")
+    return isinstance(health, Mapping) and bool(health.get("paused"))
 
 
 class StreamPoller(QueuePoller):

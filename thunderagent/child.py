@@ -17,7 +17,7 @@ from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.executor import run_handler
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
-from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.settler import Raised, Ran, Returned, Stopped, raised
 from thunderagent.task import Lease, Task
 
 
@@ -44,7 +44,7 @@ def _child(descriptor: int) -> None:
     try:
         job = _find(orders["module"], orders["job"])
     except Exception as error:
-        outcome: Outcome = raised(error)
+        outcome: Ran = raised(error)
     else:
         outcome = run_handler(job, context)
     tell(_answer(outcome))
@@ -80,7 +80,7 @@ def _find(module: str, name: str) -> Job[Any]:
     raise errors.UnknownJob(f"the module {module} has no job {name!r}: keep the job at the top level of the module")
 
 
-def _answer(outcome: Outcome) -> dict[str, Any]:
+def _answer(outcome: Ran) -> dict[str, Any]:
     match outcome:
         case Returned(value=Snooze() | Cancel() | Fail() as answer):
             return {"answer": type(answer).__name__, "fields": asdict(answer)}

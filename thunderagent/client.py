@@ -9,20 +9,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
-from thunderagent.commands import Commands, id_of
+from thunderagent.commands import id_of
 from thunderagent.dependencies import OnParentFailure
+from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.errors import (
     NotAllowed,
     WaitTimeout,
 )
 from thunderagent.intake import NewTask
 from thunderagent.job import Job
-from thunderagent.pacing import wait_delays
+from thunderagent.lines import line_value, open_lines
+from thunderagent.pacing import KEY_SETTLES_S, wait_delays
+from thunderagent.pause_commands import PauseCommands
+from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, Enqueued
 from thunderagent.stores.opening import open_store
-from thunderagent.task import TERMINAL, Candidate, Status, Task
+from thunderagent.task import TERMINAL, Candidate, Status, Task, UniqueScope
 
 P = TypeVar("P")
 
@@ -30,7 +34,7 @@ BULK: Final = 500
 """Tasks that `enqueue_many` gives to the store in one call."""
 
 
-class Client(Commands):
+class Client(ScheduleCommands, PauseCommands):
     """Enqueues tasks, looks them up, and changes their fate. Safe in threads."""
 
     @classmethod
@@ -41,10 +45,11 @@ class Client(Commands):
             ConfigurationError: the settings cannot work.
         """
         settings = load_settings(**overrides)
-        return cls(open_store(settings), settings)
+        return cls(open_store(settings), settings, doorbell=open_doorbell(settings))
 
     def close(self) -> None:
-        """Let go of the connections of the store."""
+        """Let go of the connections of the store, and of the doorbell."""
+        self._ringer.close()
         self.store.engine.close()
 
     # Enqueue
@@ -62,6 +67,10 @@ class Client(Commands):
         run_at: float | None = None,
         max_retry: int | None = None,
         queue: str | None = None,
+        unique_key: str | None = None,
+        unique_scope: str = UniqueScope.UNTIL_DONE,
+        limit_key: str | None = None,
+        limit: int | None = None,
     ) -> Task: ...
 
     @overload
@@ -77,6 +86,10 @@ class Client(Commands):
         run_at: float | None = None,
         max_retry: int | None = None,
         queue: str | None = None,
+        unique_key: str | None = None,
+        unique_scope: str = UniqueScope.UNTIL_DONE,
+        limit_key: str | None = None,
+        limit: int | None = None,
     ) -> Task: ...
 
     def enqueue(
@@ -91,6 +104,10 @@ class Client(Commands):
         run_at: float | None = None,
         max_retry: int | None = None,
         queue: str | None = None,
+        unique_key: str | None = None,
+        unique_scope: str = UniqueScope.UNTIL_DONE,
+        limit_key: str | None = None,
+        limit: int | None = None,
     ) -> Task:
         """Put a task into its queue.
 
@@ -104,22 +121,42 @@ class Client(Commands):
             run_at: epoch seconds at which the task may run, instead of a delay.
             max_retry: retries after errors of the handler, instead of the job's.
             queue: name of the queue, instead of the job's.
+            unique_key: of the tasks of this job with this key, at most one is open. While one is, it is the answer,
+                whatever the payload.
+            unique_scope: how long the key is held: "until_done", or "until_start" so that the next task may be
+                enqueued while this one runs.
+            limit_key: tasks with this key count together against `limit`; None: the job's, else the name of the job.
+            limit: how many of them run at once in the whole fleet, instead of the job's.
 
         Returns:
-            the task in the store: the new one, or the one that has the id already.
+            the task in the store: the new one, or the one that has the id or the unique key already.
 
         Raises:
             PayloadInvalid: the payload does not fit the job, or is not JSON data.
             PayloadTooLarge: the payload is over 350 KB and there is no bucket for it.
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a task in `depends_on` does not exist.
+            ConfigurationError: one of the options cannot be what it is.
             StoreError: the store did not take it.
         """
         parents = [depends_on] if isinstance(depends_on, str) else depends_on  # a text is a sequence of letters
         names = tuple(dict.fromkeys(map(id_of, parents)))
-        new = NewTask(job, task_id, delay_s, run_at, max_retry, queue, names, on_parent_failure)
-        task = self._intake.put(self._intake.make(new, payload))
-        self._enqueued()
+        new = NewTask(
+            job,
+            task_id,
+            delay_s,
+            run_at,
+            max_retry,
+            queue,
+            names,
+            on_parent_failure,
+            unique_key=unique_key,
+            unique_scope=unique_scope,
+            limit_key=limit_key,
+            limit=limit,
+        )
+        task = self._intake.put(self._intake.make(new, payload), own_id=task_id is not None, number=new.number)
+        self._enqueued(task)
         return task
 
     def enqueue_many(
@@ -132,6 +169,8 @@ class Client(Commands):
         run_at: float | None = None,
         max_retry: int | None = None,
         queue: str | None = None,
+        limit_key: str | None = None,
+        limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[Enqueued]:
         """Put many tasks of one job into its queue, in batches.
@@ -144,16 +183,20 @@ class Client(Commands):
             run_at: as for `enqueue`.
             max_retry: as for `enqueue`.
             queue: as for `enqueue`.
+            limit_key: as for `enqueue`.
+            limit: as for `enqueue`.
             on_progress: called after each batch with the number of tasks handled so far.
 
         Returns:
             one outcome for each payload, in order: an `error` there concerns that task alone.
         """
-        new = NewTask(job, None, delay_s, run_at, max_retry, queue)
+        new = NewTask(job, None, delay_s, run_at, max_retry, queue, limit_key=limit_key, limit=limit)
         pairs = zip(payloads, task_ids, strict=True) if task_ids is not None else ((one, None) for one in payloads)
         outcomes: list[Enqueued] = []
         while batch := list(itertools.islice(pairs, BULK)):
-            outcomes += self._intake.put_many(new, batch, fresh=task_ids is None)
+            put = self._intake.put_many(new, batch, fresh=task_ids is None)
+            outcomes += put
+            self._ringer.tasks(one.task for one in put if one.error is None)
             if on_progress:
                 on_progress(len(outcomes))
         self._enqueued()
@@ -209,12 +252,11 @@ class Client(Commands):
             limit: at most so many; None: all.
         """
         wanted = [Status(status)] if status else list(Status)
-        streams = [
-            self._entries(lane.value(one), newest_first)
-            for one in wanted
-            for lane in self.store.engine.lanes()
-            if queue is None or lane.queue == queue
-        ]
+        lanes = [lane for lane in self.store.engine.lanes() if queue is None or lane.queue == queue]
+        values = [lane.value(one) for one in wanted for lane in lanes]
+        if Status.BLOCKED in wanted:
+            values += [line_value(lane, key) for key in open_lines(self.store) for lane in lanes]
+        streams = [self._entries(value, newest_first) for value in values]
         merged = heapq.merge(*streams, key=lambda entry: entry.created_at, reverse=newest_first)
         return itertools.islice(self._whole(merged, min(limit or 100, 100)), limit)
 
@@ -233,6 +275,8 @@ class Client(Commands):
     ) -> int:
         """Delete ended tasks of a status, with their texts.
 
+        Tasks with a unique key stay for a minute after their end, as one with the same id may just be on its way.
+
         Args:
             status: SUCCESS, FAILED or DONE.
             queue: only of this queue.
@@ -247,12 +291,13 @@ class Client(Commands):
         """
         if Status(status) not in TERMINAL:
             raise NotAllowed(f"{status} tasks have not ended: cancel them first")
-        before = self.store.clock.now() - older_than_s
+        now = self.store.clock.now()
+        before = now - older_than_s
         deleted = 0
         tasks = (
             task
             for task in self.list(status=status, queue=queue, newest_first=False, limit=None)
-            if (task.finished_at or 0.0) <= before
+            if (task.finished_at or 0.0) <= (before if task.unique_key is None else min(before, now - KEY_SETTLES_S))
         )
         while limit is None or deleted < limit:
             size = 100 if limit is None else min(100, limit - deleted)

@@ -10,11 +10,14 @@ from thunderagent import writes
 from thunderagent.conditions import Write
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents, Ended
+from thunderagent.doorbell import Doorbell
 from thunderagent.errors import NotAllowed, TaskNotFound
 from thunderagent.events import EventBus
 from thunderagent.intake import Intake
 from thunderagent.journal import Run, read_journals
+from thunderagent.keys import Keys
 from thunderagent.pacing import wait_delays
+from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
@@ -26,24 +29,36 @@ TRIES: Final = 5
 class Commands:
     """What changes the fate of a task. `Client` has these beside enqueue and wait."""
 
-    def __init__(self, store: TaskStore, settings: Settings, *, on_enqueue: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        store: TaskStore,
+        settings: Settings,
+        *,
+        on_enqueue: Callable[[], None] | None = None,
+        doorbell: Doorbell | None = None,
+    ) -> None:
         """Make a client.
 
         Args:
             store: where the tasks are.
             settings: defaults of new tasks.
             on_enqueue: called after each enqueue, for example `agent.wake` of an agent in the same process.
+            doorbell: tells agents in other processes; `close` closes it.
         """
         self.store = store
         self.settings = settings
         self._on_enqueue = on_enqueue
+        self._ringer = Ringer(doorbell)
+        bus = EventBus()
+        bus.subscribe(self._ringer.listen)
         self._dependents = Dependents(
             store,
-            EventBus(),
+            bus,
             keep_success_s=settings.keep_success_days * 86400,
             keep_failed_s=settings.keep_failed_days * 86400,
         )
         self._intake = Intake(store, settings, self._dependents)
+        self._keys = Keys(store)
 
     def get(self, task_id: str | Task) -> Task:
         """The task as it is now.
@@ -60,7 +75,8 @@ class Commands:
     def cancel(self, task_id: str | Task) -> Task:
         """Close a task that waits as DONE, with its children; ask the agent of a running one to stop it.
 
-        A running handler is told with the next heartbeat, see `ctx.check()`. Cancelling twice is harmless.
+        A running handler is told at once where a doorbell reaches its agent, else with the next heartbeat, see
+        `ctx.check()`. Cancelling twice is harmless.
 
         Raises:
             NotAllowed: it has ended already.
@@ -69,6 +85,7 @@ class Commands:
         for _ in range(TRIES):
             task, now = self.get(task_id), self.store.clock.now()
             if task.status is Status.DONE or (task.status is Status.RUNNING and task.cancel_requested):
+                self._ringer.beat(task)
                 return task
             if task.status.is_terminal:
                 raise NotAllowed(f"the task {task.task_id!r} has ended as {task.status}: nothing is left to cancel")
@@ -80,7 +97,8 @@ class Commands:
             [after] = self.store.apply([write])
             if after is not None:
                 if after.status.is_terminal:
-                    self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+                    self._ended(after)
+                self._ringer.beat(after)
                 return after
         raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
 
@@ -90,7 +108,8 @@ class Commands:
         A task whose parents have not all succeeded waits for those that are open.
 
         Raises:
-            NotAllowed: its status is another, or a parent has not succeeded: retry that first.
+            NotAllowed: its status is another, a parent has not succeeded (retry that first), or another task has its
+                unique key.
             TaskNotFound: there is none.
         """
         task = self.get(task_id)
@@ -103,10 +122,11 @@ class Commands:
 
     def _revive(self, task: Task) -> Task | None:
         waiting_for = self._open_parents(task)
+        self._keys.retake(task)
         [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
         if after is not None:
             after = self._intake.introduce(after) if after.status is Status.BLOCKED else after
-            self._enqueued()
+            self._enqueued(after)
         return after
 
     # Streams
@@ -123,6 +143,7 @@ class Commands:
         for _ in range(TRIES):
             task, now = self.get(task_id), self.store.clock.now()
             if task.desired_state == Desired.STOPPED and task.status in (Status.RUNNING, Status.DONE):
+                self._ringer.beat(task)
                 return task
             if not task.is_stream and task.status is not Status.PENDING:
                 raise NotAllowed(f"the task {task.task_id!r} is no stream: cancel it")
@@ -136,7 +157,8 @@ class Commands:
             [after] = self.store.apply([write])
             if after is not None:
                 if after.status.is_terminal:
-                    self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+                    self._ended(after)
+                self._ringer.beat(after)
                 return after
         raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
 
@@ -162,6 +184,7 @@ class Commands:
             elif task.desired_state == Desired.STOPPED:
                 write = writes.request_start(task, now=self.store.clock.now())
                 [after] = self.store.apply([write]) if task.status is not Status.RUNNING else [None]
+                self._enqueued(*(one for one in (after,) if one is not None))
             if after is not None:
                 return after
             if time.monotonic() >= until:
@@ -181,9 +204,14 @@ class Commands:
 
     # Inside
 
-    def _enqueued(self) -> None:
+    def _ended(self, task: Task) -> None:
+        self._dependents.tell([Ended(task.task_id, task.status, task.dependents)])
+        self._keys.free([task])
+
+    def _enqueued(self, *tasks: Task) -> None:
         if self._on_enqueue:
             self._on_enqueue()
+        self._ringer.tasks(tasks)
 
     def _open_parents(self, task: Task) -> frozenset[str]:
         if not task.depends_on:

@@ -48,6 +48,13 @@ class Fewer:
 
 
 @dataclass(frozen=True, slots=True)
+class NoSet:
+    """The attribute is there and is no set: somebody has written the row by hand."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """The attribute has one of these values."""
 
@@ -62,7 +69,7 @@ class Either:
     conditions: tuple[Condition, ...]
 
 
-Condition = Is | Absent | Present | Below | Fewer | OneOf | Either
+Condition = Is | Absent | Present | Below | Fewer | NoSet | OneOf | Either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,8 @@ class Write:
         if not self.set or any(row.get(name) != value for name, value in self.set.items()):
             return False
         if any(name in row for name in self.remove):
+            return False
+        if any(member not in row.get(name, ()) for name, member in self.insert.items()):
             return False
         return all(
             row.get(condition.name) == condition.value

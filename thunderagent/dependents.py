@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from thunderagent import events, writes
 from thunderagent.dependencies import Verdict, reason, verdict
 from thunderagent.events import EventBus
+from thunderagent.keys import Keys
 from thunderagent.store import TaskStore
 from thunderagent.task import Status, Task
 
@@ -30,6 +31,7 @@ class Dependents:
     def __init__(self, store: TaskStore, bus: EventBus, *, keep_success_s: float, keep_failed_s: float) -> None:
         self._store = store
         self._bus = bus
+        self._keys = Keys(store)
         self._keep = {Status.DONE: keep_success_s, Status.FAILED: keep_failed_s}
 
     def tell(self, ended: Sequence[Ended]) -> None:
@@ -63,7 +65,7 @@ class Dependents:
                     case Verdict.CANCEL:
                         doomed.append((child, Status.DONE, reason(parent_id, parents[parent_id])))
                         break
-        self._go(done, [child for child in children if child.status is Status.BLOCKED and not child.waiting_for])
+        self._go(done, [child for child in children if _is_ready(child)])
         return self._doom(doomed)
 
     def _go(self, done: Sequence[tuple[Task, str]], ready: Sequence[Task]) -> None:
@@ -81,7 +83,7 @@ class Dependents:
         batch = [writes.unpark(task, now=now, due=task.created_at) for task, _ in last.values()]
         for task, (_, parent_id) in zip(self._store.apply(batch), last.values(), strict=True):
             if task is not None:
-                self._bus.emit(events.ChildUnparked(task_id=task.task_id, parent_id=parent_id))
+                self._bus.emit(events.ChildUnparked(task_id=task.task_id, parent_id=parent_id, queue=task.queue))
 
     def _doom(self, doomed: Sequence[tuple[Task, Status, str]]) -> list[Ended]:
         if not doomed:
@@ -92,8 +94,15 @@ class Dependents:
             for child, status, why in doomed
         ]
         ended = []
-        for task, (_, status, why) in zip(self._store.apply(batch), doomed, strict=True):
+        tasks = self._store.apply(batch)
+        self._keys.free(task for task in tasks if task is not None)
+        for task, (_, status, why) in zip(tasks, doomed, strict=True):
             if task is not None:
                 self._bus.emit(events.ChildDoomed(task_id=task.task_id, status=status, reason=why))
                 ended.append(Ended(task.task_id, task.status, task.dependents))
         return ended
+
+
+def _is_ready(child: Task) -> bool:
+    """It waits for no parent any more, and not for a slot of its limit either."""
+    return child.status is Status.BLOCKED and not child.waiting_for and child.line is None

@@ -13,6 +13,7 @@ inputs and broken dependencies, and each says what to do.
     ├── TaskNotFound              no task has this id
     ├── DuplicateTask             the id is taken by a task with another job or payload
     ├── ParentNotFound            `depends_on` names a task that does not exist
+    ├── EventRejected             an event that came to a router cannot become a task
     ├── NotAllowed                the task's state does not permit this command
     ├── WaitTimeout               the task did not end in the given time
     ├── TaskStopped               raised inside a handler that asked `ctx.check()`
@@ -24,6 +25,7 @@ inputs and broken dependencies, and each says what to do.
     │   ├── StreamWedged          … the stream makes no progress here
     │   └── AgentDraining         … the agent is stopping and its drain time is over
     ├── StreamFailed              a stream cannot go on: the peer refuses for good, or a limit of ours says so
+    ├── DoorbellError             rings cannot be heard now; agents poll as if there were no doorbell
     └── StoreError                the store did not do what was asked
         ├── StoreUnavailable      … for now: retry later
         │   ├── StoreThrottled    … the table or index refuses because of its throughput
@@ -37,6 +39,7 @@ inputs and broken dependencies, and each says what to do.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 
 
 class ThunderAgentError(Exception):
@@ -82,6 +85,28 @@ class ParentNotFound(ThunderAgentError):
     """A task named in `depends_on` does not exist; enqueue the parents first."""
 
 
+class EventRejected(ThunderAgentError):
+    """The event cannot become a task."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        problems: Sequence[Mapping[str, str]] = (),
+        status: int = 400,
+    ) -> None:
+        """Reject an event; a route may raise this too.
+
+        Args:
+            message: why, without anything secret: it is the answer to the sender, and is logged.
+            problems: each field with what is wrong with it, as `field` and `message`.
+            status: of the answer over HTTP, 400 to 499.
+        """
+        super().__init__(message)
+        self.problems = tuple(problems)
+        self.status = status
+
+
 class NotAllowed(ThunderAgentError):
     """The state of the task does not permit this."""
 
@@ -124,6 +149,10 @@ class StreamWedged(TaskStopped):
 
 class StreamFailed(ThunderAgentError):
     """The stream cannot go on."""
+
+
+class DoorbellError(ThunderAgentError):
+    """The doorbell does not work now: tasks are found by polling."""
 
 
 class StoreError(ThunderAgentError):

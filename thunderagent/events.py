@@ -121,6 +121,14 @@ class TaskSnoozed(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLimited(TaskEvent):
+    """No slot of its limit was free: the task stands in line."""
+
+    limit_key: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReleased(TaskEvent):
     """The task went back to its queue because the agent stops."""
 
@@ -153,6 +161,15 @@ class ChildUnparked(Event):
 
     task_id: str
     parent_id: str
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLetOut(Event):
+    """A task left the line of its limit for its queue, as a slot is free."""
+
+    task_id: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +190,24 @@ class UnknownJobsSeen(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """This agent has noticed that a queue or a job of its, or itself, is paused; `until` None: until resumed."""
+
+    kind: str
+    name: str
+    until: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """This agent has noticed the end of a pause, by hand or by itself."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFailed(Event):
     """A call to the store failed; `next_try_s` until the next."""
 
@@ -186,6 +221,21 @@ class StoreRecovered(Event):
     """The store answers again."""
 
     during: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorbellFailed(Event):
+    """Rings cannot be heard; polling goes on at its usual pace, and `next_try_s` until the next attempt to listen."""
+
+    error: str
+    next_try_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorbellRecovered(Event):
+    """Rings are heard again."""
+
     seconds: float
 
 
@@ -263,6 +313,49 @@ class ActiveConnections(Event):
 
     connections: int
     streams: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickPut(Event):
+    """The task of a tick of a periodic job is in its queue, `late_s` after the tick."""
+
+    job: str
+    task_id: str
+    late_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicksSkipped(Event):
+    """Ticks of a periodic job were left out; of very many, at most a thousand are counted."""
+
+    job: str
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSet(Event):
+    """The row of a periodic job has the schedule of our code now, instead of `before`."""
+
+    job: str
+    spec: str
+    before: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSetBack(Event):
+    """The last tick of a periodic job was this far ahead of the clock: ticks count from now on again."""
+
+    job: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleUnreadable(Event):
+    """The row of a periodic job is none that this version can follow: its ticks are left to other agents."""
+
+    job: str
+    error: str
 
 
 Listener = Callable[[Event], None]

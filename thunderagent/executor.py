@@ -20,7 +20,7 @@ from thunderagent.context import Context
 from thunderagent.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.job import Job
 from thunderagent.pacing import LOOP_JOIN_S, LOOP_TICK_S
-from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.settler import Outcome, Raised, Ran, Returned, Stopped, raised
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.governor import Governor
 from thunderagent.task import Lease
@@ -69,7 +69,7 @@ def no_scope(_: Lease) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def run_handler(job: Job[Any], context: Context) -> Outcome:
+def run_handler(job: Job[Any], context: Context) -> Ran:
     """Run a plain handler here and now; whatever it raises becomes an outcome."""
     try:
         payload = job.load_payload(context.lease.task.payload_text)
@@ -85,7 +85,7 @@ def run_handler(job: Job[Any], context: Context) -> Outcome:
         return outcome_of(error, job, context)
 
 
-def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Outcome:
+def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Ran:
     """What an exception of a handler means: stopped, if it had been asked to stop, else an error."""
     if context.stop_reason is not None and not isinstance(error, job.fatal):
         return Stopped(context.stop_reason, progressed=context.has_progressed)

@@ -23,7 +23,7 @@ from thunderagent import events
 from thunderagent.errors import LeaseLost, StoreError, StreamStopped, StreamWedged, TaskCancelled
 from thunderagent.events import EventBus
 from thunderagent.executor import Running
-from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
+from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
 from thunderagent.settler import about, time_limit
 from thunderagent.store import Beat, Renewal, TaskStore
 from thunderagent.task import Desired
@@ -52,7 +52,10 @@ class Heartbeat:
         self._rng = rng or random.Random()
         self._monotonic = monotonic
         self._held: dict[str, Running] = {}
+        self._hurries: dict[str, float] = {}
+        self._hurried: dict[str, float] = {}
         self._stop = threading.Event()
+        self._early = threading.Event()
         self._threads: list[threading.Thread] = []
         self._changing = threading.RLock()
         self.last_round = monotonic()
@@ -91,10 +94,23 @@ class Heartbeat:
         """Let this lease go: it is settled or lost. The answer to a beat that is under way changes nothing any more."""
         with self._changing:
             self._held.pop(running.lease.task_id, None)
+            self._hurries.pop(running.lease.task_id, None)
+            self._hurried.pop(running.lease.task_id, None)
+
+    def hurry(self, task_id: str) -> None:
+        """Renew the lease of a task now, if it is held here: its row has something to tell. At most once a second."""
+        with self._changing:
+            running = self._held.get(task_id)
+            if running is None or running.next_beat == math.inf:
+                return
+            again = self._hurried.get(task_id, -math.inf) + BEAT_AGAIN_S
+            self._hurries[task_id] = max(self._monotonic(), again)
+        self._early.set()
 
     def stop(self) -> None:
         """End the threads; the last of the agent's to stop."""
         self._stop.set()
+        self._early.set()
         for thread in self._threads:
             thread.join(THREAD_JOIN_S)
 
@@ -106,7 +122,12 @@ class Heartbeat:
     def renew_due(self) -> None:
         """Renew the leases whose time has come, in one call to the store."""
         now = self._monotonic()
-        due = [one for one in list(self._held.values()) if one.next_beat <= now and not one.lost and self._may(one)]
+        hurried = self._take_hurries(now)
+        due = [
+            one
+            for one in list(self._held.values())
+            if (one.next_beat <= now or one.lease.task_id in hurried) and not one.lost and self._may(one)
+        ]
         if due:
             late = now - min(one.next_beat for one in due)
             if late > max(self._tick_s * 3, min(one.beat_s for one in due)):
@@ -121,9 +142,23 @@ class Heartbeat:
         for running in list(self._held.values()):
             self._judge(running, self._monotonic())
 
+    def _take_hurries(self, now: float) -> set[str]:
+        """The leases to renew before their time. Asked for while a beat is under way, there is one more after it."""
+        if not self._hurries:
+            return set()
+        with self._changing:
+            taken = {task_id for task_id, at in self._hurries.items() if at <= now}
+            for task_id in taken:
+                del self._hurries[task_id]
+                self._hurried[task_id] = now
+        return taken
+
     def _beat(self) -> None:
-        while not self._stop.wait(self._tick_s):
-            self.renew_due()
+        while not self._stop.is_set():
+            self._early.wait(self._tick_s)
+            self._early.clear()
+            if not self._stop.is_set():
+                self.renew_due()
 
     def _watch(self) -> None:
         while not self._stop.wait(self._tick_s):

@@ -11,18 +11,20 @@ from typing import Any, Final
 import schedule
 
 from thunderagent import events
+from thunderagent.balance import is_paused
 from thunderagent.errors import StoreError
 from thunderagent.events import EventBus
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import LOST_LOOK_S, STREAM_LOOK_S
-from thunderagent.poller import QueuePoller
+from thunderagent.pacing import LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
+from thunderagent.periodic import Periodic
+from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.streams import Streams
 from thunderagent.task import BATCH, STREAM, Lane, Task
 from thunderagent.version import __version__
-from thunderagent.workload import Served, Workload
+from thunderagent.workload import Workload
 
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
@@ -31,6 +33,9 @@ JOURNAL_S: Final = 5.0
 GAUGE_S: Final = 30.0
 NEW_STREAMS_S: Final = 5.0
 """Time between two readings of the index for streams of other agents; under the shortest lease in use."""
+SHARES_SWEEPS: Final = 4
+"""Sweeps between two looks at who else serves a queue, each of which reads the rows of all agents: without streams,
+that is only for agents not to try the same tasks, and lost claims make them look at once."""
 SHARES_S: Final = 0.25
 """Shortest time between two looks for the other agents of a queue."""
 
@@ -49,6 +54,7 @@ class Housekeeping:
         pollers: Mapping[Served, QueuePoller],
         workload: Workload,
         janitor: Janitor,
+        periodic: Periodic,
         health: Callable[[], Mapping[str, Any]],
         failed: Callable[[StoreError], None] = lambda error: None,
     ) -> None:
@@ -60,6 +66,7 @@ class Housekeeping:
         self._pollers = pollers
         self._workload = workload
         self._janitor = janitor
+        self._periodic = periodic
         self._streams = Streams(store, settings, bus, workload=workload, janitor=janitor)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._health = health
@@ -74,8 +81,10 @@ class Housekeeping:
         for seconds, name, work in (
             (min(sweep_s, NEW_STREAMS_S) if self._stream_pollers else sweep_s, "sweep", self._sweep),
             (sweep_s, "sweep", lambda: self._janitor.heal(self._lanes)),
-            (sweep_s, "shares", self._learn_shares),
+            (sweep_s, "lines", self._sweep_lines),
+            (sweep_s if self._stream_pollers else sweep_s * SHARES_SWEEPS, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
+            (TICK_LOOK_S, "ticks", self._periodic.look),
             (COUNT_S, "counters", self._count),
             (EXPIRE_S, "expiry", lambda: self._store.engine.expire(self._store.clock.now())),
             *(self._pieces_for_streams() if self._stream_pollers else ()),
@@ -86,6 +95,7 @@ class Housekeeping:
         self._store_permitting("registration", self._announce)
         self._store_permitting("lanes", self._learn_lanes)
         self._store_permitting("shares", self._learn_shares)
+        self._look_for_ticks()
 
     def run_pending(self) -> None:
         """Do what is due, and find out who else serves a queue where claims were lost."""
@@ -93,6 +103,8 @@ class Housekeeping:
             if self._health()["draining"]:
                 return
             piece.run()  # type: ignore[no-untyped-call] # the library has no types
+        if self._periodic.wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
+            self._look_for_ticks()
         now = self._store.monotonic()
         if now >= self._shares_due and any(poller.is_contended for poller in self._pollers.values()):
             self._store_permitting("shares", self._learn_shares)
@@ -106,7 +118,7 @@ class Housekeeping:
         if idle_s > EXPIRE_S:
             for job in self._scheduler.get_jobs():
                 job._schedule_next_run()
-        return max(0.0, min(idle_s, longest_s))
+        return max(0.0, min(idle_s, longest_s, self._periodic.wait_s()))
 
     def leave_streams(self, *, store_answers: bool) -> None:
         """The agent begins to stop: hand its streams off, and say so, that nobody counts on it."""
@@ -124,6 +136,9 @@ class Housekeeping:
         if self._store_permitting("journals", self._streams.keep_journals):
             self._store_permitting("registration", self._sign_off)
 
+    def _look_for_ticks(self) -> None:
+        self._store_permitting("ticks", self._periodic.look)
+
     def _pieces_for_streams(self) -> Sequence[tuple[float, str, Callable[[], object]]]:
         streams, sweep_s = self._streams, self._settings.sweep_s
         return (
@@ -139,8 +154,13 @@ class Housekeeping:
         lanes = {lane for poller in self._pollers.values() for lane in poller.lanes}
         self._streams.take_lost(sorted(lanes, key=str), self._room())
 
+    def _sweep_lines(self) -> None:
+        if self._workload.admission.sweep(self._owner):
+            for poller in self._pollers.values():
+                poller.wake()
+
     def _room(self) -> Callable[[Task], float | None]:
-        """How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
+        """How long a lease a lost agent's task gets here; None without its job or a free slot for it, or paused."""
         left = {poller.room: poller.free for poller in self._pollers.values()}
 
         def lease_s(task: Task) -> float | None:
@@ -150,6 +170,8 @@ class Housekeeping:
             job = self._jobs[task.job]
             poller = self._pollers.get((task.queue, job.kind))
             if poller is None or left[poller.room] <= 0:
+                return None
+            if self._workload.controls.is_paused(task.queue, task.job):
                 return None
             left[poller.room] -= 1
             return job.lease_s or self._settings.lease_s
@@ -162,14 +184,18 @@ class Housekeeping:
             lanes = {Lane(name, shard) for shard in range(self._settings.shards)}
             lanes.update(lane for lane in self._lanes if lane.queue == name)
             poller.lanes = sorted(lanes, key=lambda lane: lane.shard)
+        served = (lane for poller in self._pollers.values() for lane in poller.lanes)
+        self._workload.admission.lines.lanes = list(dict.fromkeys((*served, *self._lanes)))
 
     def _learn_shares(self) -> None:
         """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""
         self._shares_due = self._store.monotonic() + SHARES_S
         agents = self._store.agents()
         self._streams.fleet.learn(agents)
+        self._periodic.learn(agents)
         for (name, _), poller in self._pollers.items():
-            serving = sorted({self._owner, *(agent.name for agent in agents if name in agent.info["queues"])})
+            others = (agent.name for agent in agents if name in agent.info["queues"] and not is_paused(agent))
+            serving = sorted({self._owner, *others})
             poller.share = (serving.index(self._owner), len(serving))
             poller.is_contended = False
 

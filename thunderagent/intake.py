@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from thunderagent import writes
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents
+from thunderagent.entrance import Entrance
 from thunderagent.errors import ConfigurationError, ParentNotFound, PayloadError, PayloadInvalid
-from thunderagent.job import Job
+from thunderagent.job import Job, limit_problems
 from thunderagent.jsondata import dump_json
+from thunderagent.keys import Keys, check_unique
+from thunderagent.limits import Limit, job_limit
 from thunderagent.settings import Settings
 from thunderagent.store import Enqueued, TaskStore
-from thunderagent.task import DEFAULT_QUEUE, STREAM, Desired, Lane, Status, Task, new_task_id, timestamp
-
-RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:")
-"""Rows of our own begin so."""
+from thunderagent.task import (
+    DEFAULT_QUEUE,
+    RESERVED,
+    STREAM,
+    Desired,
+    Lane,
+    Status,
+    Task,
+    UniqueScope,
+    new_task_id,
+    timestamp,
+)
 
 LATEST_DUE: Final = 10_000_000_000.0
 """The year 2286. A later due time is one in milliseconds, or an infinite delay."""
@@ -35,6 +47,15 @@ class NewTask:
     queue: str | None = None
     depends_on: tuple[str, ...] = ()
     on_parent_failure: str = OnParentFailure.FAIL
+    unique_key: str | None = None
+    unique_scope: str = UniqueScope.UNTIL_DONE
+    limit_key: str | None = None
+    limit: int | None = None
+
+    @property
+    def number(self) -> int | None:
+        """How many run at once by the limit of the job. No task keeps it, as the job may say otherwise later."""
+        return None if isinstance(self.job, str) else self.job.limit
 
 
 class Intake:
@@ -44,6 +65,8 @@ class Intake:
         self._store = store
         self._settings = settings
         self._dependents = dependents
+        self._keys = Keys(store)
+        self._entrance = Entrance(store)
 
     def make(self, new: NewTask, payload: Any) -> Task:
         """The task as it will be put; nothing is written.
@@ -66,6 +89,7 @@ class Intake:
             text = job.dump_payload(payload)
             if max_retry is None:
                 max_retry = self._settings.max_retry if job.max_retry is None else job.max_retry
+        limit = _limit(new)
         return Task(
             task_id=task_id,
             status=Status.PENDING,
@@ -79,22 +103,37 @@ class Intake:
             max_retry=max_retry,
             depends_on=new.depends_on,
             on_parent_failure=new.on_parent_failure if new.depends_on else None,
+            unique_key=new.unique_key,
+            unique_scope=new.unique_scope if new.unique_key is not None else None,
+            limit_key=limit.key if limit else None,
+            limit_max=new.limit,
         )
 
-    def put(self, task: Task) -> Task:
+    def put(self, task: Task, *, own_id: bool = False, number: int | None = None) -> Task:
         """Put one task; the answer is the task in the store.
+
+        Args:
+            task: as `make` made it.
+            own_id: the caller chose its id, and did not leave that to us.
+            number: how many run at once by the limit of its job; see `NewTask.number`.
 
         Raises:
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a parent does not exist.
+            NotAllowed: its unique key changes hands all the time.
             StoreError: the store did not take it.
         """
         if task.depends_on:
             task = self._waiting(task)
-        [answer] = self._store.enqueue([task])
-        if answer.error:
-            raise answer.error
-        return self.introduce(answer.task) if answer.task.status is Status.BLOCKED else answer.task
+        if task.unique_key is not None:
+            put = partial(self._put, number=number)
+            task = self._keys.put(task, put, own_id=own_id, shards=self._settings.shards)
+        else:
+            answer = self._put(task, number=number)
+            if answer.error:
+                raise answer.error
+            task = answer.task
+        return self.introduce(task) if task.waiting_for and task.status is Status.BLOCKED else task
 
     def put_many(self, new: NewTask, batch: Sequence[tuple[Any, str | None]], *, fresh: bool) -> list[Enqueued]:
         """Put tasks of one job, each with its payload and id; one outcome for each."""
@@ -105,8 +144,11 @@ class Intake:
             except PayloadError as error:
                 name = new.job if isinstance(new.job, str) else new.job.name
                 made.append((self.make(replace(new, job=name, task_id=None), None), error))
-        good = [task for task, error in made if error is None]
-        answers = iter(self._store.enqueue(good, fresh=fresh) if good else ())
+        good = self._entrance.place([task for task, error in made if error is None], number=new.number)
+        enqueued = self._store.enqueue(good, fresh=fresh) if good else []
+        created = [answer.task for answer in enqueued if answer.created]
+        now = {task.task_id: task for task in self._entrance.look_again(created, number=new.number)}
+        answers = iter([replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued])
         return [next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made]
 
     def introduce(self, child: Task) -> Task:
@@ -126,6 +168,14 @@ class Intake:
         self._dependents.tell(self._dependents.judge([child], statuses))
         return self._store.get([child.task_id]).get(child.task_id, child)
 
+    def _put(self, task: Task, *, number: int | None = None) -> Enqueued:
+        [placed] = self._entrance.place([task], number=number)
+        [answer] = self._store.enqueue([placed])
+        if not answer.created:
+            return answer
+        [now] = self._entrance.look_again([answer.task], number=number)
+        return replace(answer, task=now)
+
     def _waiting(self, task: Task) -> Task:
         """The task as BLOCKED, unless all its parents have succeeded."""
         parents = self._store.peek(task.depends_on)
@@ -144,6 +194,22 @@ def _check_id(task_id: str) -> None:
         )
 
 
+def _limit(new: NewTask) -> Limit | None:
+    """What the enqueue asks for, else what the job has."""
+    job = None if isinstance(new.job, str) else new.job
+    of_job = job_limit(job) if job is not None else None
+    number = new.limit if new.limit is not None else of_job.number if of_job else None
+    if number is None:
+        if new.limit_key is not None:
+            raise ConfigurationError("; ".join(limit_problems(None, new.limit_key)))
+        return None
+    if new.limit_key is not None:
+        return Limit(new.limit_key, number)
+    if of_job is not None:
+        return Limit(of_job.key, number)
+    return Limit(new.job if isinstance(new.job, str) else new.job.name, number)
+
+
 def _check_options(new: NewTask, due: float) -> None:
     if new.on_parent_failure not in set(OnParentFailure):
         raise ConfigurationError(f"on_parent_failure is {new.on_parent_failure!r}; use 'fail', 'cancel' or 'run'")
@@ -151,5 +217,8 @@ def _check_options(new: NewTask, due: float) -> None:
         raise ConfigurationError(f"the task would be due at {due} epoch seconds; give delay_s and run_at in seconds")
     if new.max_retry is not None and new.max_retry < 0:
         raise ConfigurationError(f"max_retry is {new.max_retry}; it must not be negative")
+    if problems := limit_problems(new.limit, new.limit_key if new.limit is not None else None):
+        raise ConfigurationError("; ".join(problems))
     if not new.job:
         raise ConfigurationError("the name of the job is empty")
+    check_unique(new.job if isinstance(new.job, str) else new.job.name, new.unique_key, new.unique_scope)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import GenericAlias
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -17,10 +17,14 @@ from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.jsondata import dump_json
 from thunderagent.pacing import Backoff
+from thunderagent.schedules import Schedule
 from thunderagent.settings import lease_problems
-from thunderagent.task import DEFAULT_QUEUE, STREAM, Lane
+from thunderagent.task import DEFAULT_QUEUE, STREAM, Lane, key_problem
 
 P = TypeVar("P")
+
+MOST_AT_ONCE: Final = 1000
+"""Highest limit: its row has an entry for each task that runs, and each of its writes is billed on the whole row."""
 
 
 Handler = Callable[[Context, P], Any]
@@ -46,6 +50,12 @@ class Job(Generic[P]):
     kind: str = "batch"
     exclusive: bool = True
     """Of a stream: never two connections at one moment, also while it goes from one agent to another."""
+    limit: int | None = None
+    """How many of its tasks run at once in the whole fleet."""
+    limit_key: str | None = None
+    """Counted together with the tasks of other jobs that have this key; None: the name of the job."""
+    schedule: Schedule | None = None
+    """When agents put tasks of it by themselves; see `periodic`."""
 
     @property
     def is_stream(self) -> bool:
@@ -112,6 +122,8 @@ def job(
     lease_s: float | None = None,
     heartbeat_s: float | None = None,
     backoff: Backoff | None = None,
+    limit: int | None = None,
+    limit_key: str | None = None,
 ) -> Callable[[Handler[P]], Job[P]]:
     """Make a handler `(ctx, payload)` a job that tasks can name.
 
@@ -127,6 +139,8 @@ def job(
         heartbeat_s: time between renewals, at most a third of the lease; None takes the setting, or a third of
             `lease_s`.
         backoff: delay before retries; None takes the settings.
+        limit: how many tasks of this job run at once in the whole fleet, whatever the slots; None: no limit.
+        limit_key: jobs and tasks with the same key share one limit; None takes the name of the job.
 
     Raises:
         ConfigurationError: the options cannot work; all problems are listed.
@@ -143,6 +157,8 @@ def job(
         lease_s=lease_s,
         heartbeat_s=heartbeat_s,
         backoff=backoff,
+        limit=limit,
+        limit_key=limit_key,
     )
 
 
@@ -160,10 +176,13 @@ def make_job(
     heartbeat_s: float | None = None,
     backoff: Backoff | None = None,
     exclusive: bool = True,
+    limit: int | None = None,
+    limit_key: str | None = None,
 ) -> Job[P]:
     """What `@job` and `@stream` make of a handler."""
     beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
     problems = [*_option_problems(name, queue, max_retry, timeout_s, isolation, handler)]
+    problems += limit_problems(limit, limit_key)
     if kind == STREAM and not inspect.iscoroutinefunction(handler):
         problems.append("the handler of a stream must be a coroutine function: write `async def`")
     for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
@@ -190,7 +209,21 @@ def make_job(
         backoff=backoff,
         kind=kind,
         exclusive=exclusive,
+        limit=limit,
+        limit_key=limit_key,
     )
+
+
+def limit_problems(limit: int | None, limit_key: str | None) -> list[str]:
+    """What is wrong with a limit and its key."""
+    problems = []
+    if limit is not None and not 1 <= limit <= MOST_AT_ONCE:
+        problems.append(f"limit is {limit}; use 1 to {MOST_AT_ONCE}, the tasks that may run at once")
+    if limit_key is not None and limit is None:
+        problems.append(f"limit_key is {limit_key!r} and limit is missing: say how many may run at once")
+    if limit_key is not None and (problem := key_problem("limit_key", limit_key)):
+        problems.append(problem)
+    return problems
 
 
 def _option_problems(
@@ -226,7 +259,7 @@ def _payload_type(handler: Callable[[Any, P], Any], name: str) -> Any:
     if len(parameters) != 2:
         raise ConfigurationError(f"the handler of {name!r} must take (ctx, payload), not ({', '.join(parameters)})")
     try:
-        hints = typing.get_type_hints(handler)
+        hints = typing.get_type_hints(handler, include_extras=True)
     except NameError as error:
         raise ConfigurationError(
             f"the annotations of {name!r} cannot be resolved ({error}); define its types at the top of the module"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Final
 from thunderagent import events, writes
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.events import EventBus
+from thunderagent.keys import Keys
+from thunderagent.limits import Limit, Taken, free_slots, limit_of
 from thunderagent.settler import about
+from thunderagent.shared_writes import holder
 from thunderagent.store import Doubt, TaskStore
-from thunderagent.task import Candidate, Lane, Lease, Status, Task
+from thunderagent.task import Candidate, Lane, Lease, Row, Status, Task
 
 RECHECKED: Final = 500
 """Rows that one look at leases which should be over reads at most."""
@@ -122,14 +126,35 @@ class Janitor:
         keep_failed_s: float,
         is_held: Callable[[str], bool] = lambda task_id: False,
         monotonic: Callable[[], float] = time.monotonic,
+        limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
+        freed: Callable[[Limit, Row], None] = lambda limit, row: None,
     ) -> None:
+        """Make one.
+
+        Args:
+            store: where the tasks are.
+            bus: told of takeovers and of what is given up.
+            dependents: tells the children of what is given up.
+            owner: the agent.
+            max_crashes: takeovers of one task.
+            guard_s: added to a lease before it counts as over.
+            sweep_s: time between two sweeps.
+            keep_failed_s: how long what is given up is kept.
+            is_held: whether this agent holds a task itself.
+            monotonic: the clock of beats that stand still.
+            limit: of a task that is given up.
+            freed: told of a slot that was freed, with the row of its limit.
+        """
         self._store = store
         self._bus = bus
+        self._limit = limit
+        self._freed = freed
         self._dependents = dependents
         self._owner = owner
         self._max_crashes = max_crashes
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
+        self._keys = Keys(store)
         self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic)
 
     def take_over(
@@ -175,6 +200,10 @@ class Janitor:
             lease = Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0)
             self._bus.emit(events.TaskGivenUp(**about(lease), lost_agent=task.lease_owner or "?"))
             self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
+            self._keys.free([after])
+            if limit := self._limit(after) or (Limit(after.limit_key, 1) if after.limit_key else None):
+                for freed in free_slots(self._store, [Taken(limit, holder(task.task_id, task.fence))]):
+                    self._freed(*freed)
 
     def heal(self, lanes: Sequence[Lane]) -> None:
         """Look at BLOCKED tasks for what a crash left undone; one agent of the fleet does so in each `sweep_s`.
@@ -182,16 +211,17 @@ class Janitor:
         * a parent has ended and its child was not told: tell it;
         * a parent does not know its child (the client died between the two writes): make them known to each other.
         """
-        if not self._store.take_turn("blocked", owner=self._owner, lasts_s=self._sweep_s * 0.9):
+        pages = (page for lane in lanes for page in _pages(self._store, lane.value(Status.BLOCKED)))
+        first = next(pages, None)  # a turn is a write, which costs ten times as much as to see that nobody waits
+        if first is None or not self._store.take_turn("blocked", owner=self._owner, lasts_s=self._sweep_s * 0.9):
             return
-        for lane in lanes:
-            for entries in _pages(self._store, lane.value(Status.BLOCKED)):
-                children = [
-                    task
-                    for task in self._store.peek(entry.task_id for entry in entries).values()
-                    if task.status is Status.BLOCKED
-                ]
-                self._heal(children)
+        for entries in itertools.chain([first], pages):
+            children = [
+                task
+                for task in self._store.peek(entry.task_id for entry in entries).values()
+                if task.status is Status.BLOCKED
+            ]
+            self._heal(children)
 
     def _heal(self, children: Sequence[Task]) -> None:
         names = sorted({parent for child in children for parent in child.waiting_for})

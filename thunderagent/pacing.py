@@ -30,13 +30,15 @@ class PollPace:
     """How long a queue waits before it asks for work again.
 
     Work and room: at once. A part of a page: `min_s`. Nothing: grows by half each time to `max_s`, and after
-    `off_peak_after_s` of nothing to `idle_s`. Every wait is jittered by a quarter so that agents do not march in step.
+    `off_peak_after_s` of nothing to `idle_s`; to `stretched_s`, if that is longer, while rings tell of new tasks. Every
+    wait is jittered by a quarter so that agents do not march in step.
     """
 
     min_s: float
     max_s: float
     idle_s: float
     off_peak_after_s: float = 300.0
+    stretched_s: float = 0.0
     _last_s: float = 0.0
     _empty_s: float = 0.0
 
@@ -46,9 +48,10 @@ class PollPace:
             self._empty_s = 0.0
             self._last_s = self.min_s
             return 0.0 if more else jittered(self.min_s, rng)
-        self._last_s = min(self.max_s, self._last_s * 1.5) if self._last_s else self.min_s
+        longest_s = max(self.max_s, self.stretched_s)
+        self._last_s = min(longest_s, self._last_s * 1.5) if self._last_s else self.min_s
         if self._empty_s >= self.off_peak_after_s:
-            self._last_s = self.idle_s
+            self._last_s = max(self.idle_s, self.stretched_s)
         self._empty_s += self._last_s
         return jittered(self._last_s, rng)
 
@@ -140,6 +143,72 @@ LOST_LOOK_S: Final = 1.0
 
 STREAM_POLL_S: Final = 1.0
 """Longest pause between polls for streams, so that one that was handed off is claimed within a second or so."""
+
+
+LINE_KEPT_S: Final = 60.0
+"""A line that was spoken for within this time need not be spoken for again when one more task comes to stand in it."""
+
+LINE_CLOSES_S: Final = 600.0
+"""A line is closed when it is empty and nobody has spoken for it for so long: ten times longer than any write takes."""
+
+LINE_AGAIN_S: Final = (0.25, 1.0)
+"""Waits before a line is looked at again that seemed to have nobody for a free slot: the index may be late."""
+
+LINE_TRIED_S: Final = 5.0
+"""How long an entry of a line that somebody else has claimed is not tried again: the index shows it for a while."""
+
+SLOTS_SEEN_S: Final = 1.0
+"""How long it is taken for true that all slots of a limit are taken; who is wrong about it looks again at once."""
+
+UNDECIDED_S: Final = 2.0
+"""A task goes back to its queue for so long when the store could not say whether a slot of its limit is free."""
+
+LINE_SWEEP_S: Final = 2.0
+"""How long one sweep of the lines may hold up an agent's loop."""
+
+
+KEY_DOUBT_S: Final = 30.0
+"""Who took a unique key so long ago takes it anew before he puts his task."""
+
+KEY_SETTLES_S: Final = 60.0
+"""A task whose unique key was taken so long ago is not put any more: `KEY_DOUBT_S`, and longer than a request takes."""
+
+LISTEN_S: Final = 20.0
+"""Longest wait for a ring before the listener looks around."""
+
+EAGER_POLL_S: Final = 0.005
+"""Between two looks into the queue of a local engine, while rings come."""
+
+SHY_S: Final = 0.05
+"""How long an agent leaves a task to the one whose share it is, when all have heard the same ring."""
+
+AHEAD_S: Final = (0.5, 1.5)
+"""The same for a task that all have seen in the index before it was due."""
+
+MISSED_S: Final = 1.0
+"""A poller whose ring could not be followed looks again within this time."""
+
+BEAT_AGAIN_S: Final = 1.0
+"""Shortest time between two renewals of one lease that rings asked for."""
+
+RELAY_S: Final = 1.0
+"""Shortest time between two rings by which a busy agent tells others of children that it has let go."""
+
+LISTENER_JOIN_S: Final = 0.5
+"""Longest wait for the listener to end: a long poll under way cannot be broken off, and holds nothing up."""
+
+
+TICK_LOOK_S: Final = 5.0
+"""Longest pause between two looks at the clock for ticks of periodic jobs; no row is read for it."""
+
+SCHEDULE_LOOK_S: Final = 900.0
+"""Longest time between two readings of the row of a schedule of which no tick is due."""
+
+TICK_OTHERS_S: Final = (0.5, 1.0)
+"""How long a tick is left to the agent whose turn it is, so that a fleet does not race for it."""
+
+TICK_RESUME_S: Final = 3.0
+"""How long ticks that another agent has decided may take to be put, before we put them."""
 
 
 def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Random) -> float:

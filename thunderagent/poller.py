@@ -10,9 +10,12 @@ from zlib import crc32
 
 from thunderagent import events
 from thunderagent.events import EventBus
-from thunderagent.pacing import PollPace
+from thunderagent.pacing import AHEAD_S, PollPace
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import BATCH, Candidate, Lane
+from thunderagent.task import BATCH, Candidate, Lane, Page
+
+Served = tuple[str, str]
+"""A queue and the kind of tasks that are taken from it."""
 
 PAGES_A_LOOK: Final = 10
 """Pages that one look reads past jobs that this agent does not have; the next look goes on from there."""
@@ -76,6 +79,8 @@ class QueuePoller:
         self.running = 0
         self.due = 0.0
         self.lanes: Sequence[Lane] = (Lane(queue),)
+        self.paused_jobs: Container[str] = ()
+        """Jobs whose tasks are read past as if this agent did not have them."""
         self._store = store
         self._jobs = jobs
         self._known = known
@@ -95,6 +100,8 @@ class QueuePoller:
         self._after: dict[Lane, Any] = {}
         self._unknown: tuple[str, ...] = ()
         self._recent: dict[str, tuple[float, float]] = {}
+        self._ahead_due = math.inf
+        self._resumed_due = math.inf
 
     @property
     def slots(self) -> int:
@@ -117,6 +124,7 @@ class QueuePoller:
             return []
         self._more, self._seen, unknown = False, 0, set[str]()
         self._woken = False
+        self._ahead_due = math.inf
         found: list[Candidate] = []
         lanes = list(self.lanes)
         start = self._rng.randrange(len(lanes))
@@ -147,12 +155,31 @@ class QueuePoller:
         delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
         if self._after:
             delay = min(delay, self.reads_on_s)
-        self.due = now if self._woken else now + delay
+        self.due = now if self._woken else min(now + delay, self._ahead_due, self._resumed_due)
+
+    def read_past(self, jobs: Container[str], *, woken_due: float, longest_s: float) -> None:
+        """In the next look read past the tasks of these jobs, as they are paused; the times are those of `pass_by`."""
+        self.paused_jobs = jobs
+        due = self._monotonic() + longest_s
+        self._resumed_due = min(due, woken_due) if self._woken else due
+
+    def pass_by(self, *, woken_due: float, longest_s: float) -> None:
+        """Do not look, as the queue is paused: come again at the usual pace.
+
+        Args:
+            woken_due: when to come at the latest if somebody has woken this poller, who may have resumed the queue.
+            longest_s: the longest pause anyway.
+        """
+        due = self._monotonic() + min(self._pace.after(0, more=False, rng=self._rng), longest_s)
+        self.due = min(due, woken_due) if self._woken else due
+        self._woken = False
 
     def began(self) -> None:
         """A task takes a slot."""
         self.running += 1
         self.room.running += 1
+        if self.free <= 0:
+            self._wait_for_room()
 
     def freed(self) -> None:
         """A slot is free again; those who lacked one look at once."""
@@ -170,6 +197,17 @@ class QueuePoller:
         """Do not look before this time is over."""
         self.due = self._monotonic() + seconds
 
+    def look_within(self, seconds: float) -> None:
+        """Look before this time is over."""
+        self.due = min(self.due, self._monotonic() + seconds)
+
+    def stretch(self, seconds: float) -> None:
+        """Pause for up to so many seconds while there is nothing, and look so far ahead; 0: the usual pace."""
+        if seconds != self._pace.stretched_s:
+            self._pace.stretched_s = seconds
+            if not seconds:  # not all at the same moment: the doorbell of a whole fleet fails at once
+                self.look_within(self._pace.max_s * self._rng.random())
+
     def _wait_for_room(self) -> None:
         self.due = math.inf
         self.room.waiting.add(self)
@@ -186,13 +224,16 @@ class QueuePoller:
         found: list[Candidate] = []
         after = self._after.pop(lane, None)
         limit = self._entries()
+        ahead_s, until = self._pace.stretched_s * 1.25, self._store.clock.latest()
         for _ in range(PAGES_A_LOOK):
-            page = self._store.ready(lane, limit=limit, after=after)
+            page = self._store.ready(lane, limit=limit, after=after, ahead_s=ahead_s)
             after = page.after
+            if ahead_s and page.entries and page.entries[-1].created_at > until:
+                page, after = self._due_of(page, until), None
             self._seen += len(page.entries)
             jobs, recent, edge = self._jobs, self._recent, self._monotonic() - FORGET_S
             for entry in page.entries:
-                if entry.job not in jobs:
+                if entry.job not in jobs or entry.job in self.paused_jobs:
                     if entry.job not in self._known:
                         unknown.add(entry.job)
                 elif (known := recent.get(entry.task_id)) is None or known[0] != entry.created_at or known[1] <= edge:
@@ -203,6 +244,19 @@ class QueuePoller:
         if after is not None and not found:
             self._after[lane] = after
         return found
+
+    def _due_of(self, page: Page, until: float) -> Page:
+        """The entries that are due. For the first that is not yet, the next look comes in time: of several agents, that
+        of the one whose share it is."""
+        due = [entry for entry in page.entries if entry.created_at <= until]
+        rank, agents = self.share
+        for entry in page.entries[len(due) :]:
+            if entry.job in self._jobs and entry.job not in self.paused_jobs:
+                delay = entry.created_at - until
+                if crc32(entry.task_id.encode()) % agents != rank:
+                    delay += self._rng.uniform(*AHEAD_S)
+                self._ahead_due = min(self._ahead_due, self._monotonic() + delay)
+        return Page(tuple(due))
 
     def _entries(self) -> int:
         """Length of a page: enough that our share of it fills the free slots."""

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from thunderagent.balance import Fleet, StreamPoller
+from thunderagent.errors import ConfigurationError
 from thunderagent.events import EventBus
+from thunderagent.limits import conflicts
 from thunderagent.pacing import STREAM_POLL_S, PollPace
-from thunderagent.poller import QueuePoller, Room
+from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
-from thunderagent.settings import Settings
+from thunderagent.settings import Settings, lease_problems
 from thunderagent.store import TaskStore
 from thunderagent.task import BATCH, DEFAULT_QUEUE, STREAM
-from thunderagent.workload import Served
 
 
 def make_pollers(
@@ -47,6 +48,22 @@ def make_pollers(
                 name, streams, store, jobs=names[STREAM], pace=pace, fleet=fleet, **common
             )
     return pollers
+
+
+def check_leases(jobs: Registry, settings: Settings) -> None:
+    """A job may set its lease or its heartbeat alone: together with the settings they must still fit; and jobs that
+    share a limit must agree about its number.
+
+    Raises:
+        ConfigurationError: those of some jobs do not.
+    """
+    problems = []
+    for job in jobs.values():
+        lease_s, beat_s = job.lease_s or settings.lease_s, job.heartbeat_s or settings.heartbeat_s
+        problems += lease_problems(lease_s, beat_s, f"the lease_s of {job.name!r}", f"the heartbeat_s of {job.name!r}")
+    problems += conflicts(jobs.values())
+    if problems:
+        raise ConfigurationError("these jobs cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
 
 
 def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:

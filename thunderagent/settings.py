@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 from pydantic_core import PydanticCustomError
@@ -65,6 +66,10 @@ class Settings(BaseSettings):
     """Longest pause between polls while the queue is empty."""
     poll_idle_s: float = 10.0
     """Pause between polls when the queue has been empty for five minutes."""
+    wake_queue_url: str | None = None
+    """Amazon SQS queue that tells agents of new tasks at once, with DynamoDB; SQLite needs none. One for each table."""
+    poll_wake_s: float = 60.0
+    """Longest pause between polls while that queue works and there is nothing to do."""
     batch_page: int = 50
     """Index entries that a poll reads at least when several agents serve the queue, 1 to 1000."""
     max_retry: int = 3
@@ -133,6 +138,7 @@ class Settings(BaseSettings):
             ("poll_min_s", 0.01, 3600),
             ("poll_max_s", 0.01, 3600),
             ("poll_idle_s", 0.01, 3600),
+            ("poll_wake_s", 0.01, 3600),
             ("batch_page", 1, 1000),
             ("max_retry", 0, 1000),
             ("max_crashes", 0, 1000),
@@ -166,6 +172,8 @@ class Settings(BaseSettings):
                 f"{PREFIX}POLL_MIN_S, POLL_MAX_S and POLL_IDLE_S are {self.poll_min_s:g}, {self.poll_max_s:g} and "
                 f"{self.poll_idle_s:g}; they must not fall"
             )
+        if self.wake_queue_url is not None and (problem := _queue_problem(self.wake_queue_url)):
+            problems.append(f"{PREFIX}WAKE_QUEUE_URL {problem}")
         if self.drain_s + 5 > self.stop_wait_s:
             problems.append(
                 f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor "
@@ -178,6 +186,16 @@ class Settings(BaseSettings):
         if self.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             problems.append(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
         return problems
+
+
+def _queue_problem(url: str) -> str | None:
+    parts = urlsplit(url)
+    example = "https://sqs.eu-central-1.amazonaws.com/123456789012/thunderagent"
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.count("/") != 2 or url.endswith("/"):
+        return f"is not the URL of an SQS queue; write for example {example}"
+    if url.endswith(".fifo"):
+        return "is a FIFO queue, in which one ring would wait for another; use a standard queue"
+    return None
 
 
 def lease_problems(lease_s: float, heartbeat_s: float, lease_name: str, heartbeat_name: str) -> list[str]:

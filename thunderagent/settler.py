@@ -25,6 +25,7 @@ from thunderagent.errors import (
 )
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
+from thunderagent.limits import Limit
 from thunderagent.pacing import Backoff
 from thunderagent.task import Lease, Task
 
@@ -55,7 +56,24 @@ class Stopped:
     """As in `Raised`."""
 
 
-Outcome = Returned | Raised | Stopped
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The handler was not run: no slot of its limit was free."""
+
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The handler was not run: nobody could say whether a slot of its limit is free."""
+
+    delay_s: float
+
+
+Ran = Returned | Raised | Stopped
+"""How a handler ended."""
+
+Outcome = Ran | Refused | Undecided
 
 _MESSAGE: Final = 700
 _HERE: Final = str(Path(__file__).parent)
@@ -115,11 +133,18 @@ def settle(
     * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done;
     * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE, FAILED;
     * an error: PENDING after a backoff, or FAILED when it is fatal or no retry is left;
+    * no slot of its limit was free: BLOCKED, in line; unknown: PENDING later, nothing used up;
     * stopped by a cancel: DONE; by the time limit: an error; by a drain: PENDING at once, nothing used up.
     """
     task = lease.task
     fields = about(lease)
     match outcome:
+        case Refused(limit=(key, number)):
+            write = writes.stand_in_line(lease, limit_key=key, now=now)
+            return Settlement(write, events.TaskLimited(**fields, limit_key=key, limit=number))
+        case Undecided(delay_s=delay):
+            write = writes.put_back(lease, due=now + delay, now=now)
+            return Settlement(write, events.TaskSnoozed(**fields, delay_s=delay))
         case Stopped(why=LeaseLost()):
             return None
         case Stopped(why=AgentDraining() | StreamHandedOff()):

@@ -1,7 +1,7 @@
-"""The conditional writes of rows that are no tasks: agents, turns, journals, unique keys, limits.
+"""The conditional writes of rows that are no tasks: agents, turns, journals, unique keys, limits, pauses, schedules.
 
 As in `writes`: one pure function per verb, no write without a condition, and none whose repetition would count twice.
-Only the rows of agents, and of limits with a line of waiting tasks, have index entries.
+Only the rows of agents and schedules, and of limits with a line of waiting tasks, have index entries.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from thunderagent.conditions import Absent, Below, Either, Fewer, Is, Present, Write
+from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, NoSet, Present, Write
 from thunderagent.task import Row, timestamp
 
 AGENT_STATUS: Final = "AGENT"
 """Status value of the row of an agent."""
+
+SCHEDULE_STATUS: Final = "SCHEDULE"
+"""Status value of the row of a schedule."""
 
 LINE_STATUS: Final = "LINE"
 """Status value of the row of a limit in whose line tasks may stand, so that sweeps find it."""
@@ -23,32 +26,72 @@ LINE_STATUS: Final = "LINE"
 
 
 def key_id(job: str, unique_key: str) -> str:
-    """Id of the row of a unique key; a key belongs to its job."""
-    return f"unique:{job} {unique_key}"
+    """Id of the row of a unique key; a key belongs to its job. The name of a job has no space there: no two meet."""
+    return f"unique:{job.replace('%', '%25').replace(' ', '%20')} {unique_key}"
 
 
-def key_row(row_id: str, task_id: str, *, now: float) -> Row:
-    """The row of a key that nobody has had."""
-    return {"taskId": row_id, "heldBy": task_id, "fence": 1, "updatedAt": timestamp(now)}
+def key_row(row_id: str, task_id: str, *, now: float, promise: str | None = None, ended_at: float | None = None) -> Row:
+    """The row of a key that nobody has.
 
-
-def pass_key(seen: Row, task_id: str, *, now: float) -> Write:
-    """The key goes from a task that has ended to another, or anew to the one that has it.
-
-    The fence as seen: of two that see the same ended task, and of one who brings that task to life again, one wins.
+    Args:
+        row_id: see `key_id`.
+        task_id: who has it from now on.
+        now: on the shared clock.
+        promise: the task that is about to be put, as text, when its id is its caller's: anybody may put it then.
+        ended_at: when the task had ended that is about to be brought to life again.
     """
+    return {"taskId": row_id, "heldBy": task_id, "fence": 1, "updatedAt": timestamp(now)} | _plan(promise, ended_at)
+
+
+def pass_key(
+    seen: Row, task_id: str, *, now: float, promise: str | None = None, ended_at: float | None = None
+) -> Write:
+    """The key goes from a task that has ended to another, or anew to the one that has it; see `key_row`.
+
+    The row as seen: of two that see the same ended task, and of one who brings that task to life again, one wins. The
+    time too, as a row that was taken away and came back begins with the same fence.
+    """
+    plan = _plan(promise, ended_at)
+    at = seen.get("updatedAt")
     return Write(
         verb="pass key",
         task_id=seen["taskId"],
-        set={"heldBy": task_id, "updatedAt": timestamp(now)},
+        set={"heldBy": task_id, "updatedAt": timestamp(now)} | plan,
         increase={"fence": 1},
-        require=(Is("heldBy", seen["heldBy"]), Is("fence", seen["fence"])),
+        remove=tuple(name for name in ("payload", "finishedAt") if name not in plan),
+        require=(
+            Is("heldBy", seen["heldBy"]),
+            Is("fence", seen["fence"]),
+            Absent("updatedAt") if at is None else Is("updatedAt", at),
+        ),
     )
 
 
-def free_key(row_id: str, task_id: str) -> Write:
-    """The row of a key goes when its task has ended; another's key stays."""
-    return Write(verb="free key", task_id=row_id, delete=True, require=(Is("heldBy", task_id),))
+def free_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
+    """The row of a key goes when its task does not hold it any more since `over_at`; another's key stays.
+
+    So does one that the task has had anew since: a task that ends is brought to life again before its key is freed.
+    """
+    anew: tuple[Condition, ...] = (Absent("finishedAt"),)
+    if over_at is not None:
+        anew += (Below("finishedAt", timestamp(over_at)),)
+    return Write(verb="free key", task_id=row_id, delete=True, require=(Is("heldBy", task_id), Either(anew)))
+
+
+def drop_key(row_id: str, task_id: str, *, fence: int) -> Write:
+    """The row of a key goes that was taken for a task which was not put after all, and was not taken anew for it."""
+    still = (Is("heldBy", task_id), Is("fence", fence), Absent("finishedAt"))
+    return Write(verb="drop key", task_id=row_id, delete=True, require=still)
+
+
+def _plan(promise: str | None, ended_at: float | None) -> Row:
+    """What whoever takes a key is about to do, for those who find it before it is done."""
+    plan: Row = {}
+    if promise is not None:
+        plan["payload"] = promise
+    if ended_at is not None:
+        plan["finishedAt"] = ended_at
+    return plan
 
 
 # Limits: `holders` has a member for each slot that is taken, `task_id#fence`: a slot is a lease's, not a task's.
@@ -94,6 +137,17 @@ def replace_holders(limit_key: str, seen: frozenset[str], then: frozenset[str], 
     )
 
 
+def mend_limit(row_id: str, *, now: float) -> Write:
+    """Take away what somebody has put by hand in the place of the holders; no slot can be taken beside it."""
+    return Write(
+        verb="mend limit",
+        task_id=row_id,
+        set={"updatedAt": timestamp(now)},
+        remove=("holders",),
+        require=(NoSet("holders"),),
+    )
+
+
 def free_slot(limit_key: str, member: str) -> Write:
     """Give a slot back; doing it again changes nothing."""
     return Write(
@@ -110,7 +164,7 @@ def open_line(limit_key: str, *, number: int, now: float) -> Write:
         verb="open line",
         task_id=limit_id(limit_key),
         set={"status": LINE_STATUS, "createdAt": timestamp(now), "limitMax": number, "updatedAt": timestamp(now)},
-        require=(Present("taskId"), Absent("status")),
+        require=(Present("taskId"),),
     )
 
 
@@ -131,6 +185,59 @@ def close_line(limit_key: str, *, seen_at: float) -> Write:
         task_id=limit_id(limit_key),
         remove=("status", "createdAt"),
         require=(Is("status", LINE_STATUS), Is("updatedAt", seen_at)),
+    )
+
+
+# Pauses: `info` has an entry for each queue, job and agent that is paused.
+
+CONTROL_ID: Final = "control:"
+"""Id of the only row of pauses."""
+
+
+def control_row(info: Mapping[str, Any], *, now: float) -> Row:
+    """The row of pauses of a store where nothing was paused before."""
+    return {"taskId": CONTROL_ID, "info": dict(info), "fence": 1, "updatedAt": timestamp(now)}
+
+
+def set_controls(seen: Row, info: Mapping[str, Any], *, now: float) -> Write:
+    """Change what is paused, as somebody saw it: of two who saw the same row, one looks again."""
+    fence, verb, changed = seen.get("fence"), "set controls", {"info": dict(info), "updatedAt": timestamp(now)}
+    if fence is not None and not isinstance(fence, (int, float)):  # a row made by hand: it gets a fence
+        return Write(verb=verb, task_id=CONTROL_ID, set={**changed, "fence": 1}, require=(Present("fence"),))
+    as_seen = (Present("taskId"), Absent("fence") if fence is None else Is("fence", fence))
+    return Write(verb=verb, task_id=CONTROL_ID, set=changed, increase={"fence": 1}, require=as_seen)
+
+
+# Schedules: `info` has the schedule of a periodic job and how far it is; every change is made under the fence as seen.
+
+
+def schedule_row(row_id: str, info: Mapping[str, Any], *, owner: str, now: float, expire_at: float) -> Row:
+    """The row of a job that nobody has scheduled."""
+    return {
+        "taskId": row_id,
+        "status": SCHEDULE_STATUS,
+        "createdAt": timestamp(now),
+        "updatedAt": timestamp(now),
+        "fence": 0,
+        "lastAgent": owner,
+        "info": dict(info),
+        "expireAt": int(expire_at),
+    }
+
+
+def change_schedule(
+    verb: str, seen: Row, info: Mapping[str, Any], *, owner: str, now: float, expire_at: float
+) -> Write:
+    """The next state of a schedule, as somebody decided who saw the one before: of several one wins.
+
+    `createdAt` stays, so that no index entry is written.
+    """
+    return Write(
+        verb=verb,
+        task_id=seen["taskId"],
+        set={"info": dict(info), "lastAgent": owner, "updatedAt": timestamp(now), "expireAt": int(expire_at)},
+        increase={"fence": 1},
+        require=(Is("status", SCHEDULE_STATUS), Is("fence", seen["fence"])),
     )
 
 

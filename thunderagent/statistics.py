@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from thunderagent.lines import line_value, open_lines
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Lane, Status
 
@@ -22,6 +23,7 @@ class QueueStats:
     delayed: int
     running: int
     blocked: int
+    """Tasks that wait for others, or stand in the line of a limit."""
     failed: int
     oldest_ready_s: float | None
     agents: int
@@ -39,10 +41,13 @@ def queue_stats(store: TaskStore) -> list[QueueStats]:
     for agent in agents:
         for queue in agent.info["queues"]:
             lanes.setdefault(queue, [Lane(queue)])
-    return [_stats(store, queue, lanes[queue], agents) for queue in sorted(lanes)]
+    lines = list(open_lines(store))
+    return [_stats(store, queue, lanes[queue], agents, lines) for queue in sorted(lanes)]
 
 
-def _stats(store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo]) -> QueueStats:
+def _stats(
+    store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo], lines: Sequence[str]
+) -> QueueStats:
     engine, now = store.engine, store.clock.now()
     serving = [agent for agent in agents if queue in agent.info["queues"]]
     jobs = {name for agent in serving for name in agent.info.get("jobs", ())}
@@ -62,7 +67,7 @@ def _stats(store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence
         ready=ready,
         delayed=max(0, counts[Status.PENDING] - ready),
         running=counts[Status.RUNNING],
-        blocked=counts[Status.BLOCKED],
+        blocked=counts[Status.BLOCKED] + sum(engine.count(line_value(lane, key)) for key in lines for lane in lanes),
         failed=counts[Status.FAILED],
         oldest_ready_s=max(0.0, now - min(oldest)) if oldest else None,
         agents=len(serving),

@@ -149,9 +149,9 @@ class TaskStore:
         rows = self.engine.get(list(dict.fromkeys(task_ids)))
         return {name: Task.from_row(row) for name, row in rows.items() if "job" in row}
 
-    def ready(self, lane: Lane, *, limit: int, after: Any = None) -> Page:
-        """Entries of tasks of a lane that are due, oldest first. They may be stale: only a claim decides."""
-        until = self.clock.latest()
+    def ready(self, lane: Lane, *, limit: int, after: Any = None, ahead_s: float = 0.0) -> Page:
+        """Entries of tasks of a lane that are due, or will be, oldest first. Maybe stale: only a claim decides."""
+        until = self.clock.latest() + ahead_s
         return self.engine.page(lane.value(Status.PENDING), limit=limit, until=until, after=after)
 
     # Ownership

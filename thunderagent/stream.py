@@ -55,6 +55,8 @@ def stream(
     fatal: tuple[type[BaseException], ...] = (),
     backoff: Backoff | None = None,
     exclusive: bool = True,
+    limit: int | None = None,
+    limit_key: str | None = None,
 ) -> Callable[[Callable[[StreamContext, P], Any]], Job[P]]:
     """Make a coroutine function `(ctx, payload)` a job that holds a connection for as long as it is wanted.
 
@@ -68,6 +70,8 @@ def stream(
         backoff: delay before retries; None takes the settings.
         exclusive: never two connections at one moment: an agent leaves before the next one connects. False: the next
             one connects and buffers first, so that nothing is missed; it needs positions.
+        limit: how many streams of this job are held at once in the whole fleet; None: no limit.
+        limit_key: as for `job`.
 
     Raises:
         ConfigurationError: the options cannot work; all problems are listed.
@@ -85,6 +89,8 @@ def stream(
             heartbeat_s=heartbeat_s,
             backoff=backoff,
             exclusive=exclusive,
+            limit=limit,
+            limit_key=limit_key,
         )
 
     return decorate

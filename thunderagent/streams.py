@@ -99,8 +99,8 @@ class Streams:
                 return None
             return room(task)
 
-        for lease in self._janitor.take_over(lanes, ours, self._workload.doubt):
-            self._workload.begin(lease, how="taken over from a lost agent")
+        leases = self._janitor.take_over(lanes, ours, self._workload.doubt)
+        self._workload.begin_all(leases, how="taken over from a lost agent")
         self._lost_since = {name: since for name, since in self._lost_since.items() if name in lost}
 
     def rebalance(self) -> None:
@@ -109,7 +109,10 @@ class Streams:
         movable = [
             running
             for running, context in self._contexts()
-            if context.is_connected and not (context.cancelled or context.is_on_hold or running.settling)
+            if context.is_connected
+            and not (context.cancelled or context.is_on_hold or running.settling)
+            # what is paused goes on here, and could not go on elsewhere
+            and not self._workload.controls.is_paused(running.lease.task.queue, running.job.name)
         ]
         leaving = movable[-number:] if number > 0 else []
         for running in leaving:

@@ -25,6 +25,11 @@ Row = dict[str, Any]
 """One row with the attribute names of the table; an attribute that is absent is not a key."""
 
 DEFAULT_QUEUE: Final = "default"
+
+RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:")
+"""The ids of rows of our own begin so, and those of no task."""
+
+LONGEST_KEY: Final = 256
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -55,15 +60,15 @@ class Status(StrEnum):
 TERMINAL: Final = frozenset({Status.SUCCESS, Status.FAILED, Status.DONE})
 
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
-    Status.PENDING: frozenset({Status.RUNNING, Status.DONE}),
+    Status.PENDING: frozenset({Status.RUNNING, Status.BLOCKED, Status.DONE}),
     Status.RUNNING: frozenset(set(Status)),
     Status.BLOCKED: frozenset({Status.PENDING, Status.RUNNING, Status.FAILED, Status.DONE}),
     Status.SUCCESS: frozenset(),
     Status.FAILED: frozenset({Status.PENDING, Status.BLOCKED}),
     Status.DONE: frozenset({Status.PENDING, Status.BLOCKED}),
 }
-"""Which status may follow which. RUNNING to RUNNING is a takeover, BLOCKED to RUNNING the claim of a task that stood in
-the line of its limit; what leaves FAILED and DONE is a retry by hand."""
+"""Which status may follow which. RUNNING to RUNNING is a takeover, PENDING to BLOCKED the way into the line of a limit,
+BLOCKED to RUNNING the claim of a task that stood there; what leaves FAILED and DONE is a retry by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,16 @@ def new_task_id(now: float | None = None) -> str:
     value = value & ~(0x3 << 62) | (0x2 << 62)
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def key_problem(name: str, value: object) -> str | None:
+    """What is wrong with a text that is to be a unique key or the key of a limit; None: nothing."""
+    if not isinstance(value, str):
+        return f"{name} is {value!r:.80}; use a text"
+    size = len(value.encode(errors="replace"))
+    if 1 <= size <= LONGEST_KEY and value.isprintable():
+        return None
+    return f"{name} is {value[:80]!r} with {size} bytes; use 1 to {LONGEST_KEY} bytes of printable text"
 
 
 def timestamp(seconds: float) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from thunderagent import events
+from thunderagent import events, router_events
 from thunderagent.events import Event, EventBus
 from thunderagent.task import Lease
 
@@ -38,14 +38,20 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.TaskClosed: ("INFO", "task closed"),
     events.TaskSnoozed: ("INFO", "task snoozed"),
     events.TaskReleased: ("INFO", "task released"),
+    events.TaskLimited: ("DEBUG", "task in line of its limit"),
+    events.TaskLetOut: ("DEBUG", "task let out of the line of its limit"),
     events.LeaseLost: ("WARNING", "lease lost"),
     events.SettleRefused: ("WARNING", "late outcome refused: the task is another agent's"),
     events.TaskOverran: ("WARNING", "handler goes on although it was told to stop"),
     events.ChildUnparked: ("INFO", "task unparked"),
     events.ChildDoomed: ("WARNING", "task ended without a run"),
     events.UnknownJobsSeen: ("WARNING", "tasks of jobs that this agent does not have are left alone"),
+    events.Paused: ("WARNING", "paused: no task of it starts here"),
+    events.Resumed: ("INFO", "resumed"),
     events.StoreFailed: ("WARNING", "store does not answer"),
     events.StoreRecovered: ("INFO", "store answers again"),
+    events.DoorbellFailed: ("WARNING", "doorbell does not work: polling at the usual pace"),
+    events.DoorbellRecovered: ("INFO", "doorbell works again"),
     events.HeartbeatLate: ("WARNING", "heartbeat is late"),
     events.StreamConnected: ("INFO", "stream is live"),
     events.StreamDisconnected: ("WARNING", "stream is not connected"),
@@ -55,6 +61,14 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.StreamHandedOver: ("INFO", "stream is handed over"),
     events.ActiveConnections: ("DEBUG", "active connections"),
     events.ThreadDied: ("ERROR", "a thread of the agent has died"),
+    router_events.EventRouted: ("INFO", "event taken"),
+    router_events.EventRefused: ("WARNING", "event rejected"),
+    router_events.EventFailed: ("ERROR", "event not handled"),
+    events.TickPut: ("INFO", "tick put"),
+    events.TicksSkipped: ("WARNING", "ticks left out"),
+    events.ScheduleSet: ("INFO", "schedule set"),
+    events.ScheduleSetBack: ("WARNING", "schedule was ahead of the clock and is set back"),
+    events.ScheduleUnreadable: ("ERROR", "schedule cannot be followed"),
 }
 """Level and message of each event that is a line of its own."""
 
@@ -66,16 +80,20 @@ COUNTED: Final[dict[type[Event], str]] = {
     events.TaskClosed: "closed",
     events.TaskSnoozed: "snoozed",
     events.TaskReleased: "released",
+    events.TaskLimited: "limited",
     events.TaskTakenOver: "taken_over",
     events.TaskGivenUp: "given_up",
     events.LeaseLost: "leases_lost",
     events.SettleRefused: "refused",
     events.StoreFailed: "store_failures",
+    events.DoorbellFailed: "doorbell_failures",
     events.StreamConnected: "connects",
     events.StreamDisconnected: "disconnects",
     events.StreamGap: "gaps",
     events.StreamWedged: "wedged",
     events.StreamHandedOff: "handed_off",
+    events.TickPut: "ticks",
+    events.TicksSkipped: "ticks_left_out",
 }
 """Names of the counters of the minute's line."""
 

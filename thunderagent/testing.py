@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from thunderagent import events
@@ -22,6 +22,7 @@ from thunderagent.faults import Fault as Fault
 from thunderagent.faults import FaultyEngine as FaultyEngine
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_json
+from thunderagent.lines import line_value, open_lines
 from thunderagent.settings import load_settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
@@ -187,6 +188,8 @@ _ENDS = (events.TaskEvent, events.ChildDoomed)
 def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Recorder:
     """Run an agent in a thread until no task is open (queued, delayed, running or blocked), then stop it.
 
+    Ticks of periodic jobs that are due when it starts are put and run too.
+
     Returns:
         everything that the agent did.
 
@@ -195,9 +198,11 @@ def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Rec
         Exception: what ended the agent.
     """
     recorder, moved, failures = Recorder(agent.bus), threading.Event(), list[BaseException]()
+    has_begun = threading.Event()
 
     def listen(event: Event) -> None:
         if isinstance(event, events.AgentStarted):
+            has_begun.set()
             agent.wake()
         if isinstance(event, (events.AgentStarted, *_ENDS)):
             moved.set()
@@ -215,7 +220,7 @@ def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Rec
     thread.start()
     until = time.monotonic() + timeout_s
     try:
-        while not failures and _open(client):
+        while not failures and (not has_begun.is_set() or _open(client)):
             if (left := until - time.monotonic()) <= 0:
                 raise WaitTimeout(f"tasks are still open after {timeout_s:g} s")
             moved.wait(min(left, 0.5))
@@ -230,10 +235,18 @@ def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Rec
     return recorder
 
 
-_ON_THE_WAY = (Status.BLOCKED, Status.PENDING, Status.RUNNING, Status.PENDING, Status.RUNNING)
-"""In the order in which a task goes on, and a retry too, so that none slips by while its neighbours are counted."""
+_ON_THE_WAY = (Status.BLOCKED, Status.PENDING, Status.RUNNING) + 2 * (Status.PENDING, Status.BLOCKED, Status.RUNNING)
+"""In the order in which a task goes on, and a retry, and one that comes to stand in the line of a limit: so that none
+slips by while its neighbours are counted."""
 
 
 def _open(client: Client) -> int:
     engine = client.store.engine
-    return sum(engine.count(lane.value(status)) for status in _ON_THE_WAY for lane in engine.lanes())
+
+    def values(status: Status) -> Iterator[str]:
+        for lane in engine.lanes():
+            yield lane.value(status)
+            if status is Status.BLOCKED:
+                yield from (line_value(lane, key) for key in open_lines(client.store))
+
+    return sum(engine.count(value) for status in _ON_THE_WAY for value in values(status))

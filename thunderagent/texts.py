@@ -31,14 +31,24 @@ class Texts:
         Raises:
             PayloadTooLarge: it is over 350 KB and there is no bucket for it.
         """
-        size = len(text) if text.isascii() else len(text.encode())
+        size = _size(text)
         if size <= self._engine.inline_bytes:
             return None
-        if size <= MAX_TEXT_BYTES:
-            self._engine.put_texts({key: text}, expire_at=expire_at)
-            return f"item:{key}"
-        if self.blobs:
+        self.check(key, text)
+        if size > MAX_TEXT_BYTES and self.blobs:
             return self.blobs.put(key, text)
+        self._engine.put_texts({key: text}, expire_at=expire_at)
+        return f"item:{key}"
+
+    def check(self, key: str, text: str) -> None:
+        """Check that a text can be kept; nothing is written.
+
+        Raises:
+            PayloadTooLarge: it is over 350 KB and there is no bucket for it.
+        """
+        size = _size(text)
+        if size <= max(MAX_TEXT_BYTES, self._engine.inline_bytes) or self.blobs:
+            return
         raise PayloadTooLarge(
             f"{key} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the "
             "data, or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
@@ -87,3 +97,7 @@ class Texts:
             raise
         except StoreError:
             return ""
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

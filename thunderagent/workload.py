@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import queue
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from thunderagent import events, writes
+from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
+from thunderagent.choice import Choice, Chosen
 from thunderagent.context import Context
+from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import AgentDraining, StoreError, StreamFailed, StreamStopped, TaskCancelled
 from thunderagent.events import EventBus
@@ -29,16 +31,13 @@ from thunderagent.handoff import Handoffs, is_open
 from thunderagent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.job import Job
 from thunderagent.pacing import GATHER_S
-from thunderagent.poller import QueuePoller, Room
+from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Raised, Settlement, Stopped, about, raised, settle
+from thunderagent.settler import Outcome, Policy, Raised, Refused, Settlement, Stopped, about, raised, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
-
-Served = tuple[str, str]
-"""A queue and the kind of tasks that are taken from it."""
 
 CLOSED_KEPT: Final = 1000
 """Streams that have ended of which the last entry of the journal waits for a store that takes it."""
@@ -82,9 +81,11 @@ class Workload:
         dependents: Dependents,
         policy: Policy,
         fleet: Fleet,
+        controls: Controls,
     ) -> None:
         self.held: dict[str, Running] = {}
         self.fleet = fleet
+        self.controls = controls
         self.handoffs = Handoffs(
             store,
             bus,
@@ -114,6 +115,16 @@ class Workload:
         self._backlog: list[_Ended] = []
         self._doubts: list[Doubt] = []
         self._batch = 0
+        self.admission = Admission(store, jobs, settings, bus)
+        self.choice = Choice(
+            pollers,
+            jobs,
+            controls,
+            self.admission,
+            lease_s=lambda job: jobs[job].lease_s or settings.lease_s,
+            store=store,
+            rng=rng,
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -145,10 +156,15 @@ class Workload:
                     break
         self._batch = found
 
-    def begin(self, lease: Lease, *, how: str = "claimed") -> None:
-        """Run the handler of a task that was claimed or taken over."""
+    def begin_all(self, leases: Sequence[Lease], *, how: str = "claimed") -> None:
+        """Run the handlers of tasks that were claimed or taken over; those with a limit need a slot of it."""
+        refused = self.admission.refusals(leases) if not self.is_closing else {}
+        for lease in leases:
+            self.begin(lease, how=how, instead=refused.get(lease.task_id))
+
+    def begin(self, lease: Lease, *, how: str = "claimed", instead: Outcome | None = None) -> None:
+        """Run the handler of a task that was claimed or taken over, or settle it with another outcome `instead`."""
         task, job = lease.task, self._jobs[lease.task.job]
-        instead: Outcome | None = None
         if self.is_closing:
             instead = Stopped(AgentDraining())
         elif task.cancel_requested:
@@ -165,6 +181,8 @@ class Workload:
         self.poller_of(task).began()
         self.fleet.held += job.is_stream
         self._heartbeat.watch(running)
+        if not isinstance(instead, Refused):
+            self.admission.started(task)
         if instead is not None:
             self.done(running, instead)
             return
@@ -210,17 +228,27 @@ class Workload:
         Raises:
             StoreError: nothing had an answer; it is kept for the next call.
         """
+        committed = self._exchange(claim=claim)
+        self.admission.release()
+        if self.is_closing:
+            self.admission.leave()
+        return committed
+
+    def _exchange(self, *, claim: bool) -> Committed:
         self._resolve_doubts()
         claim = claim and all(one.settlement is None for one in self._backlog)
         settling = self._decide()
-        wanted = self._wanted() if claim else {}
-        batch = [one for several in wanted.values() for one in several]
+        # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
+        here = self.held.keys() | self.handoffs.offered.keys()
+        chosen = self.choice.choose(here) if claim else Chosen()
+        heard = self.controls.heard()
+        batch = chosen.all
         if not settling and not batch:
-            self._claimed(wanted, Exchanged([], [], [], []))
-            return Committed(asked=any(self._pollers[name].free > 0 for name in wanted))
+            self._claimed(chosen.looked, Exchanged([], [], [], []))
+            return Committed(asked=heard or any(self._pollers[name].free > 0 for name in chosen.looked))
         ends = [one.settlement.write for one in settling if one.settlement]
         exchanged = self._store.exchange(ends, batch, owner=self._owner)
-        self._claimed(wanted, exchanged)
+        self._claimed(chosen.looked, exchanged)
         self._settled(settling, exchanged)
         return Committed(error=exchanged.error, answered=exchanged.answered)
 
@@ -235,6 +263,7 @@ class Workload:
 
     def _receive(self, ended: _Ended | None) -> int:
         if ended is not None and self.handoffs.ended(ended.running):
+            self.admission.over(ended.running.lease)
             self._close_journal(ended, "handed over")
             return 0
         if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:
@@ -288,6 +317,7 @@ class Workload:
         running = ended.running
         self.held.pop(running.lease.task_id, None)
         self._heartbeat.forget(running)
+        self.admission.over(running.lease)
         self._close_journal(ended, ended.settlement.write.verb if ended.settlement else "lost")
 
     def _close_journal(self, ended: _Ended, how: str) -> None:
@@ -309,8 +339,12 @@ class Workload:
             self._let_go(ended)
             if not answer.accepted:
                 event = events.SettleRefused(**about(ended.running.lease), verb=write.verb)
-            elif answer.dependents and (status := _final(write.set["status"])):
-                told.append(Ended(write.task_id, status, answer.dependents))
+            elif status := _final(write.set["status"]):
+                self.admission.ended(ended.running.lease.task, write.set["finishedAt"])
+                if answer.dependents:
+                    told.append(Ended(write.task_id, status, answer.dependents))
+            elif isinstance(ended.outcome, Refused):
+                self.admission.stood_back(ended.outcome.limit, ended.running.lease.task)
             self._bus.emit(event)
         if told:
             self._tell(told)
@@ -323,28 +357,15 @@ class Workload:
                 events.StoreFailed(during="telling dependents", error=str(error), next_try_s=self._settings.sweep_s)
             )
 
-    def _wanted(self) -> dict[Served, list[Wanted]]:
-        """Candidates by queue and kind, for those whose time has come."""
-        now = self._store.monotonic()
-        due = [(served, poller) for served, poller in self._pollers.items() if poller.due <= now]
-        # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
-        here = self.held.keys() | self.handoffs.offered.keys()
-        wanted: dict[Served, list[Wanted]] = {}
-        promised: Counter[Room] = Counter()
-        for served, poller in self._rng.sample(due, len(due)) if len(due) > 1 else due:
-            if 0 < poller.free <= promised[poller.room]:
-                continue  # others that share the room may take all that is left: it looks in the next round
-            look = [one for one in poller.look() if one.candidate.task_id not in here]
-            wanted[served] = look[: max(0, poller.free - promised[poller.room])]
-            promised[poller.room] += len(wanted[served])
-        return wanted
-
     def _claimed(self, wanted: Mapping[Served, list[Wanted]], exchanged: Exchanged) -> None:
         self._doubts += exchanged.doubts
         won: dict[Served, list[str]] = {served: [] for served in wanted}
         for lease in exchanged.leases:
-            won[lease.task.queue, self._jobs[lease.task.job].kind].append(lease.task_id)
-            self.begin(lease)
+            if (served := (lease.task.queue, self._jobs[lease.task.job].kind)) in won:
+                won[served].append(lease.task_id)
+        self.begin_all(exchanged.leases)
+        for candidate in exchanged.lost:
+            self.admission.lines.lost(candidate)
         for served, tried in wanted.items():
             self._pollers[served].took(won[served], exchanged.lost, tried)
 
@@ -352,10 +373,11 @@ class Workload:
         """Look whether claims without an answer did happen, before anything else is claimed."""
         if self._doubts:
             leases = self._store.resolve(self._doubts, owner=self._owner)
+            for one in {doubt.wanted.candidate for doubt in self._doubts}:
+                if one.task_id not in {lease.task_id for lease in leases}:
+                    self.admission.lines.lost(one)
             self._doubts.clear()
-            for lease in leases:
-                if lease.task_id not in self.held:
-                    self.begin(lease)
+            self.begin_all([lease for lease in leases if lease.task_id not in self.held])
 
     def _parent_results(self, task: Task) -> Mapping[str, Any]:
         parents = self._store.get(task.depends_on)

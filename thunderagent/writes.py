@@ -198,7 +198,13 @@ def release(lease: Lease, *, now: float) -> Write:
     return _back("release", lease, due=now, now=now)
 
 
-def stand_in_line(lease: Lease, *, limit_key: str, number: int, now: float) -> Write:
+def put_back(lease: Lease, *, due: float, now: float) -> Write:
+    """RUNNING to PENDING because nobody could say whether a slot is free: it was not started after all."""
+    write = _back("put back", lease, due=due, now=now)
+    return replace(write, remove=(*LEASE_ATTRIBUTES, "startedAt"))
+
+
+def stand_in_line(lease: Lease, *, limit_key: str, now: float) -> Write:
     """RUNNING to BLOCKED: no slot of its limit is free. It keeps its place, and was not started after all."""
     write = _settle(
         "stand in line",
@@ -206,7 +212,6 @@ def stand_in_line(lease: Lease, *, limit_key: str, number: int, now: float) -> W
         {
             "status": f"{lease.task.lane.value(Status.BLOCKED)}{LINE_MARK}{limit_key}",
             "limitKey": limit_key,
-            "limitMax": number,
             "updatedAt": timestamp(now),
         },
     )
@@ -306,6 +311,26 @@ def cancel_waiting(seen: Task, *, reason: str, now: float, expire_at: float) -> 
     )
 
 
+def join_line(seen: Candidate, *, limit_key: str, now: float) -> Write:
+    """PENDING to BLOCKED in the line of the limit of its job, unless it has another limit of its own."""
+    place = StatusValue.parse(seen.status_value)
+    return Write(
+        verb="join line",
+        task_id=seen.task_id,
+        set={
+            "status": f"{Status.BLOCKED}{place.suffix}{LINE_MARK}{limit_key}",
+            "limitKey": limit_key,
+            "updatedAt": timestamp(now),
+        },
+        require=(
+            Is("status", seen.status_value),
+            Is("createdAt", seen.created_at),
+            Is("job", seen.job),
+            Either((Absent("limitKey"), Is("limitKey", limit_key))),
+        ),
+    )
+
+
 def leave_line(seen: Candidate, *, now: float) -> Write:
     """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it."""
     place = StatusValue.parse(seen.status_value)
@@ -377,12 +402,20 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
     )
 
 
+def stay_ended(seen: Task, *, now: float) -> Write:
+    """A new fence for a task that has ended: who saw it before cannot bring it to life any more."""
+    still = {"status": seen.status_value, "updatedAt": timestamp(now)}  # the status tells it from a life of that moment
+    return replace(request_stop(seen, now=now), verb="stay ended", set=still, increase={"fence": 1})
+
+
 # Verbs of dependencies.
 
 
 def register_dependent(parent: Task, child_id: str) -> Write:
     """Tell a parent that a child waits for it; refused when the parent is gone or has ended."""
     open_values = tuple(parent.lane.value(status) for status in Status if status not in TERMINAL)
+    if line := parent.line or parent.limit_key:
+        open_values += (f"{parent.lane.value(Status.BLOCKED)}{LINE_MARK}{line}",)
     return Write(
         verb="register dependent",
         task_id=parent.task_id,

@@ -57,59 +57,59 @@ def _held(holding: Holding) -> Iterator[Line]:
 
     if ours.connection_kib is not None:
         goal = {} if tls else {"goal": f"≤ {PLAIN_KIB:g} KiB", "met": ours.connection_kib <= PLAIN_KIB}
-        yield line("memory, KiB a connection", lambda side: _number(side.connection_kib), **goal)  # type: ignore[arg-type]
-        yield line("memory with one connection, MiB", lambda side: _number(side.base_mib))
-    yield line("until all were live at first, s", lambda side: _number(side.connect_s))
+        yield line("memory, KiB a connection", lambda side: number_text(side.connection_kib), **goal)  # type: ignore[arg-type]
+        yield line("memory with one connection, MiB", lambda side: number_text(side.base_mib))
+    yield line("until all were live at first, s", lambda side: number_text(side.connect_s))
     if ours.idle_share is not None:
-        yield line("CPU while idle, % of a core", lambda side: _number(100 * (side.idle_share or 0.0)))
+        yield line("CPU while idle, % of a core", lambda side: number_text(100 * (side.idle_share or 0.0)))
     for mode, name in (("raw", "not decoded"), ("json", "JSON decoded"), ("checkpoint", "JSON and checkpoint")):
         if mode in ours.per_cpu_s:
             yield line(
                 f"messages a CPU second, {name}",
-                lambda side, mode=mode: _number(side.per_cpu_s.get(mode)),  # type: ignore[misc]
+                lambda side, mode=mode: number_text(side.per_cpu_s.get(mode)),  # type: ignore[misc]
             )
     if ours.stall_s is not None:
-        yield line("all cut: longest stall of the loop, ms", lambda side: _number(1000 * (side.stall_s or 0.0)))
+        yield line("all cut: longest stall of the loop, ms", lambda side: number_text(1000 * (side.stall_s or 0.0)))
         yield line("all cut: until all were live again, s", _came_back)
         most = ours.attempts_a_second or 0
         yield line(
             "all cut: most attempts in a second",
-            lambda side: _number(side.attempts_a_second),
+            lambda side: number_text(side.attempts_a_second),
             f"≤ {ATTEMPTS_A_SECOND}",
             most <= ATTEMPTS_A_SECOND,
         )
-        yield line("all cut: attempts", lambda side: _number(side.attempts))
+        yield line("all cut: attempts", lambda side: number_text(side.attempts))
         late = ours.beat_late_s or 0.0
         yield line(
             "all cut: latest heartbeat, s late",
-            lambda side: _number(side.beat_late_s),
+            lambda side: number_text(side.beat_late_s),
             f"≤ {BEAT_LATE_S:g} s",
             late <= BEAT_LATE_S,
             alone=True,
         )
         lost = ours.leases_lost
-        yield line("all cut: leases lost", lambda side: _number(side.leases_lost), "0", lost == 0, alone=True)
+        yield line("all cut: leases lost", lambda side: number_text(side.leases_lost), "0", lost == 0, alone=True)
     yield Line("load of the machine", f"{holding.load_before:g} to {holding.load_after:g}")
 
 
 def _came_back(side: Side) -> str:
-    return _number(side.live_s) if side.live_s is not None else f"only {_number(side.live_after)} in a minute"
+    return number_text(side.live_s) if side.live_s is not None else f"only {number_text(side.live_after)} in a minute"
 
 
 def _taken(takeover: Takeover) -> Iterator[Line]:
     limit = TERM_S if takeover.signal == "SIGTERM" else KILL_S
     name = f"{takeover.signal} to the next message, {takeover.streams} streams in {takeover.rounds} rounds"
     worst = takeover.worst_s
-    yield Line(f"{name}: median, s", _number(takeover.median_s))
-    yield Line(f"{name}: worst, s", _number(worst), "", f"≤ {limit:g} s", worst <= limit)
+    yield Line(f"{name}: median, s", number_text(takeover.median_s))
+    yield Line(f"{name}: worst, s", number_text(worst), "", f"≤ {limit:g} s", worst <= limit)
 
 
 def _flapped(flap: Flap) -> Line:
     most = flap.most * 60.0 / flap.seconds
     return Line(
         f"attempts a minute, most of {flap.streams} streams (mean {flap.mean * 60.0 / flap.seconds:.1f})",
-        _number(most),
-        _number(flap.naive_a_minute),
+        number_text(most),
+        number_text(flap.naive_a_minute),
         f"≤ {FLAP_A_MINUTE:g}",
         most <= FLAP_A_MINUTE,
     )
@@ -118,12 +118,12 @@ def _flapped(flap: Flap) -> Line:
 def _billed(units: Units) -> Iterator[Line]:
     for verb, number in units.verbs.items():
         goal = ("1", number == 1.0) if verb.startswith("heartbeat") else ("", None)
-        yield Line(verb, _number(int(number)), "", *goal)
-    yield Line("largest row, bytes", _number(units.row_bytes))
-    yield Line("heartbeats a stream and hour, as set", _number(units.beats_an_hour))
-    yield Line("heartbeats a stream and hour, as measured", _number(units.beats_measured))
-    yield Line("units a stream and hour, at most", _number(units.stream_hour))
-    yield Line("100 streams a month, $, at most", _number(units.dollars_100_month))
+        yield Line(verb, number_text(int(number)), "", *goal)
+    yield Line("largest row, bytes", number_text(units.row_bytes))
+    yield Line("heartbeats a stream and hour, as set", number_text(units.beats_an_hour))
+    yield Line("heartbeats a stream and hour, as measured", number_text(units.beats_measured))
+    yield Line("units a stream and hour, at most", number_text(units.stream_hour))
+    yield Line("100 streams a month, $, at most", number_text(units.dollars_100_month))
 
 
 def table(figures: Figures, plan: Plan, store: str) -> Table:
@@ -162,7 +162,8 @@ def as_json(figures: Figures, plan: Plan, store: str, machine: dict[str, Any]) -
     }
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A number for people; nothing for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.2f}"

@@ -70,17 +70,22 @@ def verb_units(client: Client, queue: str) -> tuple[dict[str, float], dict[str, 
 
 
 def write_units(before: Row | None, after: Row) -> float:
-    """What DynamoDB bills for a write in the table and its index."""
+    """What DynamoDB bills for a write in the table and its index, which has no entry of a row without a status."""
     table = max(item_bytes(before or {}), item_bytes(after))
-    indexed: list[Row] = [
-        {name: row[name] for name in (*INDEX_KEYS, *PROJECTED) if name in row} for row in (before or {}, after)
-    ]
+    indexed = [index_entry(before or {}), index_entry(after)]
     units = _units(table)
     if indexed[0] != indexed[1]:
         old, new = map(item_bytes, indexed)
         same_key = all(indexed[0].get(name) == indexed[1].get(name) for name in INDEX_KEYS)
         units += _units(max(old, new)) if same_key else _units(old) + _units(new)
     return units
+
+
+def index_entry(row: Row) -> Row:
+    """What the index has of a row; nothing if the row lacks one of its keys."""
+    if any(name not in row for name in INDEX_KEYS):
+        return {}
+    return {name: row[name] for name in (*INDEX_KEYS, *PROJECTED) if name in row}
 
 
 def item_bytes(row: Row) -> int:

@@ -26,7 +26,7 @@ from thunderagent.registry import Registry
 from thunderagent.settler import Returned
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Status
+from thunderagent.task import Lane, Status
 from thunderagent.testing import memory_store
 
 Payload = dict[str, Any]
@@ -403,14 +403,17 @@ def test_a_lost_agents_task_is_taken_over_by_the_sweep() -> None:
 
 
 def await_sweep(stage: Stage) -> None:
-    """Until another sweep is over: the last thing that it does is to take the turn for the next."""
+    """Until another sweep is over: the last thing that it does is to heal."""
+    janitor, over = stage.agent._housekeeping._janitor, threading.Event()
+    heal = janitor.heal
 
-    def turn() -> float:
-        row = stage.store.engine.get(["turn:blocked"]).get("turn:blocked", {"lockTime": 0.0})
-        return float(row["lockTime"])
+    def healed(lanes: Sequence[Lane]) -> None:
+        heal(lanes)
+        over.set()
 
-    before = turn()
-    eventually(lambda: turn() > before)
+    janitor.heal = healed  # type: ignore[method-assign]
+    assert over.wait(LONG_S)
+    janitor.heal = heal  # type: ignore[method-assign]
 
 
 def test_a_lost_agents_task_waits_for_a_free_slot() -> None:

@@ -452,3 +452,9 @@ def test_a_task_that_ended_meanwhile_is_not_given_up(at: Setting, monkeypatch: p
     at.janitor.take_over(LANES, anything)
     assert at.row().status is Status.SUCCESS
     assert at.record.of(events.TaskGivenUp) == []
+
+
+def test_while_nobody_waits_a_sweep_writes_nothing(at: Setting) -> None:
+    """A turn is a write of every agent in every sweep; to see that the line is empty is a read."""
+    at.janitor.heal(LANES)
+    assert at.store.engine.get(["turn:blocked"]) == {}

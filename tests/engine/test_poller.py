@@ -27,9 +27,9 @@ class Spy(TaskStore):
         self.read: list[Lane] = []
         self.meanwhile: Any = None
 
-    def ready(self, lane: Lane, *, limit: int, after: Any = None) -> Page:
+    def ready(self, lane: Lane, *, limit: int, after: Any = None, ahead_s: float = 0.0) -> Page:
         self.read.append(lane)
-        page = super().ready(lane, limit=limit, after=after)
+        page = super().ready(lane, limit=limit, after=after, ahead_s=ahead_s)
         if self.meanwhile:
             self.meanwhile()
         return page

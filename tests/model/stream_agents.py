@@ -16,6 +16,7 @@ from unittest.mock import patch
 from tests.model.stream_ledger import Holder, Watch
 from tests.model.stream_network import SimLoop
 from thunderagent import agent as agent_module
+from thunderagent import executors
 from thunderagent.agent import Agent
 from thunderagent.conditions import Write
 from thunderagent.executor import Executors, LoopExecutor
@@ -189,7 +190,7 @@ class SimAgent(Agent):
     def _executors(self) -> Executors:
         executor = lambda *a, **o: SimLoopExecutor(self._process.loop, *a, **o)  # noqa: E731
         governor = lambda **o: Governor(rng=random.Random(self._process.seed), **o)  # noqa: E731
-        with patch.object(agent_module, "LoopExecutor", executor), patch.object(agent_module, "Governor", governor):
+        with patch.object(executors, "LoopExecutor", executor), patch.object(executors, "Governor", governor):
             return super()._executors()
 
     def _gather(self, pause: float) -> None:

@@ -35,8 +35,12 @@ def test_the_names_of_the_readme_are_exported() -> None:
         "StreamContext",
         "StreamOptions",
         "Task",
+        "Tick",
         "__version__",
+        "cron",
+        "every",
         "job",
+        "periodic",
         "stream",
     }
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
@@ -226,6 +226,16 @@ def test_a_payload_that_does_not_fit_is_refused_with_the_place(one: Any, payload
         one.dump_payload(payload)
     assert f"the payload does not fit the job {one.name!r}: " in str(caught.value)
     assert place in str(caught.value)
+
+
+@job("j.annotated")
+def _annotated(ctx: Context, payload: Annotated[int, Field(gt=0)]) -> None: ...
+
+
+def test_what_an_annotation_demands_beside_the_type_is_demanded() -> None:
+    assert _annotated.dump_payload(1) == "1"
+    with pytest.raises(PayloadInvalid, match="greater than 0"):
+        _annotated.dump_payload(0)
 
 
 def test_all_misfits_of_a_payload_are_told() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from thunderagent import Client, Context, Snooze, job
+from thunderagent.router import Enqueue, EventBridgeEvent, HttpRequest, Router, SnsRecord
 
 
 class Right(BaseModel):
@@ -47,6 +48,39 @@ def use(client: Client) -> None:
     client.enqueue(empty, Right(month="2026-07"))  # wrong
     client.enqueue_many(build, [Wrong(year=2026)])  # wrong
     client.enqueue("typed.build", Right(month="2026-07"))  # wrong
+
+
+router = Router()
+
+
+@router.eventbridge(source="shop", detail_type="MonthClosed")
+def closed(detail: Right, event: EventBridgeEvent) -> Enqueue:
+    return Enqueue(build, Right(month=detail.month), delay_s=5, unique_key=event.id)
+
+
+@router.sns(topic="months")
+def told(message: str, record: SnsRecord) -> list[Enqueue] | None:
+    return [Enqueue("typed.build", {"month": message}), Enqueue(empty, None)] if message else None
+
+
+@router.http("POST", "/months")
+def posted(body: Right, request: HttpRequest) -> Enqueue:
+    return Enqueue(build, Wrong(year=2026))  # wrong
+
+
+@router.http("POST", "/years")
+def by_name(body: Right, request: HttpRequest) -> Enqueue:
+    return Enqueue("typed.build", body)  # wrong
+
+
+@router.http("POST", "/days")  # wrong
+def of_another_kind(body: Right, event: EventBridgeEvent) -> Enqueue:
+    return Enqueue(build, body, delay="5")  # wrong
+
+
+@router.sns(topic="years")  # wrong
+def no_tasks(message: Right, record: SnsRecord) -> dict[str, str]:
+    return {"month": message.month}
 """
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from thunderagent.cli import engine, fleet, streams, tasks
+from thunderagent.cli import engine, fleet, pauses, schedules, streams, tasks
 from thunderagent.cli.output import out
 from thunderagent.version import __version__
 
@@ -28,10 +28,14 @@ app.command()(tasks.show)
 app.command()(tasks.retry)
 app.command()(tasks.cancel)
 app.command()(tasks.purge)
+app.command()(pauses.pause)
+app.command()(pauses.resume)
+app.command()(pauses.pauses)
 app.command()(fleet.agents)
 app.command()(fleet.stats)
 app.command()(engine.local)
 app.add_typer(streams.streams_app, name="streams")
+app.add_typer(schedules.schedules_app, name="schedule")
 app.add_typer(engine.table_app, name="table")
 
 

@@ -23,12 +23,15 @@ from thunderagent.cli.output import (
     out,
     tell,
 )
+from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.errors import ConfigurationError
 from thunderagent.events import EventBus
+from thunderagent.pauses import Pause, PauseKind, names_of
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+from thunderagent.waiting import pause_text
 
 
 def run(
@@ -54,7 +57,8 @@ def run(
         bus = EventBus()
         Telemetry(bus)
         registry = Registry.from_package(jobs)
-        agent = Agent(open_store(settings, for_agent=True), registry, settings, bus=bus, scope=task_scope)
+        store_of_agent, doorbell = open_store(settings, for_agent=True), open_doorbell(settings)
+        agent = Agent(store_of_agent, registry, settings, bus=bus, doorbell=doorbell, scope=task_scope)
         stuck = agent.run()
     if stuck:  # handlers that ignore every request to stop: their tasks are released, so this process must end now
         sys.stdout.flush()
@@ -72,6 +76,7 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
                 True,
             )
             return
+        paused = {pause.name for pause in client.pauses() if pause.kind is PauseKind.AGENT}
         names = [one.name for one in found]
         has_streams = any(isinstance(one.info.get("streams"), dict) for one in found)
         wide = out.width >= 120
@@ -81,7 +86,11 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
             running, health = one.info.get("running", {}), one.info.get("health", {})
             slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in one.info["queues"].items())
             fine = health.get("heartbeat_alive") and health.get("store_answers")
-            state = "draining" if health.get("draining") else "ok" if fine else "[red]not well[/red]"
+            state = "ok" if fine else "[red]not well[/red]"
+            if health.get("draining"):
+                state = "draining"
+            elif fine and (health.get("paused") or not paused.isdisjoint(names_of(one.name))):
+                state = "[yellow]paused[/yellow]"
             held = (_streams(one.info.get("streams")),) if has_streams else ()
             times = (moment(one.started_at), moment(one.seen_at)) if wide else ()
             table.add_row(escape(one.name), *times, escape(slots), *held, state)
@@ -91,9 +100,10 @@ def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
 def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show each queue in numbers."""
     with errors(), opened(store) as client:
-        found = client.stats()
+        found, now = client.stats(), client.store.clock.now()
+        paused = {pause.name: pause for pause in client.pauses() if pause.kind is PauseKind.QUEUE}
         if as_json:
-            tell([asdict(one) for one in found], True)
+            tell([{**asdict(one), "paused": _paused(paused.get(one.queue))} for one in found], True)
             return
         table = make_table("queue", "ready", "delayed", "running", "blocked", "failed", "oldest ready", "agents")
         for one in found:
@@ -101,11 +111,17 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
             numbers = (one.ready, one.delayed, one.running, one.blocked, one.failed)
             table.add_row(one.queue, *map(str, numbers), age, str(one.agents))
         out.print(table if found else "no tasks and no agents")
+        for name, pause in paused.items():
+            notes.print(escape(f"queue {name} is {pause_text(pause, now)}"), style="yellow", soft_wrap=True)
         for one in found:
             if one.unknown_jobs:
                 notes.print(f"queue {one.queue}: no agent has the jobs {', '.join(one.unknown_jobs)}", style="yellow")
             elif one.ready and not one.agents:
                 notes.print(f"queue {one.queue}: no agent serves it", style="yellow")
+
+
+def _paused(pause: Pause | None) -> dict[str, Any] | None:
+    return None if pause is None else pause.entry()
 
 
 def _streams(told: Any) -> str:

@@ -108,7 +108,7 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
     yield "task", escape(task.task_id)
     yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
     yield "job", escape(task.job)
-    yield "queue", task.status_value.partition("#")[2] or task.queue
+    yield "queue", task.lane.suffix.removeprefix("#") or task.queue
     yield "attempt", f"{task.attempt} (retries {task.retry_count} of {_allowed(task)}, lost agents {task.crash_count})"
     yield "fence", str(task.fence)
     if task.lease_owner:
@@ -123,6 +123,11 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
     if task.started_at and task.finished_at:
         yield "seconds", seconds(task)
     yield "payload", escape(task.payload_text[:2000])
+    if task.unique_key is not None:
+        yield "unique key", escape(f"{task.unique_key} ({task.unique_scope})")
+    if task.limit_key is not None:
+        number = "as many at once as its job says" if task.limit_max is None else f"{task.limit_max} at once"
+        yield "limit", escape(f"{task.limit_key}, {number}")
     if task.is_stream:
         yield from _stream_details(task)
     if task.progress_text:

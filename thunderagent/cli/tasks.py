@@ -33,6 +33,7 @@ from thunderagent.client import Client
 from thunderagent.errors import PayloadInvalid
 from thunderagent.registry import Registry
 from thunderagent.task import Status, Task
+from thunderagent.waiting import why
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the task.")]
 
@@ -47,6 +48,18 @@ def enqueue(
     depends_on: Annotated[list[str] | None, typer.Option(help="Id of a task to wait for; several times.")] = None,
     on_parent_failure: Annotated[str, typer.Option(help="fail, cancel or run.")] = "fail",
     max_retry: Annotated[int | None, typer.Option(help="Retries, instead of the job's.", show_default=False)] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(help="While a task of this job with this key is open, it is the answer.", show_default=False),
+    ] = None,
+    unique_scope: Annotated[str, typer.Option(help="until_done, or until_start.")] = "until_done",
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Tasks that run at once in the fleet, instead of the job's.", show_default=False),
+    ] = None,
+    limit_key: Annotated[
+        str | None, typer.Option(help="Tasks with this key share the limit.", show_default=False)
+    ] = None,
     jobs: Annotated[
         str | None,
         typer.Option(help="Package of the jobs: checks the payload and knows the queue.", show_default=False),
@@ -72,6 +85,10 @@ def enqueue(
             "depends_on": depends_on or (),
             "on_parent_failure": choice("--on-parent-failure", on_parent_failure, ("fail", "cancel", "run")),
             "max_retry": max_retry,
+            "unique_key": unique_key,
+            "unique_scope": choice("--unique-scope", unique_scope, ("until_done", "until_start")),
+            "limit": limit,
+            "limit_key": limit_key,
         }
         if jobs:
             find_here()
@@ -114,16 +131,19 @@ def list_(
 
 
 def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show a task: its state, times, dependencies, errors and result."""
+    """Show a task: its state, times, dependencies, errors and result, and why it does not run if it does not."""
     with errors(), opened(store) as client:
         task = client.get(task_id)
+        reasons = why(client.store, task)
         if as_json:
-            tell(as_dict(task), True)
+            tell({**as_dict(task), "why": reasons}, True)
             return
         related = client.store.get([*task.depends_on, *task.dependents])
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, value in details(task):
             table.add_row(f"[dim]{name}[/dim]", value)
+        for number, sentence in enumerate(reasons):
+            table.add_row("" if number else "[dim]why[/dim]", escape(sentence))
         for title, names in (("depends on", task.depends_on), ("waited for by", sorted(task.dependents))):
             for name in names:
                 state = colour(related[name].status) if name in related else "gone"

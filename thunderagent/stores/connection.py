@@ -10,8 +10,9 @@ import ipaddress
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
@@ -25,6 +26,7 @@ from thunderagent.errors import ConfigurationError, CredentialsExpired
 from thunderagent.stores.failures import Place, Refused, code_of, translate
 
 Purpose = Literal["work", "lease"]
+T = TypeVar("T")
 
 LOCAL_REGION: Final = "us-east-1"
 RENEW_PAUSE_S: Final = 5.0
@@ -228,6 +230,12 @@ def is_loopback(endpoint: str | None) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def build(make: Callable[[], T]) -> T:
+    """Make a session or a client while no other thread makes one."""
+    with _building:
+        return make()
 
 
 def new_session(*, local: bool) -> boto3.Session:

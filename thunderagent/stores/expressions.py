@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, OneOf, Present, Write
+from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
 from thunderagent.task import Candidate, Row
 
 INDEX: Final = "status-createdAt-index"
@@ -150,6 +150,9 @@ class _Names:
             case Fewer(name, fewer):
                 alias = self.name(name)
                 return f"(attribute_not_exists({alias}) OR size({alias}) < {self.value('limitMax', fewer)})"
+            case NoSet(name):
+                alias, kind = self.name(name), self.value("status", "SS")
+                return f"(attribute_exists({alias}) AND NOT attribute_type({alias}, {kind}))"
             case Absent(name):
                 return f"attribute_not_exists({self.name(name)})"
             case Present(name):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, OneOf, Present, Write
+from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
 from thunderagent.task import Row
 
 COLUMNS: Final = tuple(ATTRIBUTES)
@@ -52,7 +53,9 @@ SELECT_ONE: Final = f'{SELECT} WHERE "taskId" = ?'
 def encode(name: str, value: Any) -> Any:
     """A value of an attribute as its column keeps it."""
     if name in _JSON:
-        return json.dumps(sorted(value) if isinstance(value, (set, frozenset)) else value, separators=(",", ":"))
+        if isinstance(value, (set, frozenset)):  # as SQLite itself writes them, with letters as they are
+            return json.dumps(sorted(value), separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(value, separators=(",", ":"))
     return value
 
 
@@ -60,9 +63,10 @@ def decode(values: Sequence[Any]) -> Row:
     """The row in the columns; NULL is an absent attribute."""
     row = {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
     for name in _JSON.intersection(row):
-        row[name] = json.loads(row[name])
-        if ATTRIBUTES[name] == "SS":
-            row[name] = frozenset(row[name])
+        with suppress(ValueError):  # of a row made by hand
+            row[name] = json.loads(row[name])
+        if ATTRIBUTES[name] == "SS" and isinstance(row[name], list):
+            row[name] = frozenset(map(str, row[name]))
     if "cancelRequested" in row:
         row["cancelRequested"] = bool(row["cancelRequested"])
     return row
@@ -139,14 +143,28 @@ def _condition_sql(shape: _Shape) -> str:
     if kind is Either:
         return "(" + " OR ".join(map(_condition_sql, rest)) + ")"
     render: Callable[[], str] = {
-        Is: lambda: f'"{rest[0]}" = ?',
+        Is: lambda: f"{_sorted(rest[0]) if ATTRIBUTES[rest[0]] == 'SS' else _quoted(rest[0])} = ?",
         Absent: lambda: f'"{rest[0]}" IS NULL',
         Present: lambda: f'"{rest[0]}" IS NOT NULL',
         Below: lambda: f'"{rest[0]}" < ?',
         Fewer: lambda: f'("{rest[0]}" IS NULL OR json_array_length("{rest[0]}") < ?)',
+        NoSet: lambda: f"CASE WHEN json_valid({_quoted(rest[0])}) THEN json_type({_quoted(rest[0])}) <> 'array' "
+        f"ELSE {_quoted(rest[0])} IS NOT NULL END",
         OneOf: lambda: f'"{rest[0]}" IN ({", ".join("?" * rest[1])})',
     }[kind]
     return render()
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _sorted(name: str) -> str:
+    """A set as `encode` writes it, however somebody has written it by hand."""
+    return (
+        f"CASE WHEN json_valid({_quoted(name)}) THEN (SELECT json_group_array(member) FROM "  # noqa: S608
+        f"(SELECT DISTINCT CAST(value AS TEXT) AS member FROM json_each({_quoted(name)}) ORDER BY 1)) END"
+    )
 
 
 def _collect(condition: Condition, into: list[Any]) -> None:

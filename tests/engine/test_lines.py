@@ -1,0 +1,401 @@
+"""Who waits for a slot: crashes between any two requests, lost replies, late indexes, lines that close.
+
+On the fleet of `tests/model/limit_world.py`: real agents and clients on a clock that moves by hand, in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
+from thunderagent.context import Snooze
+from thunderagent.faults import ANY, Fault
+from thunderagent.limits import Limit
+from thunderagent.lines import keep_line_open, line_value
+from thunderagent.pacing import LINE_CLOSES_S
+from thunderagent.settler import Outcome, Raised, Returned
+from thunderagent.shared_writes import LINE_STATUS
+from thunderagent.task import Lane, Status, Task
+
+JOBS: Final = limited_jobs()
+RARE: Final[dict[str, Any]] = {"poll_min_s": 100.0, "poll_max_s": 100.0, "poll_idle_s": 100.0}
+"""Polls that do not help."""
+
+Worlds = Callable[..., World]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(1)
+    world.ends = lambda task: (1.0, Returned("done"))
+    yield world
+    world.close()
+
+
+def put(world: World, *names: str, job: str = "left", **options: Any) -> list[Task]:
+    """Put tasks, one after the other; each a moment later, so that their order is known."""
+    tasks = []
+    for name in names:
+        tasks.append(world.client.enqueue(JOBS[job], {}, task_id=name, **options))
+        world.clock.advance(0.01)
+    return tasks
+
+
+def status(world: World, name: str) -> str:
+    return world.client.get(name).status_value
+
+
+def row(world: World, key: str = "shared") -> dict[str, Any]:
+    return world.store.engine.get([f"limit:{key}"]).get(f"limit:{key}", {})
+
+
+def all_end(world: World, limit_s: float) -> float:
+    return world.pass_time_until(lambda: world.is_done, limit_s)
+
+
+# Crashes between any two requests
+
+
+Happens = Callable[[Process, int, str], None]
+"""What happens to the first agent at each of its requests, before and after it is done."""
+
+
+def scenario(world: World, happens: Happens = lambda process, number, when: None) -> Process:
+    """One agent that claims, admits, runs, refuses and frees; and another, that joins later."""
+    put(world, "a", "b", "c")  # all on the ready page: nobody runs yet
+    victim = world.join("left", "free")
+    victim.store.at_call = lambda number, when: happens(victim, number, when)
+    world.pass_time(1.5)
+    world.join("left", "right")
+    world.call(lambda client: client.enqueue(JOBS["left"], {}, task_id="d"))
+    world.call(lambda client: client.enqueue(JOBS["right"], {}, task_id="e"))
+    return victim
+
+
+def watched(seed: int) -> World:
+    world = World(seed)
+    outcomes: dict[str, list[Outcome]] = {"a": [Returned(Snooze(0.5))], "b": [Raised("boom")]}
+    world.ends = lambda task: (0.4, outcomes.get(task.task_id, []).pop() if outcomes.get(task.task_id) else Returned(1))
+    return world
+
+
+def calls_of_the_scenario() -> int:
+    """How many requests the first agent makes until everything has ended."""
+    world = watched(5)
+    try:
+        victim = scenario(world)
+        all_end(world, 60.0)
+        return victim.store.calls
+    finally:
+        world.close()
+
+
+CALLS: Final = calls_of_the_scenario()
+LATEST_S: Final = BOUND_S + 8.0
+"""The scenario takes 7 s when nothing happens."""
+
+
+def played(number: int, happens: Happens) -> bool:
+    """The scenario to its end, in which something happens at one of the requests; whether the first agent is there."""
+    world = watched(5)
+    try:
+        victim = scenario(world, happens)
+        all_end(world, LATEST_S)
+        assert [world.client.get(name).status for name in "abcde"] == [Status.SUCCESS] * 5
+        return not victim.is_gone
+    except AssertionError as error:
+        error.add_note(f"at request {number} of {CALLS}")
+        raise
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_agent_that_is_killed_at_any_request_strands_no_slot_and_no_task(when: str) -> None:
+    assert CALLS > 40
+    for number in range(CALLS):
+
+        def dies(victim: Process, call: int, at: str, number: int = number) -> None:
+            if (call, at) == (number, when):
+                victim.die()
+
+        assert not played(number, dies)
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.BROKEN_CALL, Fault.REPEATED])
+def test_a_reply_that_is_lost_at_any_request_strands_no_slot_and_no_task(fault: Fault) -> None:
+    for number in range(CALLS):
+
+        def fails(victim: Process, call: int, at: str, number: int = number) -> None:
+            if (call, at) == (number, "before"):
+                victim.store.fail(ANY, fault)
+
+        assert played(number, fails)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_that_is_killed_at_any_request_strands_nobody(when: str) -> None:
+    for number in range(8):
+        world = watched(3)
+        try:
+            put(world, "a", "b")
+            world.join("left")
+            world.pass_time(1.3)
+            caller = world.call(lambda client: client.enqueue(JOBS["left"], {}, task_id="late"))
+
+            def at_call(call: int, at: str, caller: Any = caller, number: int = number) -> None:
+                if (call, at) == (number, when):
+                    caller.is_alive = False
+                    raise Killed
+
+            caller.store.at_call = at_call
+            all_end(world, LATEST_S)
+        finally:
+            world.close()
+
+
+# At once, and in order
+
+
+def test_who_frees_a_slot_starts_the_next_at_once_and_the_oldest_first(world: World) -> None:
+    put(world, "a")
+    agent = world.join("left", **RARE, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "b", "c", "d", "e")
+    assert all_end(world, 10.0) < 6.0
+    assert world.started == ["a", "b", "c", "d", "e"]
+    assert agent.store.log.count("take slot") == 5
+    assert "stand in line" not in agent.store.log
+
+
+def test_several_slots_that_become_free_together_are_all_given_away(world: World) -> None:
+    world.join("own", **RARE, sweep_s=90.0, number=3)
+    jobs = limited_jobs(3)
+    for name in "abcdefghi":
+        world.client.enqueue(jobs["own"], {}, task_id=name)
+    assert all_end(world, 10.0) < 5.0
+    assert world.seen["at once own"] == 3
+
+
+@pytest.mark.parametrize(("job", "verb"), [("free", "stand in line"), ("left", "join line")])
+def test_a_task_that_ends_while_another_is_refused_does_not_leave_it_waiting(world: World, job: str, verb: str) -> None:
+    """The slot is freed between the refusal and the moment from which the other stands in line."""
+    put(world, "a", "b", job=job, limit_key="shared", limit=1)
+    first = world.join(job, **RARE, sweep_s=90.0)
+    world.ends = lambda task: (0.001, Returned("done"))
+    world.pass_time_until(lambda: "b" in world.started, 3.0)
+    assert verb in first.store.log
+    all_end(world, 2.0)
+
+
+def test_the_last_slot_of_an_agent_that_stops_goes_to_another_agent_at_once(world: World) -> None:
+    put(world, "a")
+    leaving = world.join("left", **RARE)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "b")
+    world.join("left", sweep_s=90.0)
+    leaving.leave()
+    world.pass_time_until(lambda: world.started == ["a", "b"], 2 + 1.0)
+    assert status(world, "a") == "SUCCESS"
+
+
+def test_a_slot_goes_to_a_queue_that_the_freeing_agent_does_not_serve(world: World) -> None:
+    put(world, "a")
+    world.join("left", sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "b", job="right")
+    put(world, "c")
+    assert status(world, "b") == "BLOCKED#reports@shared"
+    world.join("right", sweep_s=90.0)
+    all_end(world, 3 * 2.0 + 3.0)
+    assert sorted(world.started) == ["a", "b", "c"]
+
+
+def test_tasks_that_nobody_can_start_hold_up_nobody_behind_them_in_line(world: World) -> None:
+    put(world, "a")
+    agent = world.join("left")
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    for number in range(150):
+        world.client.enqueue("gone", {}, task_id=f"gone-{number}", limit_key="shared", limit=1)
+    world.clock.advance(0.1)
+    put(world, "b", "c")
+    world.pass_time_until(lambda: "b" in world.started and "c" in world.started, 4 * SWEEP_S)
+    assert agent.store.log.count("leave line") < 20
+
+
+def test_a_paused_job_holds_up_nobody_behind_it_in_line(world: World) -> None:
+    put(world, "a", job="own", limit_key="shared", limit=1)
+    world.join("left", "own", **{**RARE, "poll_min_s": 0.3}, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, *(f"own-{number}" for number in range(30)), job="own", limit_key="shared", limit=1)
+    put(world, "b", "c")
+    world.client.pause(job="own")
+    world.pass_time_until(lambda: world.started == ["a", "b", "c"], 5.0)
+    assert status(world, "own-0") == "BLOCKED@shared"
+
+
+# Late indexes
+
+
+def test_a_line_whose_index_is_late_is_found_without_the_sweep_or_with_it(world: World) -> None:
+    put(world, "a", "b", "c", "d", "e", "f")
+    agent = world.join("left", **RARE, sweep_s=90.0)
+    agent.store.stale = 0.6
+    world.ends = lambda task: (0.02, Returned("done"))
+    world.pass_time_until(lambda: len(set(world.started)) == 6, 95.0)
+    all_end(world, 10.0)
+
+
+def test_a_task_that_the_index_does_not_show_at_first_is_looked_for_again(world: World) -> None:
+    put(world, "a")
+    agent = world.join("left", **RARE, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "b")
+    lagging: list[str] = []
+    page = agent.store._late
+
+    def late(status_value: str, options: dict[str, Any]) -> Any:
+        found = page(status_value, options)
+        if status_value == "BLOCKED@shared" and not lagging:
+            lagging.append(status_value)
+            return type(found)(())
+        return found
+
+    agent.store._late = late  # type: ignore[method-assign]
+    assert all_end(world, 10.0) < 3.0
+    assert lagging
+
+
+# Lines that close
+
+
+def open_line_of(world: World) -> None:
+    put(world, "a", "b")
+    world.join("left")
+    all_end(world, 10.0)
+    assert row(world)["status"] == LINE_STATUS
+
+
+def test_a_line_that_is_empty_for_long_closes_and_opens_again(world: World) -> None:
+    open_line_of(world)
+    world.pass_time(LINE_CLOSES_S - 20.0)
+    assert row(world)["status"] == LINE_STATUS
+    world.pass_time(20.0 + 2 * SWEEP_S)
+    assert "status" not in row(world)
+    assert list(world.client.list(status="BLOCKED")) == []
+    put(world, "c", "d")
+    all_end(world, 10.0)
+    assert len(world.started) == 4
+
+
+def test_a_line_in_which_somebody_stands_does_not_close(world: World) -> None:
+    world.ends = lambda task: (3 * LINE_CLOSES_S, Returned("done"))
+    put(world, "a", "b")
+    world.join("left")
+    world.pass_time(2 * LINE_CLOSES_S)
+    assert (status(world, "b"), row(world)["status"]) == ("BLOCKED@shared", LINE_STATUS)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_stranded(world: World, number: int) -> None:
+    """The sweep has seen an empty line and closes it, between any two requests of an enqueue."""
+    open_line_of(world)
+    put(world, "long")
+    world.ends = lambda task: (LINE_CLOSES_S + 8.0 if task.task_id == "long" else 1.0, Returned("done"))
+    world.pass_time_until(lambda: "long" in world.started, 5.0)
+    world.pass_time(LINE_CLOSES_S + 1.0)
+    caller = world.call(lambda client: client.enqueue(JOBS["left"], {}, task_id="late"))
+    closed: list[bool] = []
+
+    def at_call(call: int, when: str) -> None:
+        if (call, when) == (number, "before"):
+            seen_at = row(world)["updatedAt"]
+            is_empty = not world.engine.page(line_value(Lane(), "shared"), limit=1).entries
+            old = world.clock.now() - seen_at >= LINE_CLOSES_S
+            if is_empty and old:
+                [(won, _)] = world.store.attempt([_closing(seen_at)])
+                closed.append(won)
+
+    caller.store.at_call = at_call
+    world.pass_time_until(lambda: "late" in world.started, BOUND_S)
+    assert any(closed) == (number < 2), "who speaks for the line keeps it open"
+    all_end(world, 30.0)
+
+
+def _closing(seen_at: float) -> Any:
+    from thunderagent.shared_writes import close_line
+
+    return close_line("shared", seen_at=seen_at)
+
+
+def test_a_line_that_is_closed_between_the_look_and_the_word_is_opened_again(world: World) -> None:
+    """Staged: a client has read that the line is open; it is closed before the client speaks for it."""
+    keep_line_open(world.store, Limit("shared", 1), None)
+    world.clock.advance(LINE_CLOSES_S + 1)
+    seen = row(world)
+    assert world.store.attempt([_closing(seen["updatedAt"])])[0][0]
+    keep_line_open(world.store, Limit("shared", 1), seen)
+    assert row(world)["status"] == LINE_STATUS
+
+
+# Numbers
+
+
+def test_a_number_that_is_raised_under_way_counts_for_those_that_wait(world: World) -> None:
+    world.ends = lambda task: (60.0, Returned("done"))
+    for name in "abcdef":
+        world.client.enqueue(limited_jobs(1)["own"], {}, task_id=name)
+    old = world.join("own", number=1)
+    world.pass_time(10.0)
+    assert world.started == ["a"]
+    old.leave()
+    world.join("own", number=3)
+    world.pass_time(2 * SWEEP_S + 4.0)
+    assert sorted(one.running.lease.task_id for one in world.runs) == ["a", "b", "c"]
+
+
+def test_a_number_that_is_lowered_under_way_counts_for_those_that_wait(world: World) -> None:
+    world.ends = lambda task: (20.0 if task.task_id in "abc" else 1.0, Returned("done"))
+    for name in "abcdef":
+        world.client.enqueue(limited_jobs(3)["own"], {}, task_id=name)
+    world.join("own", number=3)
+    world.pass_time(3.0)
+    assert world.seen["at once own"] == 3
+    world.seen["at once own"] = 0
+    world.processes[0].leave()
+    world.join("own", number=1)
+    all_end(world, 90.0)
+    assert len(world.started) > 6, "nothing was handed over"
+    assert world.seen["at once own"] == 1
+
+
+def test_a_limit_that_is_taken_away_from_its_job_holds_nobody_up(world: World) -> None:
+    put(world, *"abcd")
+    world.join("left")
+    world.pass_time(2.0)
+    world.processes[0].kill()
+    from thunderagent.job import job
+
+    unlimited = job("left")(JOBS["left"].handler)
+    world.ends = lambda task: (6.0, Returned("done"))
+    with_patch = world.join("left")
+    with_patch.agent.jobs._jobs["left"] = unlimited
+    world.pass_time_until(lambda: {"b", "c", "d"} <= {one.running.lease.task_id for one in world.runs}, 2 * BOUND_S)
+
+
+# Children
+
+
+def test_a_parent_that_stands_in_line_tells_its_child(world: World) -> None:
+    put(world, "a")
+    world.join("left", "free", sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "parent")
+    assert status(world, "parent") == "BLOCKED@shared"
+    put(world, "child", job="free", depends_on=["parent"])
+    assert world.client.get("parent").dependents == {"child"}
+    all_end(world, 5.0)
+    assert world.started == ["a", "parent", "child"]

@@ -1,0 +1,523 @@
+"""A fleet of agents with limited jobs, a store and callers in one thread, and everything that can happen to them.
+
+The agents and the clients are the real ones; handlers are entries in a ledger, which knows at each moment how many
+really run. Every call to the store is a place where another may go on first, and where a process may be killed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
+
+import schedule
+
+from tests.model.stream_agents import Killed, SimHeartbeat, Turn
+from thunderagent import agent as agent_module
+from thunderagent.agent import Agent
+from thunderagent.client import Client
+from thunderagent.conditions import Write
+from thunderagent.context import Context, Fail, Snooze
+from thunderagent.errors import AgentDraining, StoreError, TaskStopped, ThunderAgentError
+from thunderagent.executor import Running
+from thunderagent.faults import ANY, Fault, FaultyEngine
+from thunderagent.job import Job, job
+from thunderagent.limits import holders_of, limit_of
+from thunderagent.lines import line_of
+from thunderagent.port import Applied, Engine
+from thunderagent.registry import Registry
+from thunderagent.settings import Settings
+from thunderagent.settler import Outcome, Raised, Returned, Stopped
+from thunderagent.shared_writes import LINE_STATUS
+from thunderagent.store import TaskStore
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Page, Row, Status, Task
+from thunderagent.testing import FakeClock
+
+T = TypeVar("T")
+
+LEASE_S: Final = 12.0
+GUARD_S: Final = 2.0
+SWEEP_S: Final = 5.0
+BOUND_S: Final = LEASE_S + GUARD_S + 2 * SWEEP_S + 3.0
+"""How long a slot or a task may be stuck at worst: a lease, and a sweep whose turn was taken by an agent that died."""
+
+LATENCY_S: Final = 0.003
+OBEYS_S: Final = 0.05
+"""How long a handler takes to end that was told to stop."""
+LAG_S: Final = 1.5
+"""How old the index may be."""
+LOOK_S: Final = 0.7
+ENOUGH: Final = 50_000
+
+SETTINGS: Final = Settings(
+    store=f"sqlite://{MEMORY}",
+    queues={"default": 3},
+    lease_s=LEASE_S,
+    heartbeat_s=LEASE_S / 4,
+    clock_guard_s=GUARD_S,
+    sweep_s=SWEEP_S,
+    poll_min_s=0.5,
+    poll_max_s=2.0,
+    poll_idle_s=2.0,
+    drain_s=6.0,
+    stop_wait_s=20.0,
+    backoff_base_s=0.5,
+    backoff_cap_s=3.0,
+    max_retry=3,
+    max_crashes=6,
+)
+
+
+def limited_jobs(number: int = 2) -> dict[str, Job[dict[str, Any]]]:
+    """Jobs with limits of their own, with one that they share over two queues, and without any."""
+
+    def handler(ctx: Context, payload: dict[str, Any]) -> None:
+        """Never called: the world says when and how handlers end."""
+
+    return {
+        "own": job("own", limit=number)(handler),
+        "left": job("left", limit=1, limit_key="shared")(handler),
+        "right": job("right", limit=1, limit_key="shared", queue="reports")(handler),
+        "free": job("free")(handler),
+    }
+
+
+class Way(FaultyEngine):
+    """The store as one process reaches it: with faults of its own, an index that is late, and time for others."""
+
+    def __init__(self, engine: Engine, owner: Any, rng: random.Random) -> None:
+        super().__init__(engine, seed=rng.randrange(1 << 30))
+        self._owner, self._dice = owner, rng
+        self.stale = 0.0
+        """Chance that a page of the index is one of a moment ago."""
+        self.calls = 0
+        self.at_call: Callable[[int, str], None] = lambda number, when: None
+        """Told of each call by its number, before and after it is done."""
+        self.log: list[str] = []
+        self._seen: dict[Any, list[tuple[float, Page]]] = {}
+
+    @property
+    def is_bad(self) -> bool:
+        """True while requests may fail."""
+        return bool(self._chances) or self._down.is_set()
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self.log += [write.verb for write in batch]
+        return self._on_the_way(partial(super().apply, batch))
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        return self._on_the_way(partial(super().put, rows, fresh=fresh))
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        return self._on_the_way(partial(super().get, task_ids))
+
+    def page(self, status_value: str, **options: Any) -> Page:
+        return self._on_the_way(partial(self._late, status_value, options))
+
+    def sibling(self) -> Way:
+        return self
+
+    def _late(self, status_value: str, options: dict[str, Any]) -> Page:
+        now = self._owner.clock.monotonic()
+        until = options.pop("until", None)
+        key = status_value, repr(sorted(options.items()))
+        seen = self._seen[key] = [one for one in self._seen.get(key, []) if one[0] >= now - LAG_S]
+        page = super().page(status_value, until=until, **options)
+        old = seen[0][1] if seen and self._dice.random() < self.stale else None
+        seen.append((now, page))
+        return page if old is None else old
+
+    def _on_the_way(self, call: Callable[[], T]) -> T:
+        turn: Turn | None = self._owner.current_turn()
+        number, self.calls = self.calls, self.calls + 1
+        if turn is not None:
+            turn.wait(LATENCY_S * (0.5 + self._dice.random()))
+        self.at_call(number, "before")
+        answer = call()
+        self.at_call(number, "after")
+        if turn is not None:
+            turn.wait(LATENCY_S * self._dice.random())
+        return answer
+
+
+class Handlers:
+    """In place of the executors: what runs is an entry in the world's ledger."""
+
+    loop = None
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world, self._process = world, process
+
+    def start(self, running: Running) -> None:
+        self._world.began(self._process, running)
+
+    def close(self) -> None: ...
+
+
+class WorldAgent(Agent):
+    """The agent, without threads."""
+
+    def __init__(self, process: Process, *args: Any, **options: Any) -> None:
+        self._process = process
+        tokens = SimpleNamespace(token_hex=lambda _: process.name)
+        heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
+        with patch.object(agent_module, "Heartbeat", heartbeat), patch.object(agent_module, "secrets", tokens):
+            super().__init__(*args, **options)
+        self._receive = self._workload.gather
+        self._workload.gather = self._gather  # type: ignore[method-assign]
+
+    def _executors(self) -> Any:
+        return Handlers(self._process.world, self._process)
+
+    def _gather(self, pause: float) -> None:
+        if pause > 0:
+            self._process.main.wait(pause, lambda: not self._workload._inbox.empty())
+        self._workload._batch = 0  # no waiting for company: that would be real time
+        self._receive(0.0)
+
+
+class Caller:
+    """A client that does one thing, and gives way at each call to the store."""
+
+    def __init__(self, world: World, name: str, do: Callable[[Client], object]) -> None:
+        self.world, self.clock, self.name = world, world.clock, name
+        self.store = Way(world.engine, self, random.Random(world.rng.random()))
+        client = Client(TaskStore(self.store, monotonic=self.clock.monotonic), SETTINGS)
+        self.main = Turn(self.clock, name, lambda: self._do(client, do))
+        self.is_alive = True
+
+    def _do(self, client: Client, do: Callable[[Client], object]) -> None:
+        try:
+            do(client)
+        except ThunderAgentError:
+            self.world.seen["calls refused"] += 1
+
+    def current_turn(self) -> Turn | None:
+        return self.main if self.main.is_current else None
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.is_alive or self.main.is_over
+
+    @property
+    def next_at(self) -> float:
+        return float("inf") if self.is_gone else self.main.next_at
+
+    def due(self) -> list[Callable[[], None]]:
+        return [self.main.take] if self.next_at <= self.clock.monotonic() else []
+
+    def kill(self) -> None:
+        self.is_alive = False
+        self.main.kill()
+
+
+class Process:
+    """One agent."""
+
+    def __init__(self, world: World, name: str, jobs: Registry, settings: Settings, seed: int) -> None:
+        self.world, self.clock, self.name, self.seed = world, world.clock, name, seed
+        rng = random.Random(seed)
+        self.store = Way(world.engine, self, rng)
+        store = TaskStore(self.store, monotonic=self.clock.monotonic)
+        self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
+        self.is_alive, self.is_leaving = True, False
+        self.main = Turn(self.clock, f"{name} main", self.agent.run)
+        self._beat = Turn(self.clock, f"{name} heartbeat", self._beats)
+
+    def current_turn(self) -> Turn | None:
+        return next((turn for turn in (self.main, self._beat) if turn.is_current), None)
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.is_alive or self.main.is_over
+
+    @property
+    def next_at(self) -> float:
+        return float("inf") if self.is_gone else min(self.main.next_at, self._beat.next_at)
+
+    def due(self) -> list[Callable[[], None]]:
+        now = self.clock.monotonic()
+        return [] if self.is_gone else [turn.take for turn in (self.main, self._beat) if turn.next_at <= now]
+
+    def kill(self) -> None:
+        """Nothing of it happens any more."""
+        self.is_alive = False
+        self.world.died(self)
+        for turn in (self.main, self._beat):
+            if not turn.is_over:
+                turn.kill()
+
+    def die(self) -> None:
+        """In its own thread: the process is gone at this point of its code."""
+        self.is_alive = False
+        self.world.died(self)
+        raise Killed
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        self.is_leaving = True
+        self.agent.stop()
+
+    def _beats(self) -> None:
+        while True:
+            self._beat.wait(1.0)
+            self.agent._heartbeat.renew_due()
+            self.agent._heartbeat.judge_all()
+
+
+@dataclass(eq=False)
+class Run:
+    """A handler that runs."""
+
+    process: Process
+    running: Running
+    key: str | None
+    number: int
+
+
+class World:
+    """Everything, and the clock. `pass_time` lets it live; faults are methods."""
+
+    def __init__(self, seed: int, *, wrap: Callable[[Engine], Engine] = lambda engine: engine) -> None:
+        self.rng = random.Random(seed)
+        self.clock = FakeClock()
+        self._real = SqliteEngine(MEMORY, clock=self.clock)
+        self._eye = TaskStore(self._real, monotonic=self.clock.monotonic)
+        self.engine = wrap(self._real)
+        self.store = TaskStore(self.engine, monotonic=self.clock.monotonic)
+        self.client = Client(self.store, SETTINGS)
+        self.processes: list[Process] = []
+        self.callers: list[Caller] = []
+        self.runs: list[Run] = []
+        self.problems: list[str] = []
+        self.started: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.ends: Callable[[Task], tuple[float, Outcome]] = self._random_end
+        self.names = 0
+        self._timers: list[tuple[float, Callable[[], object]]] = []
+        self._stuck: dict[str, float] = {}
+        self._patient_until = self._look_at = 0.0
+        self._clocked = _schedule_by(self.clock)
+        self._clocked.__enter__()
+
+    # Handlers
+
+    def began(self, process: Process, running: Running) -> None:
+        """A handler starts: how many of its limit run now?"""
+        task = running.lease.task
+        limit = limit_of(task, running.job)
+        run = Run(process, running, limit.key if limit else None, limit.number if limit else 0)
+        self.runs.append(run)
+        self.started.append(task.task_id)
+        self.seen["runs"] += 1
+        if limit:
+            beside = [one.running.lease.task_id for one in self.runs if one.key == limit.key]
+            self.seen[f"at once {limit.key}"] = max(self.seen[f"at once {limit.key}"], len(beside))
+            if len(beside) > limit.number:
+                self.problems.append(f"{len(beside)} of {limit.number} run with the limit {limit.key}: {beside}")
+        lasts_s, outcome = self.ends(task)
+        self.later(lasts_s, lambda: self._end(run, outcome))
+        running.context.when_stopped(lambda why: self.later(OBEYS_S, lambda: self._end(run, Stopped(why))))
+
+    def _end(self, run: Run, outcome: Outcome) -> None:
+        if run in self.runs:
+            self.runs.remove(run)
+            run.process.agent._workload.done(run.running, outcome)
+
+    def died(self, process: Process) -> None:
+        """Its handlers are gone with it."""
+        self.runs = [one for one in self.runs if one.process is not process]
+
+    def _random_end(self, task: Task) -> tuple[float, Outcome]:
+        lasts_s = self.rng.choice([0.01, 0.05, 0.3, 1.0, 3.0, 9.0, 20.0])
+        outcomes: list[Outcome] = [Returned("done")] * 4
+        outcomes += [Raised("boom"), Raised("boom", fatal=True), Returned(Snooze(1.0)), Returned(Fail("no"))]
+        return lasts_s, self.rng.choice(outcomes)
+
+    # Agents and callers
+
+    def join(self, *names: str, number: int = 2, **changes: Any) -> Process:
+        """One more agent, with these jobs or all."""
+        self.names += 1
+        jobs = {name: one for name, one in limited_jobs(number).items() if not names or name in names}
+        queues = dict.fromkeys({one.queue for one in jobs.values()}, 3)
+        settings = SETTINGS.model_copy(update={"queues": queues, **changes})
+        seed = self.rng.randrange(1 << 30)
+        self.processes.append(Process(self, f"agent-{self.names}", Registry(*jobs.values()), settings, seed))
+        return self.processes[-1]
+
+    @property
+    def living(self) -> list[Process]:
+        return [one for one in self.processes if not one.is_gone]
+
+    def call(self, do: Callable[[Client], object]) -> Caller:
+        """A client does something, while everything else goes on."""
+        self.names += 1
+        self.callers.append(Caller(self, f"caller-{self.names}", do))
+        return self.callers[-1]
+
+    def store_fault(self, process: Process, kind: str, seconds: float) -> None:
+        """Its way to the store is bad for a while."""
+        if not process.store.calls:
+            return  # it has not begun
+        if kind == "no answer":
+            process.store.outage()
+        elif kind == "late index":
+            process.store.stale = 0.7
+        else:
+            process.store.chance(ANY, Fault(kind), 0.4)
+        self.later(seconds, lambda: self.calm(process))
+
+    def calm(self, process: Process) -> None:
+        process.store.calm()
+        process.store.stale = 0.0
+
+    # Time
+
+    def step_clock(self, seconds: float) -> None:
+        """Set the clock that all share: leases last longer on a clock that is set back."""
+        self.clock.jump(seconds)
+        self._patient_until = self.clock.monotonic() + BOUND_S + abs(seconds)
+
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
+        self._timers.append((self.clock.monotonic() + seconds, do))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so many seconds pass, and everything happen that is due in them."""
+        until, count = self.clock.monotonic() + seconds, 0
+        while True:
+            now = self.clock.monotonic()
+            parts: list[Process | Caller] = [*self.living, *self.callers]
+            due = [do for part in parts for do in part.due()]
+            if timers := [one for one in self._timers if one[0] <= now]:
+                self._timers = [one for one in self._timers if one[0] > now]
+                for _, do in timers:
+                    do()
+                continue
+            if due:
+                count += 1
+                assert count < ENOUGH, "something turns for ever"
+                self.rng.choice(due)()
+                self.callers = [one for one in self.callers if not one.is_gone]
+                continue
+            at = min([until + 1, *(one.next_at for one in parts), *(at for at, _ in self._timers)])
+            if at > until:
+                self.clock.advance(max(0.0, until - now))
+                break
+            count = 0
+            self.clock.advance(max(0.0, at - now) + 1e-6)
+        self.check()
+
+    def pass_time_until(self, predicate: Callable[[], bool], limit_s: float) -> float:
+        """Let time pass until this holds; how long it took."""
+        begun = self.clock.monotonic()
+        while not predicate():
+            assert self.clock.monotonic() < begun + limit_s, f"not within {limit_s:g} s:\n{self.picture()}"
+            self.pass_time(0.5)
+        return self.clock.monotonic() - begun
+
+    def check(self) -> None:
+        """Every rule has held so far; what takes long is looked at once in a while."""
+        now = self.clock.monotonic()
+        if now < self._look_at and not self.problems:
+            return
+        self._look_at = now + LOOK_S
+        for text in (found := {*self._idle_slots(), *self._dead_slots()}):
+            if now - self._stuck.setdefault(text, now) > BOUND_S and now > self._patient_until:
+                self.problems.append(f"for more than {BOUND_S:g} s {text}")
+        self._stuck = {text: at for text, at in self._stuck.items() if text in found}
+        assert not self.problems, "\n".join(self.problems[:5]) + "\n" + self.picture()
+
+    def _rows(self) -> list[Row]:
+        names = {one.key for one in self.runs if one.key} | {"own", "shared", "cust"}
+        return list(self._real.get([f"limit:{name}" for name in sorted(names)]).values())
+
+    def _dead_slots(self) -> Iterator[str]:
+        """Slots of limits with an open line that no handler has which runs."""
+        if not any(not one.is_leaving and not one.store.is_bad for one in self.living):
+            return  # nobody is there who could look after them
+        live = {(one.running.lease.task_id, str(one.running.lease.fence)) for one in self.runs}
+        for row in self._rows():
+            for member in sorted(holders_of(row)) if row.get("status") == LINE_STATUS else ():
+                task_id, _, fence = member.rpartition("#")
+                if (task_id, fence) not in live:
+                    yield f"{member} has a slot of {row['taskId']} and does not run"
+
+    def _idle_slots(self) -> Iterator[str]:
+        """Tasks that stand in line though fewer run than may, and an agent is there for them."""
+        able = [one for one in self.living if not one.is_leaving]
+        if any(one.store.is_bad for one in self.living):
+            return
+        taken = Counter(one.key for one in self.runs)
+        for task in self.tasks(Status.BLOCKED):
+            key = line_of(task.status_value)
+            agents = [one for one in able if task.job in one.agent.jobs]
+            if key is None or not agents:
+                continue
+            limit = limit_of(task, agents[0].agent.jobs[task.job])
+            if limit and taken[key] < min(limit.number, 2) and any(_has_room(one, task) for one in agents):
+                yield f"{task.task_id} stands in the line of {key}, of which {taken[key]} run"
+
+    # Looking
+
+    def tasks(self, *statuses: Status) -> list[Task]:
+        """All tasks that have one of these statuses, whatever the index may show to others."""
+        with self._real._reading() as cursor:
+            found = [str(one) for (one,) in cursor.execute('SELECT "taskId" FROM tasks WHERE "job" IS NOT NULL')]
+        tasks = self._eye.peek(found).values()
+        return [task for task in tasks if not statuses or task.status in statuses]
+
+    @property
+    def is_done(self) -> bool:
+        return not self.callers and all(task.status.is_terminal for task in self.tasks())
+
+    def picture(self) -> str:
+        """Who does what now."""
+        rows = [{name: row[name] for name in ("taskId", "status", "holders") if name in row} for row in self._rows()]
+        held = [(one.process.name, one.running.lease.task_id, one.running.lease.fence) for one in self.runs]
+        open_tasks = [(one.task_id, one.status_value, one.fence) for one in self.tasks() if not one.status.is_terminal]
+        return f"rows {rows}\nruns {held}\nagents {[one.name for one in self.living]}\nopen {open_tasks[:20]}"
+
+    def close(self) -> None:
+        """The end of everything."""
+        parts: list[Process | Caller] = [*self.living, *self.callers]
+        for one in parts:
+            one.kill()
+        for process in self.processes:
+            for turn in (process.main, process._beat):
+                if not turn.is_over:
+                    turn.kill()
+        self._clocked.__exit__(None, None, None)
+        self.engine.close()
+
+
+def _has_room(process: Process, task: Task) -> bool:
+    poller = process.agent._pollers.get((task.queue, process.agent.jobs[task.job].kind))
+    return poller is not None and poller.free > 0
+
+
+@contextmanager
+def _schedule_by(clock: FakeClock) -> Iterator[None]:
+    """The library `schedule` reads this clock."""
+
+    class Moment(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return datetime.datetime.fromtimestamp(clock.now(), tz)
+
+    shim = SimpleNamespace(
+        datetime=Moment, timedelta=datetime.timedelta, time=datetime.time, timezone=datetime.timezone
+    )
+    with patch.object(schedule, "datetime", shim):
+        yield
+
+
+__all__ = ["AgentDraining", "Killed", "StoreError", "TaskStopped", "World", "limited_jobs"]

@@ -1,0 +1,169 @@
+"""Random kills, drains, cancels, retries, clocks and faults of the store, against the rules of limits.
+
+Everything runs in one thread on a clock that moves by hand (`limit_world.py`): real agents and real clients, of which
+any may go on at each call to the store. The rules are checked at each start of a handler and after each step:
+
+* never more handlers of one limit run than its number, counted where they run and not in rows;
+* no slot of a limit for which somebody waits is held for longer than a lease and a sweep by what does not run;
+* nobody stands in line for longer than that while a slot is free and an agent has room for it;
+* when the faults end, every task comes to its end, and the lines are empty.
+
+`THUNDER_TEST_LIMITS=500` plays so many random examples of 130 steps instead of the few that are the same in every run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from tests.model.limit_world import BOUND_S, World, limited_jobs
+from thunderagent.client import Client
+from thunderagent.task import Status
+
+EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0")) or 16
+STEPS: Final = 130
+MOST_AGENTS: Final = 4
+AGENTS: Final = ((), (), ("own", "free"), ("left",), ("right", "free"), ("left", "right"))
+"""What agents have: all jobs, or a few."""
+
+
+class Play:
+    """One random example."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.rng = random.Random(seed * 7919)
+        self.jobs = limited_jobs()
+        self.number = 2
+        self.names = 0
+        self.stepped_at = -100.0
+        self.seen = self.world.seen
+
+    def run(self) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            self.join()
+        steps: list[tuple[int, Callable[[], None]]] = [
+            (14, self.enqueue),
+            (4, self.enqueue_many),
+            (4, self.cancel),
+            (4, self.retry),
+            (3, self.kill),
+            (2, self.kill_caller),
+            (2, self.leave),
+            (4, self.join),
+            (4, self.store_is_bad),
+            (2, self.change_number),
+            (2, self.step_clock),
+            (18, self.moment),
+            (3, self.while_),
+        ]
+        weights = [weight for weight, _ in steps]
+        for _ in range(STEPS):
+            [(_, step)] = self.rng.choices(steps, weights)
+            self.seen[step.__name__] += 1
+            step()
+            self.world.pass_time(self.rng.choice([0.0, 0.003, 0.05]))
+        self.settle()
+
+    def enqueue(self) -> None:
+        self.names += 1
+        name, what = f"t{self.names}", self.rng.choice(["own", "own", "left", "right", "free", "cust", "by name"])
+        options: dict[str, Any] = {"task_id": name}
+        if self.rng.random() < 0.15:
+            options["delay_s"] = self.rng.choice([0.5, 3.0])
+        if self.rng.random() < 0.15 and (open_tasks := self.world.tasks(Status.PENDING, Status.BLOCKED)):
+            options |= {"depends_on": [self.rng.choice(open_tasks)], "on_parent_failure": "run"}
+        if what == "cust":
+            options |= {"limit_key": "cust", "limit": 1}
+        target = "own" if what == "by name" else self.jobs["free" if what == "cust" else what]
+        self.world.call(lambda client: client.enqueue(target, {}, **options))
+
+    def enqueue_many(self) -> None:
+        job = self.jobs[self.rng.choice(["own", "left", "right"])]
+        payloads = [{"n": number} for number in range(self.rng.randint(2, 8))]
+        names = [f"t{self.names + number}" for number in range(1, len(payloads) + 1)]
+        self.names += len(payloads)
+        self.world.call(lambda client: client.enqueue_many(job, payloads, task_ids=names))
+
+    def _on_some_task(self, do: Callable[[Client, str], object], *statuses: Status) -> None:
+        if tasks := self.world.tasks(*statuses):
+            task = self.rng.choice(tasks)
+            self.world.call(lambda client: do(client, task.task_id))
+
+    def cancel(self) -> None:
+        self._on_some_task(lambda client, name: client.cancel(name), Status.BLOCKED, Status.PENDING, Status.RUNNING)
+
+    def retry(self) -> None:
+        self._on_some_task(lambda client, name: client.retry(name), Status.FAILED, Status.DONE)
+
+    def kill(self) -> None:
+        if living := self.world.living:
+            self.rng.choice(living).kill()
+
+    def kill_caller(self) -> None:
+        if self.world.callers:
+            self.rng.choice(self.world.callers).kill()
+
+    def leave(self) -> None:
+        if living := [one for one in self.world.living if not one.is_leaving]:
+            self.rng.choice(living).leave()
+
+    def join(self) -> None:
+        if len(self.world.living) < MOST_AGENTS:
+            self.world.join(*self.rng.choice(AGENTS), number=self.number)
+
+    def store_is_bad(self) -> None:
+        if living := self.world.living:
+            kinds = ["throttled", "lost request", "lost reply", "broken call", "repeated", "no answer", "late index"]
+            seconds = self.rng.choice([0.5, 2.0, 6.0, 14.0])
+            self.world.store_fault(self.rng.choice(living), self.rng.choice([*kinds, "late index"]), seconds)
+
+    def change_number(self) -> None:
+        """A deploy: agents that join from now on, and clients, have another number."""
+        self.number = self.rng.choice([1, 2, 3])
+        self.jobs = limited_jobs(self.number)
+
+    def step_clock(self) -> None:
+        """The clock that all share is set, by less than what leases allow for."""
+        if self.world.clock.monotonic() - self.stepped_at > 15.0:
+            self.stepped_at = self.world.clock.monotonic()
+            self.world.step_clock(self.rng.choice([-30.0, -1.5, 1.5]))
+
+    def moment(self) -> None:
+        self.world.pass_time(self.rng.choice([0.01, 0.1, 0.3, 1.0, 2.0]))
+
+    def while_(self) -> None:
+        self.world.pass_time(self.rng.choice([6.0, 15.0]))
+
+    def settle(self) -> None:
+        """Without faults everything comes to its end."""
+        for process in self.world.living:
+            self.world.calm(process)
+        self.world.join(number=self.number)
+        self.world.pass_time_until(lambda: self.world.is_done, 60 * BOUND_S)
+
+
+def test_the_rules_of_limits_hold_whatever_happens() -> None:
+    seen: Counter[str] = Counter()
+    begin = 0 if "THUNDER_TEST_LIMITS" not in os.environ else random.randrange(1 << 20)
+    for seed in range(begin, begin + EXAMPLES):
+        play = Play(seed)
+        try:
+            play.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        finally:
+            play.world.close()
+        seen += play.seen
+    assert seen["runs"] > 20 * EXAMPLES, "nothing was tried"
+    assert sum(seen[name] for name in ("kill", "leave", "store_is_bad", "cancel", "retry")) > 5 * EXAMPLES
+
+
+if __name__ == "__main__":
+    pytest.main([__file__, "-x", "-q", "-s"])

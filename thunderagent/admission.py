@@ -1,0 +1,144 @@
+"""What stands between a claim and the handler, and what follows its end: the slots of limits, and unique keys.
+
+An agent asks here before it runs a handler, and tells here what has ended. The slots and keys of that are given back
+together, after each exchange with the store. Whatever is not done for lack of a store is found by those who need the
+slot or the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+from thunderagent import events
+from thunderagent.errors import StoreError
+from thunderagent.events import EventBus
+from thunderagent.free_slots import FreeSlots
+from thunderagent.keys import Keys
+from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
+from thunderagent.line_sweep import LineSweep
+from thunderagent.lines import keep_line_open
+from thunderagent.pacing import UNDECIDED_S
+from thunderagent.registry import Registry
+from thunderagent.settings import Settings
+from thunderagent.settler import Outcome, Refused, Undecided
+from thunderagent.sifter import Sifter
+from thunderagent.store import TaskStore, Wanted
+from thunderagent.task import Candidate, Lease, Row, Task, UniqueScope
+
+
+class Admission:
+    """The slots and keys of what one agent runs. Called in the agent's loop."""
+
+    def __init__(self, store: TaskStore, jobs: Registry, settings: Settings, bus: EventBus) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._settings = settings
+        self._bus = bus
+        self._slots = Slots(store, guard_s=settings.clock_guard_s, examine_s=settings.sweep_s)
+        self._keys = Keys(store)
+        self._sifter = Sifter(store, jobs, self._slots, bus)
+        self.lines = FreeSlots(store, told=self._let_out)
+        self._sweep = LineSweep(store, self._slots, told=self._let_out)
+        self._over: list[Lease] = []
+        self._let_go: list[Task] = []
+        self._stood_back: list[tuple[Limit, Task]] = []
+
+    @property
+    def due(self) -> float:
+        """Monotonic second of the next look for tasks that wait for a slot which is free here; infinity: none."""
+        return self.lines.due
+
+    def refusals(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
+        """What becomes of the tasks for which no slot of their limit is free; the others have one now."""
+        limited = [(lease, limit) for lease in leases if (limit := self.limit_of(lease.task)) is not None]
+        if not limited:
+            return {}
+        try:
+            rows = self._slots.admit(limited)
+            refused = [
+                (lease, limit, row) for (lease, limit), row in zip(limited, rows, strict=True) if row is not None
+            ]
+            for limit, row in {limit: row for _, limit, row in refused}.items():
+                keep_line_open(self._store, limit, row)
+        except StoreError as error:  # nobody knows who has a slot: back to the queue, for a while
+            self._bus.emit(events.StoreFailed(during="limits", error=str(error), next_try_s=UNDECIDED_S))
+            return {lease.task_id: Undecided(UNDECIDED_S) for lease, _ in limited}
+        return {lease.task_id: Refused(limit) for lease, limit, _ in refused}
+
+    def started(self, task: Task) -> None:
+        """Its handler is about to run, or it ends without."""
+        if task.unique_scope == UniqueScope.UNTIL_START and not task.retry_count:  # else it was started before
+            self._let_go.append(task)
+
+    def over(self, lease: Lease) -> None:
+        """Its handler has ended, whatever became of the task."""
+        self._over.append(lease)
+
+    def ended(self, task: Task, at: float) -> None:
+        """It is SUCCESS, FAILED or DONE since `at`."""
+        if task.unique_scope == UniqueScope.UNTIL_DONE:
+            self._let_go.append(replace(task, finished_at=at))
+
+    def stood_back(self, limit: Limit, task: Task) -> None:
+        """A task of ours came to stand in the line of this limit: a slot may have become free meanwhile."""
+        self._stood_back.append((limit, task))
+
+    def limit_of(self, task: Task) -> Limit | None:
+        """The limit of a task, whether or not this agent has its job."""
+        is_ours = task.job in self._jobs
+        return limit_of(task, self._jobs[task.job] if is_ours else None)
+
+    def release(self) -> None:
+        """Give back the slots and keys of what has ended, and note for whom slots are free."""
+        over, self._over = self._over, []
+        rows: dict[Limit, Row] = {}
+        for limit, row in self._slots.free(over):  # several of one limit are freed side by side: the last counts
+            if limit not in rows or len(holders_of(row)) < len(holders_of(rows[limit])):
+                rows[limit] = row
+        for limit, row in rows.items():
+            self.lines.freed(limit, row)
+        tasks, self._let_go = self._let_go, []
+        self._keys.free(tasks)
+        stood_back, self._stood_back, self._sifter.moved = [*self._stood_back, *self._sifter.moved], [], []
+        with suppress(StoreError):  # the sweep looks after them
+            known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})
+            for limit, task in stood_back:
+                self.lines.stood_back(limit, task, known.get(limit.key))
+
+    def sift(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
+        """Of the candidates of one look those to claim; see `Sifter.sift`."""
+        return self._sifter.sift(found)
+
+    def look(
+        self, room: Callable[[Candidate], float | None], is_paused: Callable[[Candidate], bool] = lambda one: False
+    ) -> list[Wanted]:
+        """Candidates for slots that have become free here; see `FreeSlots.look`."""
+        return self.lines.look(room, is_paused) if self.due < inf else []
+
+    def leave(self) -> None:
+        """This agent stops: whoever waits for a slot that became free here goes to the queue, for another agent."""
+        with suppress(StoreError):  # the sweep looks after them
+            self.look(lambda one: None)
+
+    def postpone(self, seconds: float) -> None:
+        """The store does not answer: do not look before this time is over."""
+        self.lines.postpone(seconds)
+
+    def sweep(self, owner: str) -> int:
+        """Look after all lines; one agent of the fleet does so in each `sweep_s`. How many tasks were let out.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        turn_s = self._settings.sweep_s * 0.9
+        return self._sweep.run(
+            self.lines.lanes,
+            numbers_of(self._jobs.values()),
+            is_my_turn=lambda: self._store.take_turn("lines", owner=owner, lasts_s=turn_s),
+        )
+
+    def _let_out(self, task: Task) -> None:
+        self._bus.emit(events.TaskLetOut(task_id=task.task_id, queue=task.queue))

@@ -1,0 +1,130 @@
+"""How an agent comes to know what is paused.
+
+It reads the one row that tells so before it looks for work, so a pause costs nothing for each task: whatever starts was
+looked for by an agent that had read the row within the last `every_s` seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from thunderagent import events
+from thunderagent.errors import StoreError
+from thunderagent.events import EventBus
+from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
+from thunderagent.poller import QueuePoller
+from thunderagent.shared_writes import CONTROL_ID
+from thunderagent.store import TaskStore
+
+
+class Controls:
+    """The pauses that concern one agent. Called in the agent's loop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        *,
+        owner: str,
+        queues: Collection[str],
+        jobs: Collection[str],
+        every_s: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """Make one; nothing is read before the first question.
+
+        Args:
+            store: where the row is.
+            bus: told of pauses that begin and end.
+            owner: name of the agent.
+            queues: those that it serves.
+            jobs: those that it has.
+            every_s: the row is read at most once in so many seconds.
+            monotonic: the clock of these seconds.
+        """
+        self._store = store
+        self._bus = bus
+        self._keys = {f"{PauseKind.AGENT}:{name}" for name in names_of(owner)}
+        self._ours = self._keys | {f"{PauseKind.QUEUE}:{name}" for name in queues}
+        self._ours |= {f"{PauseKind.JOB}:{name}" for name in jobs}
+        self._every_s = every_s
+        self._monotonic = monotonic
+        self._next_read = -math.inf
+        self._failing_since: float | None = None
+        self._known: dict[str, Pause] = {}
+        self._active: dict[str, Pause] = {}
+        self._jobs: frozenset[str] = frozenset()
+        self._was_read = False
+
+    @property
+    def is_agent_paused(self) -> bool:
+        """True while the agent is to claim nothing, as far as it knows."""
+        return not self._keys.isdisjoint(self._active)
+
+    def admits(self, poller: QueuePoller) -> bool:
+        """Whether a poller whose time has come may look. One that may not comes again at its usual pace."""
+        if poller.free > 0:
+            self._read()
+        self._notice()
+        holding = [self._active[key] for key in (*self._keys, f"queue:{poller.queue}") if key in self._active]
+        if holding:
+            poller.pass_by(woken_due=self._next_read, longest_s=self._lasts_s(max(map(_end, holding))))
+        elif self._jobs:
+            ends = min(_end(pause) for pause in self._active.values())
+            poller.read_past(self._jobs, woken_due=self._next_read, longest_s=self._lasts_s(ends))
+        else:
+            poller.read_past((), woken_due=math.inf, longest_s=math.inf)
+        return not holding
+
+    def heard(self) -> bool:
+        """Whether the store has told what is paused since the last call: then it answers."""
+        heard, self._was_read = self._was_read, False
+        return heard
+
+    def is_paused(self, queue: str, job: str) -> bool:
+        """Whether no task of this job and this queue may start here now."""
+        self._read()
+        self._notice()
+        return not self._active.keys().isdisjoint((*self._keys, f"queue:{queue}", f"job:{job}"))
+
+    def _lasts_s(self, ends: float) -> float:
+        return max(0.0, ends - self._store.clock.now())
+
+    def _read(self) -> None:
+        """Read the row if it was not read lately. Without an answer what is known stays as it is."""
+        now = self._monotonic()
+        if now < self._next_read:
+            return
+        self._next_read = now + self._every_s
+        try:
+            row = self._store.engine.get([CONTROL_ID]).get(CONTROL_ID)
+        except StoreError as error:
+            if self._failing_since is None:
+                self._failing_since = now
+                failed = events.StoreFailed(during="reading pauses", error=str(error), next_try_s=self._every_s)
+                self._bus.emit(failed)
+            return
+        if self._failing_since is not None:
+            self._bus.emit(events.StoreRecovered(during="reading pauses", seconds=now - self._failing_since))
+            self._failing_since = None
+        self._known = {key: pause for key, pause in pauses_of(row).items() if key in self._ours}
+        self._was_read = True
+
+    def _notice(self) -> None:
+        """See which pauses hold now, and tell those that have begun or ended."""
+        if not self._known and not self._active:
+            return
+        now = self._store.clock.now()
+        before = self._active
+        self._active = {key: pause for key, pause in self._known.items() if not pause.is_over(now)}
+        self._jobs = frozenset(pause.name for pause in self._active.values() if pause.kind is PauseKind.JOB)
+        for key in sorted(self._active.keys() - before.keys()):
+            pause = self._active[key]
+            self._bus.emit(events.Paused(kind=pause.kind, name=pause.name, until=pause.until, reason=pause.reason))
+        for key in sorted(before.keys() - self._active.keys()):
+            self._bus.emit(events.Resumed(kind=before[key].kind, name=before[key].name))
+
+
+def _end(pause: Pause) -> float:
+    return math.inf if pause.until is None else pause.until

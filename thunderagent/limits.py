@@ -1,0 +1,297 @@
+"""Limits: at most so many tasks with one `limit_key` run at once in the whole fleet.
+
+The row of a limit has the leases that take its slots, `holders`. An agent takes the slot after the claim and before the
+handler, and gives it back when the handler has ended. A slot belongs to a lease: with the lease it dies. Whoever holds
+a later lease of the same task puts it in the place of the earlier, and who finds all slots taken looks once whether the
+leases that take them still live.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from thunderagent import shared_writes
+from thunderagent.conditions import Write
+from thunderagent.errors import StoreError
+from thunderagent.job import Job, limit_problems
+from thunderagent.pacing import SLOTS_SEEN_S
+from thunderagent.shared_writes import holder, limit_id, limit_row
+from thunderagent.store import TaskStore
+from thunderagent.task import Handoff, Lease, Row, Status, Task
+
+TRIES: Final = 5
+"""How often holders are replaced that change meanwhile."""
+
+NOTED: Final = 200
+"""Rows of limits that are remembered for a moment, about."""
+
+OWED: Final = 1000
+"""Slots that are to be given back to a store that does not answer; more are left to those who need one."""
+
+
+class Limit(NamedTuple):
+    """At most `number` tasks with this key at once."""
+
+    key: str
+    number: int
+
+
+def limit_of(task: Task, job: Job[Any] | None) -> Limit | None:
+    """The limit of a task: its own, else its job's. A number that it was not given is its job's, as that is now."""
+    of_job = job_limit(job) if job else None
+    key = task.limit_key if isinstance(task.limit_key, str) and task.limit_key else None  # of a row made by hand
+    if key is None:
+        return of_job
+    number = number_of(task.limit_max) or (of_job.number if of_job else None)
+    return Limit(key, number) if number else None
+
+
+def job_limit(job: Job[Any]) -> Limit | None:
+    """The limit that a job sets for all its tasks."""
+    return Limit(job.limit_key or job.name, job.limit) if job.limit is not None else None
+
+
+def numbers_of(jobs: Iterable[Job[Any]]) -> dict[str, int]:
+    """The numbers that jobs set, by the keys of their limits."""
+    return dict(limit for job in jobs if (limit := job_limit(job)) is not None)
+
+
+def conflicts(jobs: Iterable[Job[Any]]) -> list[str]:
+    """What is wrong with the limits of jobs that share a key: it has one number."""
+    known: dict[str, Job[Any]] = {}
+    problems = []
+    for job in jobs:
+        if (limit := job_limit(job)) is None:
+            continue
+        other = known.setdefault(limit.key, job)
+        if other.limit != limit.number:
+            problems.append(
+                f"{other.name!r} and {job.name!r} share the limit {limit.key!r} with {other.limit} and {limit.number} "
+                "at once: give both the same number"
+            )
+    return problems
+
+
+def number_of(value: object) -> int | None:
+    """A number of tasks at once, unless a row made by hand has something else in its place."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = int(value) if is_number and 1 <= value < float("inf") else None  # type: ignore[operator, call-overload]
+    return number if number is None or not limit_problems(number, None) else None
+
+
+def holders_of(row: Row | None) -> frozenset[str]:
+    """The leases that take the slots of a limit."""
+    members = (row or {}).get("holders")
+    return frozenset(map(str, members)) if isinstance(members, (set, frozenset)) else frozenset()
+
+
+def is_broken(row: Row | None) -> bool:
+    """True for a row made by hand in which no slot can be taken."""
+    return row is not None and "holders" in row and not isinstance(row["holders"], (set, frozenset))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A slot that a lease of ours has."""
+
+    limit: Limit
+    member: str
+
+
+class Slots:
+    """The slots of limits that one agent has for its leases. Called in the agent's loop."""
+
+    def __init__(self, store: TaskStore, *, guard_s: float, examine_s: float) -> None:
+        """Make one.
+
+        Args:
+            store: where the limits are.
+            guard_s: added to a lease before it counts as over.
+            examine_s: the holders of one limit are looked at once in so many seconds at most.
+        """
+        self._store = store
+        self._guard_s = guard_s
+        self._examine_s = examine_s
+        self._examined: dict[str, float] = {}
+        self._taken: dict[tuple[str, int], Taken] = {}
+        self._owed: list[Taken] = []
+        self._seen: dict[str, tuple[float, Row]] = {}
+
+    @property
+    def owes(self) -> bool:
+        """True while slots are to be given back that the store has not taken."""
+        return bool(self._owed)
+
+    def is_full(self, limit: Limit) -> bool:
+        """True when no slot is free as far as is known: all are ours, or all were taken a moment ago."""
+        ours = sum(one.limit.key == limit.key for one in self._taken.values())
+        return max(ours, len(holders_of(self.seen(limit.key)))) >= limit.number
+
+    def seen(self, key: str) -> Row | None:
+        """The row of a limit as it was a moment ago, if it was seen then."""
+        at, row = self._seen.get(key, (-math.inf, None))
+        return row if at > self._store.monotonic() - SLOTS_SEEN_S else None
+
+    def admit(self, wanted: Sequence[tuple[Lease, Limit]]) -> list[Row | None]:
+        """Take a slot for each lease; None where it has one, else the row of the limit that has none left.
+
+        Raises:
+            StoreError: the store did not answer. Slots that were taken all the same are given back with the leases.
+        """
+        now = self._store.clock.now()
+        batch = []
+        for lease, limit in wanted:
+            member = holder(lease.task_id, lease.fence)
+            self._taken[lease.task_id, lease.fence] = Taken(limit, member)  # before: the reply may be lost
+            batch.append(shared_writes.take_slot(limit.key, member, number=limit.number, now=now))
+        refused: list[Row | None] = []
+        for (lease, limit), (won, row) in zip(wanted, self._take(batch, wanted), strict=True):
+            member = holder(lease.task_id, lease.fence)
+            left = None if won else self._insist(lease, limit, member, row)
+            if left is not None:
+                del self._taken[lease.task_id, lease.fence]
+            elif won:
+                self._end_former(lease, limit, row)
+            known = left or (row if won else None)
+            if known is not None and len(holders_of(known)) >= len(holders_of(self.seen(limit.key))):
+                self._note(limit.key, known)  # of several side by side the last counts
+            refused.append(left)
+        return refused
+
+    def free(self, leases: Iterable[Lease]) -> list[tuple[Limit, Row]]:
+        """Give the slots of leases back whose handlers have ended; the rows of their limits as they are then.
+
+        What a store that does not answer has not taken is given back with the next call. What is lost with this agent
+        is a slot of a lease that is over, which the next who needs one finds.
+        """
+        self._owed += [one for lease in leases if (one := self._taken.pop((lease.task_id, lease.fence), None))]
+        if not self._owed:
+            return []
+        try:
+            answers = self._store.attempt([shared_writes.free_slot(one.limit.key, one.member) for one in self._owed])
+        except StoreError:
+            del self._owed[:-OWED]
+            return []
+        owed, self._owed = self._owed, []
+        for one, (_, row) in zip(owed, answers, strict=True):
+            if row is not None:
+                self._note(one.limit.key, row)
+        return [(one.limit, row) for one, (_, row) in zip(owed, answers, strict=True) if row is not None]
+
+    def living(self, rows: Iterable[Row]) -> frozenset[str]:
+        """Of the holders of some limits, those whose lease is not over."""
+        holders = frozenset[str]().union(*map(holders_of, rows))
+        names = sorted({member.rpartition("#")[0] for member in holders} - {""})  # of a row made by hand
+        tasks = self._store.peek(names) if names else {}
+        return frozenset(member for member in holders if self._lives(member, tasks))
+
+    def mend(self, rows: Iterable[Row]) -> None:
+        """Take out of rows made by hand what is in the place of their holders.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        now = self._store.clock.now()
+        if batch := [shared_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
+            self._store.attempt(batch)
+
+    def _take(self, batch: Sequence[Write], wanted: Sequence[tuple[Lease, Limit]]) -> list[tuple[bool, Row | None]]:
+        """Try once more when one of the rows was broken: it must not hold the others up."""
+        try:
+            return self._store.attempt(batch)
+        except StoreError:
+            rows = rows_of(self._store, {limit.key for _, limit in wanted})
+            if not any(map(is_broken, rows.values())):
+                raise
+            self.mend(rows.values())
+            return self._store.attempt(batch)
+
+    def _insist(self, lease: Lease, limit: Limit, member: str, row: Row | None) -> Row | None:
+        """Take the slot of an earlier lease of the same task, or of one that is over; else the row that refuses."""
+        for _ in range(TRIES):
+            now = self._store.clock.now()
+            if row is None:
+                fresh = limit_row(limit.key, number=limit.number, now=now, holders=[member])
+                ours, row = self._store.found(fresh)
+                if ours:
+                    return None
+            if is_broken(row):
+                self.mend([row])
+            seen = holders_of(row)
+            if member in seen:
+                return None
+            left = frozenset(one for one in seen if one.rpartition("#")[0] != lease.task_id)
+            if len(left) >= limit.number and self._may_examine(limit.key):
+                left &= self.living([row])
+            if len(left) >= limit.number:
+                return row
+            if seen:
+                write = shared_writes.replace_holders(limit.key, seen, left | {member}, now=now)
+            else:
+                write = shared_writes.take_slot(limit.key, member, number=limit.number, now=now)
+            [(won, row)] = self._store.attempt([write])
+            if won:
+                return None
+        return row or limit_row(limit.key, number=limit.number, now=self._store.clock.now())
+
+    def _end_former(self, lease: Lease, limit: Limit, row: Row | None) -> None:
+        """A task that was taken over keeps one slot. One that is handed over has two, until its former agent stops."""
+        if lease.task.handoff_state in (Handoff.OFFERED, Handoff.READY):
+            return
+        former = [one for one in holders_of(row) if one.rpartition("#")[0] == lease.task_id and one != _member(lease)]
+        if former:
+            with suppress(StoreError):  # they are over: the next who needs a slot finds them
+                self._store.attempt([shared_writes.free_slot(limit.key, one) for one in former])
+
+    def _note(self, key: str, row: Row) -> None:
+        now = self._store.monotonic()
+        if len(self._seen) > NOTED:
+            self._seen = {name: one for name, one in self._seen.items() if one[0] > now - SLOTS_SEEN_S}
+        self._seen[key] = now, row
+
+    def _may_examine(self, key: str) -> bool:
+        now = self._store.monotonic()
+        if now - self._examined.get(key, -self._examine_s) < self._examine_s:
+            return False
+        self._examined = {name: at for name, at in self._examined.items() if now - at < self._examine_s}
+        self._examined[key] = now
+        return True
+
+    def _lives(self, member: str, tasks: Mapping[str, Task]) -> bool:
+        task_id, _, fence = member.rpartition("#")
+        task = tasks.get(task_id)
+        if task is None:
+            return False
+        clock = self._store.clock
+        if (
+            task.handoff_state in (Handoff.OFFERED, Handoff.READY)
+            and not task.status.is_terminal
+            and (task.handoff_until or 0.0) + self._guard_s > clock.earliest()
+        ):
+            return True  # whoever has claimed it meanwhile: the agent that has offered it may still handle it
+        if str(task.fence) != fence or task.status is not Status.RUNNING:
+            return False
+        is_over = clock.is_usable and (task.lock_time or 0.0) + self._guard_s < clock.earliest()
+        return not is_over
+
+
+def free_slots(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Row]]:
+    """Give slots back; the rows of their limits as they are then."""
+    with suppress(StoreError):
+        answers = store.attempt([shared_writes.free_slot(one.limit.key, one.member) for one in taken])
+        return [(one.limit, row) for one, (_, row) in zip(taken, answers, strict=True) if row is not None]
+    return []
+
+
+def rows_of(store: TaskStore, keys: Iterable[str]) -> dict[str, Row]:
+    """The rows of limits, by their keys."""
+    names = {limit_id(key): key for key in keys}
+    return {names[row_id]: row for row_id, row in store.engine.get(list(names)).items()} if names else {}
+
+
+def _member(lease: Lease) -> str:
+    return holder(lease.task_id, lease.fence)

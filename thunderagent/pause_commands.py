@@ -1,0 +1,210 @@
+"""Commands on queues, jobs and agents: pause them, resume them, and say what is paused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from thunderagent import shared_writes
+from thunderagent.commands import Commands
+from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
+from thunderagent.job import Job
+from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, read_pauses
+from thunderagent.shared_writes import CONTROL_ID
+from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.task import Lane, Row, timestamp
+
+TRIES: Final = 20
+"""How often a change is tried while others change what is paused."""
+
+MOST_PAUSES: Final = 100
+"""Things that are paused at one moment at most: every agent reads all of them, each time."""
+
+MOST_RUNG: Final = 20
+"""Queues of agents that are told at once of a change; the others look at their usual pace."""
+
+LONGEST_NAME: Final = 256
+LONGEST_REASON: Final = 200
+LONGEST_S: Final = 10 * 365 * 86400.0
+
+_A: Final = {PauseKind.JOB: "a job", PauseKind.AGENT: "an agent"}
+_Info = Mapping[str, Any]
+
+
+class PauseCommands(Commands):
+    """What starts no task for a while. `Client` has these beside enqueue and wait."""
+
+    def pause(
+        self,
+        *,
+        queue: str | None = None,
+        job: Job[Any] | str | None = None,
+        agent: str | None = None,
+        for_s: float | None = None,
+        reason: str | None = None,
+    ) -> Pause:
+        """Let no task start of a queue, of a job, or in an agent; what runs goes on. Name one of the three.
+
+        Agents see it within `poll_min_s` seconds, when they next look for work. To pause again changes the end and,
+        if one is given, the reason. A name that nobody knows is no error: its agent may come later.
+
+        Args:
+            queue: name of a queue.
+            job: a job or its name, in whatever queue its tasks are.
+            agent: name of an agent, or of a host: every agent there, those that start later too.
+            for_s: seconds after which it ends by itself; None: only `resume` ends it.
+            reason: shown to whoever asks why nothing happens.
+
+        Returns:
+            the pause as it is in the store.
+
+        Raises:
+            ConfigurationError: not exactly one is named, or a name, the time or the reason cannot be what it is.
+            NotAllowed: 100 things are paused already.
+            StoreError: the store did not take it.
+        """
+        kind, name = _named(queue, job, agent)
+        _check(for_s, reason)
+        now = self.store.clock.now()
+        wanted = Pause(
+            kind=kind,
+            name=name,
+            since=timestamp(now),
+            until=None if for_s is None else timestamp(now + for_s),
+            reason=reason or None,
+        )
+        row = self._change_controls(lambda row: _with(row, wanted, now))
+        self._let_look(wanted)
+        return pauses_of(row)[wanted.key]
+
+    def resume(
+        self, *, queue: str | None = None, job: Job[Any] | str | None = None, agent: str | None = None
+    ) -> Pause | None:
+        """End a pause before its time; the arguments are those of `pause`.
+
+        Returns:
+            the pause that has ended, None if there was none.
+
+        Raises:
+            ConfigurationError: not exactly one is named.
+            StoreError: the store did not take it.
+        """
+        kind, name = _named(queue, job, agent)
+        key = Pause(kind=kind, name=name).key
+        ended: list[Pause | None] = []
+
+        def without(row: Row | None) -> _Info | None:
+            ended[:] = [pauses_of(row).get(key)]
+            info = info_of(row)
+            return {other: entry for other, entry in info.items() if other != key} if key in info else None
+
+        self._change_controls(without)
+        self._let_look(Pause(kind=kind, name=name))
+        [pause] = ended
+        return None if pause is None or pause.is_over(self.store.clock.now()) else pause
+
+    def pauses(self) -> Sequence[Pause]:
+        """What is paused now, by kind and name.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        found = read_pauses(self.store)
+        return [found[key] for key in sorted(found)]
+
+    def _change_controls(self, change: Callable[[Row | None], _Info | None]) -> Row | None:
+        """Change the entries of the row as nobody else changes them; `change` answers None if nothing is to be done."""
+        row = self.store.engine.get([CONTROL_ID]).get(CONTROL_ID)
+        for _ in range(TRIES):
+            info, now = change(row), self.store.clock.now()
+            if info is None:
+                return row
+            if row is None:
+                is_done, row = self.store.found(shared_writes.control_row(info, now=now))
+            else:
+                [(is_done, row)] = self.store.attempt([shared_writes.set_controls(row, info, now=now)])
+            if is_done:
+                return row
+        raise NotAllowed("what is paused is changed by others all the time: try again")
+
+    def _let_look(self, changed: Pause) -> None:
+        """Let the agents look at once that a change concerns, as far as they can be reached."""
+        self._enqueued()  # an agent in this process
+        with suppress(StoreError):  # they look anyway, a little later
+            concerned = [agent for agent in self.store.agents() if _concerns(changed, agent)]
+            queues = [queue for agent in concerned for queue in agent.info["queues"]]
+            if changed.kind is PauseKind.QUEUE:
+                queues = [changed.name] * len(concerned)  # one for each: on SQS only one agent hears a ring
+            self._ringer.looks(queues[:MOST_RUNG])
+
+
+def _concerns(pause: Pause, agent: AgentInfo) -> bool:
+    """Whether an agent tells that it could do with what is paused, or is that itself."""
+    match pause.kind:
+        case PauseKind.QUEUE:
+            return pause.name in agent.info["queues"]
+        case PauseKind.JOB:
+            jobs = agent.info.get("jobs")
+            return isinstance(jobs, (list, tuple)) and pause.name in jobs  # it may be of another version
+        case PauseKind.AGENT:
+            return pause.name in names_of(agent.name)
+
+
+def doubt(store: TaskStore, pause: Pause) -> str | None:
+    """Why a pause may name something that nobody knows, in a sentence; None if it is known.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    if any(_concerns(pause, agent) for agent in store.agents()):
+        return None
+    match pause.kind:
+        case PauseKind.QUEUE if any(lane.queue == pause.name for lane in store.engine.lanes()):
+            return None
+        case PauseKind.QUEUE:
+            return f"no task was ever in the queue {pause.name!r} and no live agent serves it"
+        case PauseKind.JOB:
+            return f"no live agent has the job {pause.name!r}"
+        case PauseKind.AGENT:
+            return f"no live agent has the name or the host {pause.name!r}"
+
+
+def _named(queue: str | None, job: Job[Any] | str | None, agent: str | None) -> tuple[PauseKind, str]:
+    name_of_job = job.name if isinstance(job, Job) else job
+    given = {PauseKind.QUEUE: queue, PauseKind.JOB: name_of_job, PauseKind.AGENT: agent}
+    named = [(kind, name) for kind, name in given.items() if name is not None]
+    if len(named) != 1:
+        raise ConfigurationError("name one queue, one job or one agent")
+    [(kind, name)] = named
+    if kind is PauseKind.QUEUE:
+        return kind, Lane(name).queue
+    if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
+        raise ConfigurationError(f"{name[:80]!r} cannot be the name of {_A[kind]}: use 1 to {LONGEST_NAME} letters")
+    return kind, name
+
+
+def _check(for_s: float | None, reason: str | None) -> None:
+    if for_s is not None and not (math.isfinite(for_s) and 0 < for_s <= LONGEST_S):
+        raise ConfigurationError(f"for_s is {for_s}; give seconds, more than 0 and at most {LONGEST_S:.0f} (ten years)")
+    if reason is not None and (len(reason) > LONGEST_REASON or not reason.isprintable()):
+        raise ConfigurationError(f"the reason is {reason[:80]!r}…; use one line of at most {LONGEST_REASON} letters")
+
+
+def _with(row: Row | None, wanted: Pause, now: float) -> _Info | None:
+    """The entries with this one; those of ours that are over go, those that we do not know stay as they are."""
+    known = pauses_of(row)
+    over = {key for key, pause in known.items() if pause.is_over(now)}
+    before = None if wanted.key in over else known.get(wanted.key)
+    if before is not None:
+        since = before.since if before.since is not None else wanted.since
+        wanted = replace(wanted, since=since, reason=wanted.reason or before.reason)
+        if wanted == before:
+            return None
+    elif len(known.keys() - over) >= MOST_PAUSES:
+        raise NotAllowed(f"{MOST_PAUSES} queues, jobs and agents are paused already: resume some of them")
+    info = {key: entry for key, entry in info_of(row).items() if key not in over}
+    kept = info.get(wanted.key)
+    return info | {wanted.key: {**(kept if isinstance(kept, Mapping) else {}), **wanted.entry()}}

@@ -1,0 +1,344 @@
+"""Puts the tasks of periodic jobs when they are due. Every agent does so, and there is no leader.
+
+An agent decides on what is due, writes the decision into the row of the schedule under the fence that it saw, puts the
+tasks, and takes the decision out of the row. One agent decides for each interval, and an agent that finds a decision
+that nobody has carried out does so: after a crash between any two statements no tick is lost and none comes twice.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from zlib import crc32
+
+from thunderagent import events
+from thunderagent.conditions import Write
+from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound
+from thunderagent.events import EventBus
+from thunderagent.job import Job
+from thunderagent.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered
+from thunderagent.registry import Registry
+from thunderagent.schedules import (
+    LATE_S,
+    SET_BACK_S,
+    Plan,
+    Schedule,
+    State,
+    counts_from,
+    plan,
+    schedule_id,
+    tick_id,
+    tick_task,
+)
+from thunderagent.settings import Settings
+from thunderagent.shared_writes import change_schedule, schedule_row
+from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.task import Row, Task
+from thunderagent.ticks import newest
+
+KEPT_S: Final = 90 * 86400.0
+"""How long the row of a schedule stays when no agent has its job any more."""
+
+EXTENDED_S: Final = 60 * 86400.0
+"""With less than this left, an agent that has the job extends it."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What an agent knows of a schedule, so that it need not read the row before something is due."""
+
+    job: Job[Any]
+    own: Schedule
+    due: float = -math.inf
+    """Second of the shared clock at which the next tick is looked at."""
+    look_by: float = -math.inf
+    """Monotonic second at which the row is read in any case."""
+    last: int = 0
+    is_greeted: bool = False
+    """True once the row was seen with the schedule of our code; from then on we follow the row."""
+    has_followed: bool = False
+    pending: tuple[Any, float] | None = None
+    """Fence under which we saw a decision of another agent, and the monotonic second at which we did."""
+    told: Any = None
+    """Fence of the row that we could not read, and said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """A change of a row that one look makes."""
+
+    watch: _Watch
+    row: Row
+    state: State
+    verb: str
+    plan: Plan | None = None
+    before: str | None = None
+
+
+class Periodic:
+    """The schedules of the jobs of one agent. Called in the agent's loop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        jobs: Registry,
+        settings: Settings,
+        bus: EventBus,
+        *,
+        owner: str,
+        cancel: Callable[[str], object],
+        ring: Callable[[Sequence[Task]], None] = lambda tasks: None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Make it; nothing is read before `look`.
+
+        Args:
+            store: where the tasks are.
+            jobs: those that have a schedule are looked after.
+            settings: for the shards of new tasks.
+            bus: told what happens.
+            owner: name of the agent.
+            cancel: cancels the task with an id, as `Client.cancel` does.
+            ring: told of tasks that were put.
+            rng: source of the wait behind the agent whose turn it is.
+        """
+        self._store = store
+        self._shards = settings.shards
+        self._bus = bus
+        self._owner = owner
+        self._cancel = cancel
+        self._ring = ring
+        self._rng = rng or random.Random()
+        self._watches = [_Watch(job, job.schedule) for job in jobs.values() if job.schedule is not None]
+        self._others: dict[str, list[str]] = {}
+        self._rests_until = -math.inf
+
+    def learn(self, agents: Iterable[AgentInfo]) -> None:
+        """Know which agents have our jobs, so that one of them deals with a tick and the others come later."""
+        told = [(agent.name, set(agent.info.get("jobs", ()))) for agent in agents]
+        self._others = {
+            watch.job.name: sorted({self._owner, *(name for name, jobs in told if watch.job.name in jobs)})
+            for watch in self._watches
+        }
+
+    def wait_s(self) -> float:
+        """Seconds until the next look is worth while, at most `TICK_LOOK_S`: clocks may be set meanwhile."""
+        now, monotonic = self._store.clock.now(), self._store.monotonic()
+        waits = (0.0 if self._is_due(one, now, monotonic) else self._left(one, now, monotonic) for one in self._watches)
+        return max(self._rests_until - monotonic, min(TICK_LOOK_S, min(waits, default=TICK_LOOK_S)))
+
+    def look(self) -> None:
+        """Deal with every tick that is due. Reads no row if none is.
+
+        Raises:
+            StoreError: something had no answer; what is undone is done at the next look, or by another agent.
+        """
+        now, monotonic = self._store.clock.now(), self._store.monotonic()
+        if monotonic < self._rests_until:
+            return
+        due = [watch for watch in self._watches if self._is_due(watch, now, monotonic)]
+        try:
+            self._deal(due)
+        except StoreError:
+            self._rests_until = monotonic + jittered(TICK_LOOK_S, self._rng)
+            raise
+
+    def _deal(self, due: Sequence[_Watch]) -> None:
+        if not due:
+            return
+        rows = self._store.engine.get([schedule_id(watch.job.name) for watch in due])
+        deals, ready = list[_Deal](), list[_Deal]()
+        for watch in due:
+            row = rows.get(schedule_id(watch.job.name)) or self._register(watch)
+            deal = self._decide(watch, row) if row is not None else None
+            if deal is not None:
+                (deals if deal.verb else ready).append(deal)
+        ready += [deal for deal in self._write(deals) if deal.state.ticks]
+        self._carry_out(ready)
+
+    # The row
+
+    def _register(self, watch: _Watch) -> Row | None:
+        """Put the row of a job that nobody has scheduled; the row as it is if somebody was faster."""
+        now = self._store.clock.now()
+        state = State(schedule=watch.own, last=math.floor(now))
+        row_id = schedule_id(watch.job.name)
+        row = schedule_row(row_id, state.to_info(), owner=self._owner, now=now, expire_at=now + KEPT_S)
+        is_ours, row = self._store.found(row)
+        if not is_ours:
+            return row
+        self._bus.emit(events.ScheduleSet(job=watch.job.name, spec=str(watch.own.spec), before=None))
+        watch.is_greeted = True
+        self._sleep(watch, state)
+        return None
+
+    def _decide(self, watch: _Watch, row: Row) -> _Deal | None:
+        """What is to be done with a row; None: nothing, and it is known when to look again."""
+        clock, name = self._store.clock, watch.job.name
+        now = clock.now()
+        fresh = State(schedule=watch.own, last=math.floor(now))
+        try:
+            state = State.of(row)
+        except ConfigurationError as error:
+            return self._unreadable(watch, row, fresh, error)
+        if row.get("expireAt", math.inf) < clock.earliest():  # as good as gone: nobody has had the job for long
+            return _Deal(watch, row, fresh, "set schedule", before="an old one")
+        if state.ticks:
+            return self._resume(watch, row, state)
+        if not watch.is_greeted:
+            if state.schedule == watch.own:
+                watch.is_greeted = True
+            elif watch.has_followed or not _has_fresh_tick(state, now):
+                last = state.last if state.schedule.spec == watch.own.spec else fresh.last
+                state, before = replace(state, schedule=watch.own, last=last), str(state.schedule.spec)
+                return _Deal(watch, row, state, "set schedule", before=before)
+            watch.has_followed = True
+        decided = plan(name, state, now, self._is_open)
+        if decided is not None:
+            return _Deal(watch, row, decided.state, "decide ticks", plan=decided)
+        if row.get("expireAt", 0.0) < now + EXTENDED_S:
+            return _Deal(watch, row, state, "keep schedule")
+        self._sleep(watch, state)
+        return None
+
+    def _unreadable(self, watch: _Watch, row: Row, fresh: State, error: ConfigurationError) -> _Deal | None:
+        """Ours in its place when we start; later it is one of a newer version, which we leave alone."""
+        if not watch.is_greeted and isinstance(row.get("fence"), int):
+            return _Deal(watch, row, fresh, "set schedule", before="one that cannot be read")
+        if watch.told != row.get("fence", ""):
+            self._bus.emit(events.ScheduleUnreadable(job=watch.job.name, error=str(error)))
+        watch.told = row.get("fence", "")
+        self._read_again(watch, SCHEDULE_LOOK_S)
+        return None
+
+    def _resume(self, watch: _Watch, row: Row, state: State) -> _Deal | None:
+        """Carry out a decision: at once if it is our own, else when its agent has had time enough."""
+        monotonic = self._store.monotonic()
+        fence, since = (
+            watch.pending if watch.pending and watch.pending[0] == row["fence"] else (row["fence"], monotonic)
+        )
+        watch.pending = fence, since
+        if row.get("lastAgent") == self._owner or monotonic - since >= TICK_RESUME_S:
+            return _Deal(watch, row, state, "")
+        self._read_again(watch, since + TICK_RESUME_S - monotonic)
+        return None
+
+    def _write(self, deals: Sequence[_Deal]) -> list[_Deal]:
+        """Write decisions into their rows; the answer is those that are ours, with the rows as they are."""
+        answers = self._store.attempt([self._change(deal) for deal in deals]) if deals else []
+        won = []
+        for deal, (is_done, row) in zip(deals, answers, strict=True):
+            watch, name = deal.watch, deal.watch.job.name
+            if not is_done or row is None:
+                self._look_soon(watch)
+                continue
+            won.append(replace(deal, row=row))
+            if deal.verb == "set schedule":
+                watch.is_greeted = True
+                spec = str(deal.state.schedule.spec)
+                self._bus.emit(events.ScheduleSet(job=name, spec=spec, before=deal.before))
+            for reason, number in deal.plan.skipped if deal.plan else ():
+                self._bus.emit(events.TicksSkipped(job=name, number=number, reason=reason))
+            if deal.plan and deal.plan.set_back_s:
+                self._bus.emit(events.ScheduleSetBack(job=name, seconds=deal.plan.set_back_s))
+            if deal.state.ticks:
+                watch.due = -math.inf  # until they are put
+            else:
+                self._sleep(watch, deal.state)
+        return won
+
+    def _change(self, deal: _Deal) -> Write:
+        now, row = self._store.clock.now(), deal.row
+        left = row.get("expireAt", 0.0) - now
+        expire_at = row["expireAt"] if EXTENDED_S <= left <= KEPT_S else now + KEPT_S
+        return change_schedule(
+            deal.verb or "ticks put", row, deal.state.to_info(), owner=self._owner, now=now, expire_at=expire_at
+        )
+
+    # The tasks
+
+    def _carry_out(self, deals: Sequence[_Deal]) -> None:
+        """Put the tasks of ticks that are decided, and say in the rows that this is done."""
+        if not deals:
+            return
+        for deal in deals:
+            if deal.state.cancels is not None:
+                self._cancel_one(deal.state.cancels)
+        now = self._store.clock.now()
+        tasks = [
+            (index, tick, tick_task(deal.watch.job.name, deal.state.schedule, tick, shards=self._shards, now=now))
+            for index, deal in enumerate(deals)
+            for tick in deal.state.ticks
+        ]
+        answers = self._store.enqueue([task for _, _, task in tasks])
+        errors: dict[int, Exception] = {}
+        put: list[Task] = []
+        for (index, tick, task), answer in zip(tasks, answers, strict=True):
+            if answer.error is not None and not isinstance(answer.error, DuplicateTask):
+                errors[index] = answer.error
+            elif answer.created:
+                put.append(answer.task)
+                self._bus.emit(events.TickPut(job=task.job, task_id=task.task_id, late_s=max(0.0, now - tick)))
+        if put:
+            self._ring(put)
+        done = [deal for index, deal in enumerate(deals) if index not in errors]
+        self._confirm(done)
+        for error in errors.values():
+            raise error
+
+    def _confirm(self, deals: Sequence[_Deal]) -> None:
+        states = [replace(deal.state, ticks=(), cancels=None) for deal in deals]
+        writes = [self._change(replace(deal, state=state, verb="")) for deal, state in zip(deals, states, strict=True)]
+        for deal, state, (is_done, _) in zip(deals, states, self._store.attempt(writes) if writes else (), strict=True):
+            if is_done:
+                self._sleep(deal.watch, state)
+            else:
+                self._look_soon(deal.watch)
+
+    def _cancel_one(self, task_id: str) -> None:
+        with suppress(NotAllowed, TaskNotFound):  # it has ended
+            self._cancel(task_id)
+
+    def _is_open(self, task_id: str) -> bool:
+        task = self._store.peek([task_id]).get(task_id)
+        return task is not None and not task.status.is_terminal
+
+    # Time
+
+    def _is_due(self, watch: _Watch, now: float, monotonic: float) -> bool:
+        return now >= watch.due or monotonic >= watch.look_by or watch.last > now + SET_BACK_S
+
+    def _left(self, watch: _Watch, now: float, monotonic: float) -> float:
+        return min(watch.due - now, watch.look_by - monotonic)
+
+    def _sleep(self, watch: _Watch, state: State) -> None:
+        """Look again when the next tick is due: at once if it is our turn, else a little later."""
+        now = self._store.clock.now()
+        # While it is paused too the row is read for each tick: somebody may have resumed it.
+        tick = state.schedule.spec.next(math.floor(now) if state.is_paused(now) else counts_from(state))
+        later = 0.0 if self._is_first(watch.job.name, tick) else self._rng.uniform(*TICK_OTHERS_S)
+        watch.due = tick + later if watch.is_greeted else -math.inf
+        watch.last, watch.pending = state.last, None
+        watch.look_by = self._store.monotonic() + jittered(SCHEDULE_LOOK_S, self._rng)
+
+    def _look_soon(self, watch: _Watch) -> None:
+        """Somebody else has changed the row."""
+        self._read_again(watch, self._rng.uniform(*TICK_OTHERS_S))
+
+    def _read_again(self, watch: _Watch, seconds: float) -> None:
+        """Read the row after this time, whatever its ticks are."""
+        watch.due, watch.last, watch.look_by = math.inf, 0, self._store.monotonic() + seconds
+
+    def _is_first(self, job: str, tick: int) -> bool:
+        agents = self._others.get(job) or [self._owner]
+        return agents[crc32(tick_id(job, tick).encode()) % len(agents)] == self._owner
+
+
+def _has_fresh_tick(state: State, now: float) -> bool:
+    """A tick of the row that is in time, though our code has another spec by now: it is dealt with before."""
+    begin = max(counts_from(state), math.floor(now) - LATE_S)
+    return not state.is_paused(now) and newest(state.schedule.spec, begin, now) is not None

@@ -1,0 +1,103 @@
+"""What routes answer with, and what the router answers with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from thunderagent.errors import DuplicateTask, EventRejected, ParentNotFound, PayloadInvalid, PayloadTooLarge
+from thunderagent.router.enqueue import Enqueue
+from thunderagent.router.problems import listing, problems_of
+from thunderagent.task import Task
+
+Tasks = Enqueue | Sequence[Enqueue] | None
+"""What a route answers with: one task, several, or None for an event that is not wanted."""
+
+RETRY_AFTER_S: Final = 5
+"""What a caller is told to wait when the store does not answer."""
+
+
+def wanted(answer: object, name: str) -> list[Enqueue]:
+    """The tasks of a route's answer.
+
+    Raises:
+        TypeError: the route answered with something else.
+    """
+    if answer is None:
+        return []
+    tasks: list[Enqueue] = []
+    for one in answer if isinstance(answer, (list, tuple)) else (answer,):
+        if not isinstance(one, Enqueue):
+            raise TypeError(
+                f"the route {name} answered with a {type(one).__name__}; return Enqueue(job, payload), a list of "
+                "them, or None for an event that is not wanted"
+            )
+        tasks.append(one)
+    return tasks
+
+
+def rejection(error: Exception) -> EventRejected | None:
+    """The rejection that an exception amounts to; None if the event is not to blame."""
+    if isinstance(error, EventRejected):
+        return error
+    if isinstance(error, ValidationError):  # the route made a model of its input that does not fit
+        problems = problems_of(error, "payload")
+        return EventRejected(f"the payload does not fit: {listing(problems)}", problems=problems)
+    if isinstance(error, PayloadInvalid):
+        return EventRejected(str(error))
+    if isinstance(error, PayloadTooLarge):
+        return EventRejected(str(error), status=413)
+    if isinstance(error, DuplicateTask):
+        return EventRejected(str(error), status=409)
+    return None
+
+
+def told(error: EventRejected) -> dict[str, Any]:
+    """A rejection as data."""
+    return {"error": str(error)} | ({"problems": list(error.problems)} if error.problems else {})
+
+
+def taken(tasks: Sequence[Task]) -> dict[str, Any]:
+    """The answer to an event that was taken."""
+    return {"task_ids": [task.task_id for task in tasks]}
+
+
+def http_taken(tasks: Sequence[Task], answer: object) -> dict[str, Any]:
+    """The answer to a request: of one task its id, of a list a list, and no content if nothing was wanted."""
+    if answer is None:
+        return {"statusCode": 204, "headers": {"cache-control": "no-store"}, "body": "", "isBase64Encoded": False}
+    return http(202, {"task_id": tasks[0].task_id} if isinstance(answer, Enqueue) else taken(tasks))
+
+
+def http_rejected(error: EventRejected) -> dict[str, Any]:
+    """The answer to a request that was rejected."""
+    return http(error.status if 400 <= error.status < 500 else 400, told(error))
+
+
+def http_parent_missing(error: ParentNotFound) -> dict[str, Any]:
+    """The answer to a request whose task depends on one that does not exist (yet)."""
+    return http(409, {"error": str(error)})
+
+
+def http_unavailable() -> dict[str, Any]:
+    """The answer while the store does not answer."""
+    error = {"error": "the task could not be stored; try again"}
+    return http(503, error, {"retry-after": str(RETRY_AFTER_S)})
+
+
+def http_failed(request_id: str) -> dict[str, Any]:
+    """The answer when it is nobody's fault but ours."""
+    return http(500, {"error": "internal error", "request_id": request_id})
+
+
+def http(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """An answer as API Gateway and function URLs take it, in both payload formats."""
+    return {
+        "statusCode": status,
+        "headers": {"content-type": "application/json", "cache-control": "no-store", **(headers or {})},
+        "body": json.dumps(body),
+        "isBase64Encoded": False,
+    }

@@ -1,0 +1,155 @@
+"""What a route answers with: the tasks that an event is to become, and the ids that make a redelivery harmless."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+from urllib.parse import quote
+
+from thunderagent.client import Client
+from thunderagent.errors import ConfigurationError, DuplicateTask, PayloadInvalid
+from thunderagent.job import Job
+from thunderagent.jsondata import dump_json
+from thunderagent.task import Task
+
+P = TypeVar("P")
+
+_KEPT: Final = "-_.~:@/= "
+"""Kept as they are in an id, beside letters and digits; not '+', which stands before the number of a further task."""
+
+
+class Options(TypedDict, total=False):
+    """Options of `Client.enqueue`; those that are not given are left to it."""
+
+    task_id: str
+    depends_on: Sequence[Task | str | Enqueue]
+    on_parent_failure: str
+    delay_s: float
+    run_at: float
+    max_retry: int
+    queue: str
+    unique_key: str
+    unique_scope: str
+    limit_key: str
+    limit: int
+
+
+class Enqueue:
+    """A task to be put: a job with its payload, and options of `Client.enqueue`.
+
+    Args:
+        job: a job, whose payload type is checked; or the name of one whose code is not at hand.
+        payload: the input of the handler. Make it of the event alone: a redelivery must give the same.
+        options: as for `Client.enqueue`. `depends_on` may also name an `Enqueue` that stands before this one in the
+            list of the same answer. A `task_id` replaces the one that is made of the event's id.
+
+    Raises:
+        ConfigurationError: there is no such option.
+    """
+
+    __slots__ = ("job", "options", "payload")
+
+    @overload
+    def __init__(self, job: Job[P], payload: P, **options: Unpack[Options]) -> None: ...
+
+    @overload
+    def __init__(self, job: str, payload: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> None: ...
+
+    def __init__(self, job: Job[Any] | str, payload: Any = None, **options: Any) -> None:
+        for name in options:
+            if name not in Options.__annotations__:
+                close = difflib.get_close_matches(name, Options.__annotations__, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise ConfigurationError(f"Enqueue has no option {name!r}{hint}")
+        self.job = job
+        self.payload = payload
+        self.options: Mapping[str, Any] = options
+
+    def __repr__(self) -> str:
+        return f"Enqueue({self.name!r})"  # without the payload, which may be a secret
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.job if isinstance(self.job, str) else self.job.name
+
+    def check(self) -> None:
+        """Check the payload; nothing is written.
+
+        Raises:
+            PayloadInvalid: it does not fit the job or is not JSON data.
+        """
+        if isinstance(self.job, str):
+            dump_json(self.payload, f"the payload of {self.job!r}", PayloadInvalid)
+        else:
+            self.job.dump_payload(self.payload)
+
+
+def put_all(client: Client, tasks: Sequence[Enqueue], event_key: str | None, *, may_differ: bool) -> list[Task]:
+    """Put the tasks of one event, in order; the answer holds those in the store, new or there before.
+
+    All payloads are checked before the first task is put. A failure in between leaves the tasks before it; the next
+    delivery finds them by their ids and goes on.
+
+    Args:
+        client: puts them.
+        tasks: what the route answered with.
+        event_key: names the event among all others; None: each task gets a new id.
+        may_differ: a task that has the id already is the answer though its payload is another, as after a change of
+            the route between two deliveries.
+
+    Raises:
+        PayloadError: a payload does not fit its job, is not JSON data, or is too large.
+        DuplicateTask: an id is taken by another task.
+        ParentNotFound: a parent does not exist.
+        ConfigurationError: an option cannot work, or a parent does not stand before its child.
+        StoreError: the store did not take it.
+    """
+    if len(tasks) > 1:
+        for one in tasks:
+            one.check()
+    put: dict[int, Task] = {}
+    for one, task_id in zip(tasks, _task_ids(tasks, event_key), strict=True):
+        options = {"task_id": task_id} | dict(one.options)
+        if "depends_on" in options:
+            options["depends_on"] = _parents(options["depends_on"], put)
+        enqueue: Callable[..., Task] = client.enqueue
+        try:
+            put[id(one)] = enqueue(one.job, one.payload, **options)
+        except DuplicateTask:
+            if not may_differ or task_id is None or options["task_id"] != task_id:
+                raise
+            existing = client.get(task_id)
+            if existing.job != one.name:
+                raise
+            put[id(one)] = existing
+    return [put[id(one)] for one in tasks]
+
+
+def event_key(source: str, event_id: str) -> str:
+    """What names an event in the ids of its tasks, printable whatever the event's id is."""
+    return f"{source}:{quote(event_id, safe=_KEPT, errors='replace')}"
+
+
+def _task_ids(tasks: Sequence[Enqueue], key: str | None) -> Iterator[str | None]:
+    """`job@key` for the first task of each job, `job@key+2` for the second.
+
+    With the job in it, two functions that listen to the same event do not get into each other's way, and a route may
+    be given a further job without moving the ids of the others.
+    """
+    seen = Counter[str]()
+    for one in tasks:
+        seen[one.name] += 1
+        number = "" if seen[one.name] == 1 else f"+{seen[one.name]}"
+        yield None if key is None else f"{one.name.replace('#', '%23')}@{key}{number}"
+
+
+def _parents(given: Any, put: Mapping[int, Task]) -> list[Task | str]:
+    parents: list[Task | str] = []
+    for one in [given] if isinstance(given, (str, Task, Enqueue)) else given:
+        if isinstance(one, Enqueue) and id(one) not in put:
+            raise ConfigurationError(f"{one!r} in depends_on must stand before its child in the answer of the route")
+        parents.append(put[id(one)] if isinstance(one, Enqueue) else one)
+    return parents

@@ -1,0 +1,241 @@
+"""Commands on periodic jobs: list their schedules, run one now, pause and resume."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from thunderagent.commands import Commands
+from thunderagent.errors import ConfigurationError, NotAllowed, TaskNotFound
+from thunderagent.job import Job
+from thunderagent.periodic import KEPT_S
+from thunderagent.schedules import State, counts_from, schedule_id, tick_id, tick_task
+from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule
+from thunderagent.task import Row, Task, timestamp
+from thunderagent.ticks import between
+
+TRIES: Final = 10
+"""How often a change is tried while agents change the row."""
+
+LONGEST_S: Final = 10 * 365 * 86400.0
+LONGEST_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """The schedule of a periodic job as its row tells it; moments are epoch seconds."""
+
+    job: str
+    spec: str
+    queue: str
+    catch_up: str
+    overlap: str
+    jitter_s: float
+    last: int
+    """The last tick that was dealt with, or the moment from which on ticks count."""
+    next: int | None
+    """The next tick; None while it is paused without an end."""
+    previous: str | None
+    """Id of the task that was put last."""
+    skipped: int
+    """Ticks that were left out so far."""
+    paused: float | None
+    """Since when no ticks are put."""
+    paused_until: float | None
+    reason: str | None
+
+
+class ScheduleCommands(Commands):
+    """What changes the schedules of periodic jobs. `Client` has these beside enqueue and wait.
+
+    They need the row of the schedule and not the code of the job. An agent that has the job puts the row when it
+    starts.
+    """
+
+    def schedules(self) -> Sequence[ScheduleInfo]:
+        """The schedules of all periodic jobs, by name. Rows that this version cannot read are left out.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        now, engine = self.store.clock.now(), self.store.engine
+        rows: dict[str, Row] = {}
+        after = None
+        while True:
+            page = engine.page(SCHEDULE_STATUS, limit=100, after=after)
+            rows |= engine.get([entry.task_id for entry in page.entries])
+            after = page.after
+            if after is None:
+                break
+        found = []
+        for row_id, row in sorted(rows.items()):
+            if row.get("expireAt", math.inf) >= self.store.clock.earliest():
+                try:
+                    found.append(_told(row_id.removeprefix(schedule_id("")), State.of(row), now))
+                except ConfigurationError:
+                    continue
+        return found
+
+    def schedule(self, job: Job[Any] | str) -> ScheduleInfo:
+        """The schedule of one periodic job.
+
+        Raises:
+            TaskNotFound: no agent that has this job as a periodic one ever started here.
+            ConfigurationError: the row was written by a version that knows more.
+        """
+        name, _, state = self._schedule(job)
+        return _told(name, state, self.store.clock.now())
+
+    def next_ticks(self, job: Job[Any] | str, *, number: int = 5) -> Sequence[int]:
+        """The next ticks of a periodic job in epoch seconds; none of a pause, and none at all without its end.
+
+        Raises:
+            TaskNotFound: no agent that has this job as a periodic one ever started here.
+        """
+        _, _, state = self._schedule(job)
+        return _next(state, self.store.clock.now(), number)
+
+    def run_now(self, job: Job[Any] | str) -> Task:
+        """Put a task of a periodic job at once, whether it is paused or not; its ticks come as before.
+
+        Returns:
+            the task, whose id is that of a tick of this second.
+
+        Raises:
+            NotAllowed: its schedule skips a tick while the task before is open, and that is open.
+            TaskNotFound: no agent that has this job as a periodic one ever started here.
+            StoreError: the store did not take it.
+        """
+        name, _, state = self._schedule(job)
+        now = math.floor(self.store.clock.now())
+        task_id, before = tick_id(name, now), state.previous
+        if state.schedule.overlap != "allow":
+            if before is not None and before != task_id and self._is_open(before):
+                if state.schedule.overlap == "skip":
+                    raise NotAllowed(f"the task {before!r} is still open: wait for its end, or cancel it")
+                with suppress(NotAllowed, TaskNotFound):  # it has ended
+                    self.cancel(before)
+            self._change_schedule(name, "set schedule", lambda seen: replace(seen, previous=task_id))
+        schedule = replace(state.schedule, jitter_s=0.0)
+        task = tick_task(name, schedule, now, shards=self.settings.shards, now=self.store.clock.now())
+        [answer] = self.store.enqueue([task])
+        if answer.error is not None:
+            raise answer.error
+        self._enqueued(answer.task)
+        return answer.task
+
+    def pause_schedule(
+        self, job: Job[Any] | str, *, for_s: float | None = None, reason: str | None = None
+    ) -> ScheduleInfo:
+        """Put no ticks of a periodic job; those of the pause are left out for good. Its tasks that are there run.
+
+        Args:
+            job: the job or its name.
+            for_s: seconds after which it ends by itself; None: only `resume_schedule` ends it.
+            reason: shown to whoever asks.
+
+        Raises:
+            ConfigurationError: the time or the reason cannot be what it is.
+            TaskNotFound: no agent that has this job as a periodic one ever started here.
+            NotAllowed: the row changes all the time.
+        """
+        if for_s is not None and not (math.isfinite(for_s) and 0 < for_s <= LONGEST_S):
+            raise ConfigurationError(f"for_s is {for_s}; give seconds, over 0 and at most {LONGEST_S:.0f} (ten years)")
+        if reason is not None and (len(reason) > LONGEST_REASON or not reason.isprintable()):
+            raise ConfigurationError(f"the reason is {reason[:80]!r}; use one line of at most {LONGEST_REASON} letters")
+
+        def paused(seen: State) -> State:
+            now = self.store.clock.now()
+            is_new = not seen.is_paused(now)
+            return replace(
+                seen,
+                last=counts_from(seen) if is_new else seen.last,
+                paused=timestamp(now) if is_new else seen.paused,
+                paused_until=None if for_s is None else timestamp(now + for_s),
+                reason=reason or (None if is_new else seen.reason),
+            )
+
+        return self._changed(job, "pause schedule", paused)
+
+    def resume_schedule(self, job: Job[Any] | str) -> ScheduleInfo:
+        """End a pause before its time: the next tick from now on is put. Resuming what is not paused changes nothing.
+
+        Raises:
+            TaskNotFound: no agent that has this job as a periodic one ever started here.
+            NotAllowed: the row changes all the time.
+        """
+
+        def resumed(seen: State) -> State:
+            now = self.store.clock.now()
+            if not seen.is_paused(now):
+                return seen
+            return replace(seen, last=max(seen.last, math.floor(now)), paused=None, paused_until=None, reason=None)
+
+        return self._changed(job, "resume schedule", resumed)
+
+    # Inside
+
+    def _schedule(self, job: Job[Any] | str) -> tuple[str, Row, State]:
+        name = job.name if isinstance(job, Job) else job
+        row_id = schedule_id(name)
+        row = self.store.engine.get([row_id]).get(row_id)
+        if row is None or row.get("expireAt", math.inf) < self.store.clock.earliest():
+            raise TaskNotFound(
+                f"there is no schedule of {name!r} in {self.store.engine.url}: an agent that has it as a periodic job "
+                "puts it when it starts"
+            )
+        return name, row, State.of(row)
+
+    def _changed(self, job: Job[Any] | str, verb: str, change: Callable[[State], State]) -> ScheduleInfo:
+        name, state = self._change_schedule(job, verb, change)
+        return _told(name, state, self.store.clock.now())
+
+    def _change_schedule(self, job: Job[Any] | str, verb: str, change: Callable[[State], State]) -> tuple[str, State]:
+        """Change the row as it is; a decision of an agent that stands in it is left to be carried out."""
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        for _ in range(TRIES):
+            name, row, seen = self._schedule(job)
+            state, now = change(seen), self.store.clock.now()
+            if state == seen:
+                return name, seen
+            write = change_schedule(
+                verb, row, state.to_info(), owner=owner, now=now, expire_at=row.get("expireAt", now + KEPT_S)
+            )
+            [(is_done, _)] = self.store.attempt([write])
+            if is_done:
+                return name, state
+        raise NotAllowed(f"the schedule of {name!r} is changed by others all the time: try again")
+
+    def _is_open(self, task_id: str) -> bool:
+        task = self.store.peek([task_id]).get(task_id)
+        return task is not None and not task.status.is_terminal
+
+
+def _next(state: State, now: float, number: int) -> list[int]:
+    if state.is_paused(now) and state.paused_until is None:
+        return []
+    return between(state.schedule.spec, max(counts_from(state), math.floor(now)), math.inf, most=number)
+
+
+def _told(name: str, state: State, now: float) -> ScheduleInfo:
+    schedule, is_paused = state.schedule, state.is_paused(now)
+    return ScheduleInfo(
+        job=name,
+        spec=str(schedule.spec),
+        queue=schedule.queue,
+        catch_up=schedule.catch_up,
+        overlap=schedule.overlap,
+        jitter_s=schedule.jitter_s,
+        last=state.last,
+        next=next(iter(_next(state, now, 1)), None),
+        previous=state.previous,
+        skipped=state.skipped,
+        paused=state.paused if is_paused else None,
+        paused_until=state.paused_until if is_paused else None,
+        reason=state.reason if is_paused else None,
+    )

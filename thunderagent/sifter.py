@@ -1,0 +1,97 @@
+"""What an agent does not even claim: tasks on the ready page for which no slot of their limit is free.
+
+One write puts such a task into its line, where a claim, a refusal and a step back would take three. Only of what is
+sure: the limit of a job, of which this agent has just seen that all slots are taken, or has them itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from thunderagent import events, writes
+from thunderagent.events import EventBus
+from thunderagent.limits import Limit, Slots, job_limit
+from thunderagent.lines import keep_line_open
+from thunderagent.pacing import LINE_TRIED_S
+from thunderagent.registry import Registry
+from thunderagent.store import TaskStore, Wanted
+from thunderagent.task import Candidate, Task
+
+REMEMBERED: Final = 2000
+"""Tasks of which is remembered that they were put into a line, or have another limit than their job."""
+
+
+class Sifter:
+    """Sifts the candidates of one agent. Called in the agent's loop."""
+
+    def __init__(self, store: TaskStore, jobs: Registry, slots: Slots, bus: EventBus) -> None:
+        self._store = store
+        self._bus = bus
+        self._slots = slots
+        self._limits = {name: limit for name, job in jobs.items() if (limit := job_limit(job)) is not None}
+        self._gone: dict[str, float] = {}
+        self._others: dict[str, None] = {}
+        self.moved: list[tuple[Limit, Task]] = []
+        """Tasks that came to stand in line since somebody last looked."""
+
+    def sift(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
+        """Of the candidates of one look those to claim, and whether others wait for the next look.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if not self._limits:
+            return list(found), False
+        edge = self._store.monotonic() - LINE_TRIED_S
+        kept, waiting = list[Wanted](), list[tuple[Limit, Candidate]]()
+        promised, left = Counter[str](), False
+        for one in found:
+            task_id, limit = one.candidate.task_id, self._limits.get(one.candidate.job)
+            if limit is None or task_id in self._others:
+                kept.append(one)
+            elif self._gone.get(task_id, edge) > edge:
+                continue  # the index shows it for a while
+            elif self._slots.is_full(limit):
+                waiting.append((limit, one.candidate))
+            elif promised[limit.key] < limit.number:
+                promised[limit.key] += 1
+                kept.append(one)
+            else:
+                left = True  # whether there is a slot for it shows in a moment
+        if waiting:
+            self._move(waiting)
+        return kept, left or bool(waiting)
+
+    def _move(self, waiting: Sequence[tuple[Limit, Candidate]]) -> None:
+        """Put tasks into their lines."""
+        for limit in dict.fromkeys(limit for limit, _ in waiting):
+            keep_line_open(self._store, limit, self._slots.seen(limit.key))
+        now = self._store.clock.now()
+        batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
+        for (limit, one), (won, row) in zip(waiting, self._store.attempt(batch), strict=True):
+            if won and row is not None:
+                task = Task.from_row(row)
+                self.moved.append((limit, task))
+                self._bus.emit(_limited(task, limit))
+            if row is not None and row.get("limitKey", limit.key) != limit.key:
+                self._others[one.task_id] = None
+            else:
+                self._gone.pop(one.task_id, None)
+                self._gone[one.task_id] = self._store.monotonic()
+        for known in (self._gone, self._others):
+            while len(known) > REMEMBERED:
+                del known[next(iter(known))]
+
+
+def _limited(task: Task, limit: Limit) -> events.TaskLimited:
+    return events.TaskLimited(
+        task_id=task.task_id,
+        job=task.job,
+        queue=task.queue,
+        fence=task.fence,
+        attempt=task.attempt,
+        limit_key=limit.key,
+        limit=limit.number,
+    )

@@ -1,0 +1,359 @@
+"""When a periodic job is due: a spec as a value, and the ticks that it gives.
+
+A spec is a fixed set of moments, whole epoch seconds, that depends neither on who asks nor on when: every agent finds
+the same ticks. It is data too: `to_data` and `spec_of` are each other's inverse.
+
+* Seconds, minutes and hours are counted in UTC from the epoch: `every(7).minutes` are the multiples of 420 s. They do
+  not drift with the start of a process, and a change of the clock on the wall does not touch them.
+* Days, weeks and weekdays are times on the wall of a zone. One that does not come in spring ticks at the first moment
+  after the gap; one that comes twice in autumn ticks the first time only.
+* So does a cron expression with fixed seconds, minutes and hours. One that starts its seconds, minutes or hours with
+  `*` ticks whenever the clock on the wall matches, so it goes on evenly through a change of the clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta, tzinfo
+from typing import Any, Final
+
+from cronsim import CronSim, CronSimError
+
+from thunderagent.errors import ConfigurationError
+from thunderagent.zones import DAY_S, moment_of, next_turn, seconds_of, wall_time, zone_named
+
+UNITS: Final[Mapping[str, int]] = {"seconds": 1, "minutes": 60, "hours": 3600, "days": DAY_S, "weeks": 7 * DAY_S}
+WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+LONGEST_S: Final = 3660 * DAY_S
+LAST_MOMENT: Final = 10_000_000_000
+"""The year 2286: no clock that can be right shows more, and the calendar goes further than that."""
+
+_FIRST_DAY: Final = date(1970, 1, 1).toordinal()
+_FORMS: Final[Mapping[str, tuple[str, str]]] = {
+    "minutes": (r":(?P<s>\d\d)", "':SS'"),
+    "hours": (r"(?::(?P<m>\d\d)|(?P<mm>\d\d):(?P<s>\d\d))", "':MM' or 'MM:SS'"),
+    "days": (r"(?P<h>\d\d?):(?P<m>\d\d)(?::(?P<s>\d\d))?", "'HH:MM' or 'HH:MM:SS'"),
+}
+_CRON_LENGTH: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Every so many seconds, minutes, hours, days or weeks. Make one with `every`."""
+
+    number: int
+    unit: str
+    weekday: int | None = None
+    """Of weeks: 0 for Monday, which is the default, to 6."""
+    at_s: int | None = None
+    """Seconds after the begin of the unit."""
+    zone: str = "UTC"
+    """Of days and weeks: on whose wall they begin."""
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS or type(self.number) is not int:
+            raise ConfigurationError(f"every({self.number!r}).{self.unit} is no interval: use {', '.join(UNITS)}")
+        if not 1 <= self.number * UNITS[self.unit] <= LONGEST_S:
+            raise ConfigurationError(f"every({self.number}).{self.unit} is not between one second and ten years")
+        if self.weekday is not None and (self.unit != "weeks" or self.weekday not in range(7)):
+            raise ConfigurationError(f"{self.weekday!r} of every({self.number}).{self.unit} is no day of a week")
+        if self.at_s is not None and not (type(self.at_s) is int and 0 <= self.at_s < min(UNITS[self.unit], DAY_S)):
+            raise ConfigurationError(f"{self.at_s!r} is no second of {self.unit}")
+        if self._on_the_wall and isinstance(self.zone, str):
+            zone_named(self.zone)
+        elif self.zone != "UTC":
+            raise ConfigurationError(f"{self.unit} are counted in UTC: leave the zone {self.zone!r} out, or use days")
+
+    def at(self, text: str, zone: str | None = None) -> Every:
+        """The same at a time: `"HH:MM"` or `"HH:MM:SS"` of days and weeks, in a zone; `":MM"` or `"MM:SS"` of hours;
+        `":SS"` of minutes.
+
+        Raises:
+            ConfigurationError: there is no such time, or no such zone.
+        """
+        pattern, forms = _FORMS.get("days" if self._on_the_wall else self.unit, ("", ""))
+        found = re.fullmatch(pattern, text) if pattern and isinstance(text, str) else None
+        parts = {name: int(value) for name, value in found.groupdict().items() if value} if found else {}
+        hours, minutes, seconds = parts.get("h", 0), parts.get("m", parts.get("mm", 0)), parts.get("s", 0)
+        if found is None or hours > 23 or minutes > 59 or seconds > 59:
+            hint = f"write {forms}" if forms else "seconds have no time"
+            raise ConfigurationError(f".at({text!r}) does not fit {self.unit}: {hint}")
+        return replace(self, at_s=(hours * 60 + minutes) * 60 + seconds, zone=self.zone if zone is None else zone)
+
+    def next(self, after: int) -> int:
+        """The first tick after this second."""
+        if self._on_the_wall:
+            zone = zone_named(self.zone)
+            return next(moment for day in self._days(after, zone) if (moment := self._moment(day, zone)) > after)
+        period, offset = self.number * UNITS[self.unit], self.at_s or 0
+        return ((after - offset) // period + 1) * period + offset
+
+    def to_data(self) -> dict[str, Any]:
+        """The spec as a small JSON map."""
+        data: dict[str, Any] = {"every": self.number, "unit": self.unit}
+        data |= {"weekday": self.weekday} if self.weekday is not None else {}
+        data |= {"at": self.at_s} if self.at_s is not None else {}
+        return data | ({"zone": self.zone} if self._on_the_wall else {})
+
+    @property
+    def shortest_s(self) -> int:
+        """Seconds from a tick to the next, at least."""
+        return self.number * UNITS[self.unit] - (DAY_S // 2 if self._on_the_wall else 0)
+
+    def __str__(self) -> str:
+        """For people: `every 2 weeks on Friday at 09:30 Europe/Berlin`."""
+        one = WEEKDAYS[self.weekday or 0] if self.unit == "weeks" else self.unit.removesuffix("s")
+        text = f"every {one}" if self.number == 1 else f"every {self.number} {self.unit}"
+        if self.unit == "weeks" and self.number > 1:
+            text += f" on {one}"
+        if self._on_the_wall:
+            return f"{text} at {time_text(self.at_s or 0)} {self.zone}"
+        if self.at_s is None:
+            return text
+        return text + (
+            f" at :{self.at_s:02d}"
+            if self.unit == "minutes"
+            else f" at {time_text(self.at_s)[-5:]}"
+            if self.at_s % 60
+            else f" at :{self.at_s // 60:02d}"
+        )
+
+    @property
+    def _on_the_wall(self) -> bool:
+        return self.unit in ("days", "weeks")
+
+    def _days(self, after: int, zone: tzinfo) -> Iterator[int]:
+        """Numbers of days since the epoch, from the day before on: what it lacks may tick after its end."""
+        first = wall_time(after, zone).date().toordinal() - _FIRST_DAY - 1
+        shift = (self.weekday or 0) - 3 if self.unit == "weeks" else 0  # the epoch was a Thursday
+        step = self.number * (7 if self.unit == "weeks" else 1)
+        day = first + (shift - first) % step
+        while True:
+            yield day
+            day += step
+
+    def _moment(self, day: int, zone: tzinfo) -> int:
+        at = datetime.combine(date.fromordinal(_FIRST_DAY + day), time()) + timedelta(seconds=self.at_s or 0)
+        return moment_of(at, zone)
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A cron expression on the wall of a zone. Make one with `cron`."""
+
+    expression: str
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        zone_named(self.zone)
+        if not isinstance(self.expression, str) or len(self.expression) > _CRON_LENGTH:
+            raise ConfigurationError(
+                f"{self.expression!r:.80} is no cron expression: write for example '0 2 * * MON-FRI'"
+            )
+        object.__setattr__(self, "expression", " ".join(self.expression.split()))
+        try:
+            next(CronSim(self.expression, datetime(2000, 1, 1)))
+        except CronSimError as error:
+            raise ConfigurationError(
+                f"the cron expression {self.expression!r} cannot be read: {error}; it has minute, hour, day of month, "
+                "month and day of week, as in '0 2 * * MON-FRI', and may have seconds before them"
+            ) from None
+        except StopIteration:
+            raise ConfigurationError(f"the cron expression {self.expression!r} never matches") from None
+
+    def next(self, after: int) -> int:
+        """The first tick after this second."""
+        zone = zone_named(self.zone)
+        if self._is_fixed:
+            matches = CronSim(self.expression, wall_time(after, zone))
+            return next(moment for match in matches if (moment := moment_of(match, zone)) > after)
+        while True:
+            wall = wall_time(after + 1, zone)
+            tick = (
+                after + 1 + seconds_of(next(CronSim(self.expression, wall - timedelta(seconds=1)))) - seconds_of(wall)
+            )
+            turn = next_turn(after + 1, tick, zone)
+            if turn is None:
+                return tick
+            after = turn - 1
+
+    def to_data(self) -> dict[str, Any]:
+        """The spec as a small JSON map."""
+        return {"cron": self.expression, "zone": self.zone}
+
+    @property
+    def shortest_s(self) -> int:
+        """Seconds from a tick to the next, at least."""
+        return 1 if len(self.expression.split()) > 5 else 60
+
+    @property
+    def _is_fixed(self) -> bool:
+        """True when the time of the day is fixed: it ticks once whatever the clock on the wall does."""
+        times = self.expression.split()[:-3]
+        return not any(part.startswith("*") for part in times)
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"cron {self.expression} {self.zone}"
+
+
+Spec = Every | Cron
+
+
+class Count:
+    """`every(10)`, which waits for its unit: `.seconds`, `.minutes`, `.hours`, `.days`, `.weeks` or a weekday."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def _one(self, unit: str, weekday: int | None = None) -> Every:
+        if self._number != 1:
+            raise ConfigurationError(f"every({self._number}) is more than one: write .{unit}")
+        return Every(1, unit, weekday)
+
+    @property
+    def second(self) -> Every:
+        """Every second."""
+        return self._one("seconds")
+
+    @property
+    def seconds(self) -> Every:
+        """Every so many seconds, counted in UTC."""
+        return Every(self._number, "seconds")
+
+    @property
+    def minute(self) -> Every:
+        """Every minute."""
+        return self._one("minutes")
+
+    @property
+    def minutes(self) -> Every:
+        """Every so many minutes, counted in UTC."""
+        return Every(self._number, "minutes")
+
+    @property
+    def hour(self) -> Every:
+        """Every hour."""
+        return self._one("hours")
+
+    @property
+    def hours(self) -> Every:
+        """Every so many hours, counted in UTC."""
+        return Every(self._number, "hours")
+
+    @property
+    def day(self) -> Every:
+        """Every day, at midnight unless `.at` says otherwise."""
+        return self._one("days")
+
+    @property
+    def days(self) -> Every:
+        """Every so many days, counted from 1 January 1970."""
+        return Every(self._number, "days")
+
+    @property
+    def week(self) -> Every:
+        """Every Monday."""
+        return self._one("weeks")
+
+    @property
+    def weeks(self) -> Every:
+        """The Monday of every so many weeks, counted from that of 1 January 1970."""
+        return Every(self._number, "weeks")
+
+    @property
+    def monday(self) -> Every:
+        """The Monday of every so many weeks."""
+        return Every(self._number, "weeks", 0)
+
+    @property
+    def tuesday(self) -> Every:
+        """The Tuesday of every so many weeks."""
+        return Every(self._number, "weeks", 1)
+
+    @property
+    def wednesday(self) -> Every:
+        """The Wednesday of every so many weeks."""
+        return Every(self._number, "weeks", 2)
+
+    @property
+    def thursday(self) -> Every:
+        """The Thursday of every so many weeks."""
+        return Every(self._number, "weeks", 3)
+
+    @property
+    def friday(self) -> Every:
+        """The Friday of every so many weeks."""
+        return Every(self._number, "weeks", 4)
+
+    @property
+    def saturday(self) -> Every:
+        """The Saturday of every so many weeks."""
+        return Every(self._number, "weeks", 5)
+
+    @property
+    def sunday(self) -> Every:
+        """The Sunday of every so many weeks."""
+        return Every(self._number, "weeks", 6)
+
+
+def every(number: int = 1) -> Count:
+    """A spec in words: `every(10).minutes`, `every().hour.at(":15")`, `every().day.at("02:00", "Europe/Berlin")`,
+    `every().monday.at("09:30")`, `every(2).weeks`."""
+    return Count(number)
+
+
+def cron(expression: str, zone: str = "UTC") -> Cron:
+    """A spec as a cron expression: minute, hour, day of month, month, day of week, and seconds before them if there
+    are six fields.
+
+    Raises:
+        ConfigurationError: it cannot be read, never matches, or the zone is unknown.
+    """
+    return Cron(expression, zone)
+
+
+def spec_of(data: Mapping[str, Any]) -> Spec:
+    """The spec that `to_data` gave.
+
+    Raises:
+        ConfigurationError: it is none that this version knows.
+    """
+    match dict(data):
+        case {"cron": str(expression), "zone": str(zone), **rest} if not rest:
+            return Cron(expression, zone)
+        case {"every": int(number), "unit": str(unit), **rest} if not rest.keys() - {"weekday", "at", "zone"}:
+            return Every(number, unit, rest.get("weekday"), rest.get("at"), rest.get("zone", "UTC"))
+    raise ConfigurationError(f"{dict(data)!r:.200} is no spec that this version knows: upgrade it")
+
+
+def between(spec: Spec, after: float, until: float, *, most: int) -> list[int]:
+    """The ticks after `after`, up to and with `until`, oldest first, and of many the first `most`."""
+    ticks: list[int] = []
+    last, end = int(after // 1), int(min(until, LAST_MOMENT) // 1)
+    while len(ticks) < most and last < end and (tick := spec.next(last)) <= end:
+        ticks.append(last := tick)
+    return ticks
+
+
+def newest(spec: Spec, after: float, until: float) -> int | None:
+    """The last tick after `after`, up to and with `until`; however many there are, it takes a few dozen steps."""
+    start, end = int(after // 1), int(min(until, LAST_MOMENT) // 1)
+    if start >= end or spec.next(start) > end:
+        return None
+    step = 64
+    while spec.next(low := max(start, end - step)) > end:
+        step *= 8
+    high = end
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spec.next(middle) <= end else (low, middle)
+    return spec.next(low)
+
+
+def time_text(seconds: int) -> str:
+    """Seconds of a day as a time: `09:30`, or `09:30:15`."""
+    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return text.removesuffix(":00") if seconds % 60 == 0 and seconds < DAY_S else text

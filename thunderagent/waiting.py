@@ -1,0 +1,227 @@
+"""Why a task does not run: what an operator would find out by hand, in sentences.
+
+Every look into the store is bounded: at most `LISTED` rows of others, and `COUNTED` entries of the index, are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from thunderagent.balance import is_paused
+from thunderagent.keys import holds
+from thunderagent.limits import holders_of
+from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
+from thunderagent.shared_writes import key_id, limit_id
+from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.task import Status, Task, UniqueScope
+
+LISTED: Final = 10
+"""Parents and holders that are looked at one by one."""
+
+COUNTED: Final = 1000
+"""Entries of the index that are counted at most."""
+
+NAMED: Final = 3
+"""Things that are named in a sentence; of the others their number is told."""
+
+
+def why(store: TaskStore, task: Task) -> list[str]:
+    """Why a task does not run now, most important first; empty for one that has ended, or that runs undisturbed.
+
+    Args:
+        store: where it is.
+        task: as it was just read.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    if task.status.is_terminal:
+        return []
+    now, beside = store.clock.now(), list(_key(store, task))
+    if task.status is Status.RUNNING:
+        if task.lock_time is None or task.lock_time >= now:
+            return beside
+        over = f"the lease of {task.lease_owner} ended {span_text(now - task.lock_time)} ago"
+        held = [f"{over}: another agent takes the task over"]
+    else:
+        held = [*_parents(store, task), *_line(store, task), *_due(task, now)]
+    agents = store.agents()
+    held = [*_pauses(store, task, agents, now), *held, *_agents(task, agents)]
+    return [*(held or _ready(store, task, agents)), *beside]
+
+
+def pause_text(pause: Pause, now: float) -> str:
+    """Since when, until when and why something is paused."""
+    since = "" if pause.since is None else f" since {at_text(pause.since)}"
+    until = ""
+    if pause.until is not None:
+        until = f"{',' if since else ''} until {at_text(pause.until)} (in {span_text(pause.until - now)})"
+    return f"paused{since}{until}" + (f": {pause.reason}" if pause.reason else "")
+
+
+def at_text(at: float) -> str:
+    """Epoch seconds for people."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # a number made by hand
+        return f"{at:g}"
+
+
+def span_text(seconds: float) -> str:
+    """A time in its two largest units: 45 s, 12 min, 2 h 5 min, 3 d 4 h."""
+    left = max(0, round(seconds))
+    for number, name, smaller, its_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if left >= number:
+            rest = left % number // smaller
+            return f"{left // number} {name}" + (f" {rest} {its_name}" if rest else "")
+    return f"{left} s"
+
+
+def _named(names: Iterable[str]) -> str:
+    """Names in a sentence."""
+    known = list(names)
+    first = known[:NAMED] if len(known) > NAMED + 1 else known
+    texts = [*first, *([f"{len(known) - len(first)} more"] if len(first) < len(known) else [])]
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+
+
+def _tasks(number: int) -> str:
+    return "1 task is" if number == 1 else f"{'at least ' if number >= COUNTED else ''}{number} tasks are"
+
+
+# What holds it
+
+
+def _parents(store: TaskStore, task: Task) -> Iterator[str]:
+    if task.waiting_for:
+        names = sorted(task.waiting_for)
+        rows = store.peek(names[:LISTED])
+        told = [f"{name} ({rows[name].status if name in rows else 'gone'})" for name in names[:LISTED]]
+        yield f"it waits for {_named([*told, *names[LISTED:]])}, which it depends on"
+    elif task.status is Status.BLOCKED and task.line is None:
+        yield "nothing that it waits for is left: the next sweep puts it into its queue"
+
+
+def _line(store: TaskStore, task: Task) -> Iterator[str]:
+    """The slots of its limit, and how many stand in line before it."""
+    if task.line is None:
+        return
+    row = store.engine.get([limit_id(task.line)]).get(limit_id(task.line))
+    number = _number((row or {}).get("limitMax")) or task.limit_max or 1
+    holders = sorted({member.rpartition("#")[0] for member in holders_of(row)})
+    entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
+    before = len([one for one in entries if one.task_id != task.task_id and one.created_at <= task.created_at])
+    line = f"{_tasks(before)} before it" if before else "it is the next in its line"
+    if len(holders) < number:
+        free = number - len(holders)
+        slots = f"{free} of {number} slots {'is' if free == 1 else 'are'} free, and the next sweep gives them away"
+    else:
+        taken = "the only slot is taken" if number == 1 else f"{len(holders)} of {number} slots are taken"
+        slots = f"{taken} by {_named(_states(store, holders))}"
+    yield f"it waits in the line of the limit {task.line!r}: {slots}; {line}"
+
+
+def _states(store: TaskStore, names: Sequence[str]) -> list[str]:
+    """Holders of slots, with what is remarkable of them."""
+    rows, now = store.peek(names[:LISTED]), store.clock.now()
+    told = []
+    for name in names:
+        task = rows.get(name)
+        if name not in names[:LISTED] or (task is not None and task.status is Status.RUNNING):
+            is_over = task is not None and task.lock_time is not None and task.lock_time < now
+            told.append(f"{name} (its lease is over)" if is_over else name)
+        else:
+            told.append(f"{name} ({'gone' if task is None else task.status})")
+    return told
+
+
+def _due(task: Task, now: float) -> Iterator[str]:
+    if task.status is Status.PENDING and task.created_at > now:
+        again = " again, after an error," if task.retry_count and task.error else ""
+        yield f"it is due{again} at {at_text(task.created_at)} (in {span_text(task.created_at - now)})"
+
+
+def _pauses(store: TaskStore, task: Task, agents: Sequence[AgentInfo], now: float) -> Iterator[str]:
+    found = read_pauses(store)
+    for kind, name in ((PauseKind.QUEUE, task.queue), (PauseKind.JOB, task.job)):
+        if pause := found.get(f"{kind}:{name}"):
+            yield f"its {kind} {name} is {pause_text(pause, now)}"
+    able = [agent for agent in agents if _can(agent, task)]
+    paused = [
+        (agent.name, pause)
+        for agent in able
+        if (pause := next((found[key] for one in names_of(agent.name) if (key := f"agent:{one}") in found), None))
+    ]
+    if able and len(paused) == len(able):
+        name, pause = paused[0]
+        others = f"the agent {name} and all others that could run it are"
+        alone = f"the agent {name}, the only one that could run it, is"
+        yield f"{others if len(paused) > 1 else alone} {pause_text(pause, now)}"
+
+
+def _key(store: TaskStore, task: Task) -> Iterator[str]:
+    """Its unique key: nothing that keeps it from running, but it keeps others from being put."""
+    if task.unique_key is None or not holds(task):
+        return
+    row_id = key_id(task.job, task.unique_key)
+    holder = store.engine.get([row_id]).get(row_id, {}).get("heldBy")
+    until = "has started" if task.unique_scope == UniqueScope.UNTIL_START else "has ended"
+    if holder == task.task_id:
+        yield f"it holds the unique key {task.unique_key!r} of {task.job} until it {until}"
+    elif holder is not None:
+        yield f"its unique key {task.unique_key!r} of {task.job} is held by {holder}"
+
+
+# Who could run it
+
+
+def _can(agent: AgentInfo, task: Task) -> bool:
+    return task.queue in agent.info["queues"] and task.job in _jobs(agent)
+
+
+def _jobs(agent: AgentInfo) -> Sequence[str]:
+    jobs = agent.info.get("jobs")
+    return jobs if isinstance(jobs, (list, tuple)) else ()
+
+
+def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
+    """Nobody is there who could run it."""
+    serving = [agent for agent in agents if task.queue in agent.info["queues"]]
+    if not agents:
+        yield "no agent is alive"
+    elif not serving:
+        yield f"no live agent serves the queue {task.queue}"
+    elif not any(_can(agent, task) for agent in serving):
+        named = _named(agent.name for agent in serving)
+        yield f"no live agent of the queue {task.queue} has the job {task.job}: it is served by {named}"
+    elif all(_is_draining(agent) for agent in serving if _can(agent, task)):
+        yield "every agent that could run it is stopping"
+
+
+def _is_draining(agent: AgentInfo) -> bool:
+    return bool(_map(agent.info.get("health")).get("draining"))
+
+
+def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[str]:
+    """It could run: it is only a matter of slots, or of the next poll."""
+    entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
+    before = len([one for one in entries if one.task_id != task.task_id and one.created_at <= task.created_at])
+    able = [agent for agent in agents if _can(agent, task) and not is_paused(agent)]
+    slots = 0 if task.is_stream else sum(_number(agent.info["queues"].get(task.queue)) for agent in able)
+    taken = sum(_number(_map(agent.info.get("running")).get(task.queue)) for agent in able)
+    after = f"{_tasks(before)} before it in the queue {task.queue}" if before else f"it is the next of {task.queue}"
+    if slots and taken >= slots:
+        return [f"all {slots} slots of the queue {task.queue} are taken, as its agents last told; {after}"]
+    if before:
+        return [f"it is ready, and {_tasks(before)} before it in the queue {task.queue}"]
+    return ["it is ready: an agent takes it with its next poll"]
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
