@@ -82,9 +82,9 @@ class Admission:
         if task.unique_scope == UniqueScope.UNTIL_DONE:
             self._let_go.append(replace(task, finished_at=at))
 
-    def stood_back(self, limit: Limit, task: Task) -> None:
+    def stood_back(self, limit: Limit, task: Task, created_at: float) -> None:
         """A task of ours came to stand in the line of this limit: a slot may have become free meanwhile."""
-        self._stood_back.append((limit, task))
+        self._stood_back.append((limit, replace(task, created_at=created_at)))
 
     def limit_of(self, task: Task) -> Limit | None:
         """The limit of a task, whether or not this agent has its job."""

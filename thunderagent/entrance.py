@@ -75,7 +75,12 @@ class Entrance:
                     keep_line_open(self._store, limit, row)
                 leaving += several[: max(0, limit.number - len(holders_of(row)))]
             left = {task.task_id: task for task in let_out(self._store, map(candidate_of, leaving))}
-        return [replace(task, status=Status.PENDING, line=None) if task.task_id in left else task for task in known]
+        return [
+            replace(task, status=Status.PENDING, line=None, created_at=left[task.task_id].created_at)
+            if task.task_id in left
+            else task
+            for task in known
+        ]
 
 
 def _limit(task: Task, number: int | None, rows: Mapping[str, Row]) -> Limit | None:

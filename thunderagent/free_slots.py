@@ -47,7 +47,7 @@ class FreeSlots:
         """Every lane that is known: a line may have tasks of any."""
         self._free: dict[str, _Free] = {}
         self._looked: dict[str, _Free] = {}
-        self._tried: dict[str, float] = {}
+        self._tried: dict[tuple[str, float], float] = {}
         self._behind: dict[str, Candidate] = {}
 
     @property
@@ -101,7 +101,7 @@ class FreeSlots:
         if not due:
             return []
         edge = now - LINE_TRIED_S
-        self._tried = {task_id: at for task_id, at in self._tried.items() if at > edge}
+        self._tried = {entry: at for entry, at in self._tried.items() if at > edge}
         wanted: list[Wanted] = []
         elsewhere: list[Candidate] = []
         try:
@@ -129,7 +129,7 @@ class FreeSlots:
         key = line_of(candidate.status_value)
         if key is None:
             return
-        self._tried[candidate.task_id] = self._store.monotonic()
+        self._tried[candidate.task_id, candidate.created_at] = self._store.monotonic()
         one = self._free.get(key) or self._looked.get(key)
         if one is not None:
             one.due, one.looks = self._store.monotonic(), max(1, one.looks)
@@ -140,7 +140,8 @@ class FreeSlots:
         found = {one.task_id: one for one in self._behind.values() if line_of(one.status_value) == key}
         for lane in self.lanes:
             line = entries(self._store, key, lane, number=number)
-            ready = (one for one in line if one.task_id not in self._tried and not is_paused(one))
+            new = (one for one in line if (one.task_id, one.created_at) not in self._tried)
+            ready = (one for one in new if not is_paused(one))
             found.update((one.task_id, one) for one in islice(ready, number))
         return sorted(found.values(), key=lambda one: one.created_at)[:number]
 

@@ -33,7 +33,7 @@ JOURNAL_S: Final = 5.0
 GAUGE_S: Final = 30.0
 NEW_STREAMS_S: Final = 5.0
 """Time between two readings of the index for streams of other agents; under the shortest lease in use."""
-SHARES_SWEEPS: Final = 4
+SHARES_SWEEPS: Final = 20
 """Sweeps between two looks at who else serves a queue, each of which reads the rows of all agents: without streams,
 that is only for agents not to try the same tasks, and lost claims make them look at once."""
 SHARES_S: Final = 0.25

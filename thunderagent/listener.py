@@ -161,9 +161,7 @@ class Listener:
                 self._rung.hear(Ring.look(queue, self._store.clock.now() + delay_s))
             case events.TaskReleased(queue=queue):
                 self._released.add(queue)
-            case (
-                events.ChildUnparked(queue=queue) | events.TaskLetOut(queue=queue)
-            ) if queue and self._bell is not None:
+            case events.ChildUnparked(queue=queue) | events.TaskLetOut(queue=queue) if queue and self._bell is not None:
                 if not self._stop.is_set() and not self._rung.has_room(Ring.look(queue)):
                     self._relay(queue)
             case _:

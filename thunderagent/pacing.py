@@ -179,6 +179,9 @@ LISTEN_S: Final = 20.0
 EAGER_POLL_S: Final = 0.005
 """Between two looks into the queue of a local engine, while rings come."""
 
+STAND_BACK_S: Final = 0.15
+"""How long an agent lets the others ask for a ring that is of no use here before it asks again."""
+
 SHY_S: Final = 0.05
 """How long an agent leaves a task to the one whose share it is, when all have heard the same ring."""
 

@@ -31,7 +31,7 @@ class Sifter:
         self._bus = bus
         self._slots = slots
         self._limits = {name: limit for name, job in jobs.items() if (limit := job_limit(job)) is not None}
-        self._gone: dict[str, float] = {}
+        self._gone: dict[tuple[str, float], float] = {}
         self._others: dict[str, None] = {}
         self.moved: list[tuple[Limit, Task]] = []
         """Tasks that came to stand in line since somebody last looked."""
@@ -51,7 +51,7 @@ class Sifter:
             task_id, limit = one.candidate.task_id, self._limits.get(one.candidate.job)
             if limit is None or task_id in self._others:
                 kept.append(one)
-            elif self._gone.get(task_id, edge) > edge:
+            elif self._gone.get((task_id, one.candidate.created_at), edge) > edge:
                 continue  # the index shows it for a while
             elif self._slots.is_full(limit):
                 waiting.append((limit, one.candidate))
@@ -78,11 +78,12 @@ class Sifter:
             if row is not None and row.get("limitKey", limit.key) != limit.key:
                 self._others[one.task_id] = None
             else:
-                self._gone.pop(one.task_id, None)
-                self._gone[one.task_id] = self._store.monotonic()
-        for known in (self._gone, self._others):
-            while len(known) > REMEMBERED:
-                del known[next(iter(known))]
+                self._gone.pop((one.task_id, one.created_at), None)
+                self._gone[one.task_id, one.created_at] = self._store.monotonic()
+        while len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+        while len(self._others) > REMEMBERED:
+            del self._others[next(iter(self._others))]
 
 
 def _limited(task: Task, limit: Limit) -> events.TaskLimited:

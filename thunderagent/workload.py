@@ -34,7 +34,7 @@ from thunderagent.pacing import GATHER_S
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Raised, Refused, Settlement, Stopped, about, raised, settle
+from thunderagent.settler import Outcome, Policy, Raised, Refused, Settlement, Stopped, Undecided, about, raised, settle
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
@@ -181,7 +181,7 @@ class Workload:
         self.poller_of(task).began()
         self.fleet.held += job.is_stream
         self._heartbeat.watch(running)
-        if not isinstance(instead, Refused):
+        if not isinstance(instead, (Refused, Undecided)):  # those were not started after all
             self.admission.started(task)
         if instead is not None:
             self.done(running, instead)
@@ -344,7 +344,7 @@ class Workload:
                 if answer.dependents:
                     told.append(Ended(write.task_id, status, answer.dependents))
             elif isinstance(ended.outcome, Refused):
-                self.admission.stood_back(ended.outcome.limit, ended.running.lease.task)
+                self.admission.stood_back(ended.outcome.limit, ended.running.lease.task, write.set["createdAt"])
             self._bus.emit(event)
         if told:
             self._tell(told)

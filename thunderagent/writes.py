@@ -31,6 +31,9 @@ from thunderagent.task import (
     timestamp,
 )
 
+JUST_BEHIND_S: Final = 0.0011
+"""A place in the queue that is another and as good, when it is cut to thousandths of a second."""
+
 ERRORS_KEPT: Final = 10
 ERROR_BYTES: Final = 1024
 
@@ -205,12 +208,16 @@ def put_back(lease: Lease, *, due: float, now: float) -> Write:
 
 
 def stand_in_line(lease: Lease, *, limit_key: str, now: float) -> Write:
-    """RUNNING to BLOCKED: no slot of its limit is free. It keeps its place, and was not started after all."""
+    """RUNNING to BLOCKED: no slot of its limit is free. It keeps its place, and was not started after all.
+
+    But for a thousandth of a second: by that whoever has seen the entry before knows that it is another.
+    """
     write = _settle(
         "stand in line",
         lease,
         {
             "status": f"{lease.task.lane.value(Status.BLOCKED)}{LINE_MARK}{limit_key}",
+            "createdAt": timestamp(lease.task.created_at + JUST_BEHIND_S),
             "limitKey": limit_key,
             "updatedAt": timestamp(now),
         },
@@ -332,12 +339,16 @@ def join_line(seen: Candidate, *, limit_key: str, now: float) -> Write:
 
 
 def leave_line(seen: Candidate, *, now: float) -> Write:
-    """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it."""
+    """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it, as in `stand_in_line`."""
     place = StatusValue.parse(seen.status_value)
     return Write(
         verb="leave line",
         task_id=seen.task_id,
-        set={"status": f"{Status.PENDING}{place.suffix}", "updatedAt": timestamp(now)},
+        set={
+            "status": f"{Status.PENDING}{place.suffix}",
+            "createdAt": timestamp(seen.created_at + JUST_BEHIND_S),
+            "updatedAt": timestamp(now),
+        },
         require=(Is("status", seen.status_value), Is("createdAt", seen.created_at)),
     )
 

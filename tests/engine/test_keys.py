@@ -498,6 +498,20 @@ def test_until_done_answers_with_the_running_task_and_until_start_puts_the_next(
         site.engine.close()
 
 
+def test_a_key_until_start_is_free_when_the_agent_dies_before_it_frees_it() -> None:
+    site = Site("until_start")
+    for ends in (False, True):
+        first = site.enqueue(1)
+        [lease] = site.store.claim([Wanted(seen(first), LEASE_S)], owner="agent-0")
+        if ends:  # it is in its queue again, but it was started
+            site.store.settle([writes.release(lease, now=site.clock.now())])
+        assert site.row() is not None
+        second = site.enqueue(2)
+        assert second.task_id != first.task_id
+        site.client.cancel(second)
+    site.engine.close()
+
+
 def test_keys_of_two_jobs_do_not_meet(site: Site) -> None:
     names = [("a", "b c"), ("a b", "c"), ("a%20b", "c"), ("a", "b%20c"), ("a", "c")]
     tasks = [site.client.enqueue(name, {}, unique_key=key, unique_scope=site.scope) for name, key in names]
@@ -669,6 +683,18 @@ def test_a_limited_task_that_waits_for_its_slot_keeps_a_key_until_start_and_then
         go_on.append(1)
         assert stage.end_of(blocking).status is stage.end_of(task).status is Status.SUCCESS
         assert stage.client.enqueue(handler, {"n": 3}, unique_key=KEY).task_id != task.task_id
+
+
+def test_a_task_of_which_nobody_could_say_whether_a_slot_is_free_keeps_its_key_until_start() -> None:
+    broken = FaultyEngine(SqliteEngine(MEMORY))
+    broken.chance("take slot", Fault.LOST_REQUEST, 1.0)
+    with serving(a_job(JOB, limit=1), store=TaskStore(broken)) as stage:
+        task = stage.client.enqueue(JOB, {}, unique_key=KEY, unique_scope="until_start")
+        stage.record.wait(events.TaskSnoozed)
+        assert stage.client.enqueue(JOB, {}, unique_key=KEY, unique_scope="until_start").task_id == task.task_id
+        broken.calm()
+        assert stage.end_of(task).status is Status.SUCCESS
+        assert stage.store.engine.get([ROW_ID]) == {}
 
 
 def test_with_shards_a_task_that_takes_the_id_of_a_lost_one_is_in_the_lane_of_that_id(site: Site) -> None:
@@ -885,12 +911,45 @@ def test_who_is_slow_between_key_and_put_finds_the_third_after_another_came_ran_
         site.client.cancel(third)
 
 
+def test_who_puts_the_task_of_another_late_is_not_given_up(site: Site) -> None:
+    was_never_put_under_its_own_id(site)
+    site.clock.advance(KEY_SETTLES_S - 1)
+    slow, told = SlowPut(site.engine), list[Task]()
+
+    def meanwhile() -> None:
+        site.clock.advance(2)
+        told.append(site.enqueue(3))
+
+    slow.before_task_is_put = meanwhile
+    found = site.enqueue(1, client=Client(site.open(slow), settings()))
+    assert [found] == told
+    assert [task.task_id for task in site.holders()] == ["mine"]
+
+
+def test_who_was_slow_for_long_takes_the_key_anew_before_he_puts_his_own_id(site: Site) -> None:
+    slow, told = SlowPut(site.engine), list[Task]()
+
+    def meanwhile() -> None:
+        site.clock.advance(KEY_SETTLES_S + 1)
+        told.append(site.enqueue(3))
+
+    slow.before_key_is_answered = meanwhile
+    found = site.enqueue(1, client=Client(site.open(slow), settings()), task_id="mine")
+    assert [found] == told
+    assert found.payload == {"n": 3}
+    assert [task.task_id for task in site.tasks()] == [found.task_id]
+
+
 class SlowPut(FaultyEngine):
-    """An engine whose client stands still once, right after it has taken the key."""
+    """An engine whose client stands still once: right after it has taken the key, or before it puts the task."""
 
     before_key_is_answered: Callable[[], None] | None = None
+    before_task_is_put: Callable[[], None] | None = None
 
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> Any:
+        if self.before_task_is_put is not None and "job" in rows[0]:
+            before, self.before_task_is_put = self.before_task_is_put, None
+            before()
         answers = super().put(rows, fresh=fresh)
         action, self.before_key_is_answered = self.before_key_is_answered, None
         if action is not None:

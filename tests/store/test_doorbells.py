@@ -239,17 +239,19 @@ def test_the_name_of_a_killed_process_is_taken_away_by_the_next_who_listens(
 
 
 def test_a_socket_is_not_taken_for_a_dead_one_while_it_is_born(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the file and the name by which others know it, a ring comes: it must not take the file away."""
+    """The kernel makes the file first and lets it hear a moment later: who rings in between sees a dead socket."""
     database = tmp_path / "tasks.db"
     bell, rings = LocalDoorbell(database), LocalDoorbell(database)
-    rename = Path.rename
+    bind = socket.socket.bind
 
-    def ring_before(path: Path, target: Path) -> Path:
+    def slow_bind(listening: socket.socket, address: str) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+            bind(other, address)
         rings.ring([A])
-        assert path.exists()
-        return rename(path, target)
+        Path(address).unlink()  # raises if the ring has taken it away
+        bind(listening, address)
 
-    monkeypatch.setattr(Path, "rename", ring_before)
+    monkeypatch.setattr(socket.socket, "bind", slow_bind)
     bell.listen(0.0, everything)
     rings.ring([B])
     assert bell.listen(1.0, everything) == [B]

@@ -138,7 +138,7 @@ def test_who_has_ended_and_is_kept_so_is_not_brought_to_life_by_those_who_saw_it
     again = stand.now()
     assert (again.status, again.finished_at, again.fence) == (task.status, task.finished_at, task.fence + 1)
     assert stand.store.apply([writes.revive(again, now=now)]) != [None]
-    assert stand.store.apply([writes.stay_ended(again, now=now)]) == [None], "it lives"
+    assert stand.store.apply([writes.stay_ended(again, now=now)]) == [None], "it lives since this moment"
 
 
 def test_a_task_that_its_client_could_not_put_is_put_by_the_next_as_it_was(stand: Stand) -> None:

@@ -24,7 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent.doorbell import Wanted
 from thunderagent.errors import ConfigurationError, DoorbellError
-from thunderagent.pacing import EAGER_POLL_S
+from thunderagent.pacing import EAGER_POLL_S, STAND_BACK_S
 from thunderagent.rings import Ring, Verb, pack, parse
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
 
@@ -40,7 +40,7 @@ LONGEST_DELAY_S: Final = 900
 HIDDEN_S: Final = 5
 """A message that an agent took and did not delete, as it was killed in between, comes to another after this time."""
 
-RECEIVES: Final = 10
+RECEIVES: Final = 15
 """How many agents may find a task of no use for them."""
 
 BEAT_RECEIVES: Final = 40
@@ -111,7 +111,8 @@ class SqsDoorbell:
             wait_s = 0
         try:
             client = self._client("listen", Config(connect_timeout=2, read_timeout=LONG_POLL_S + 5, **_ONCE))
-            self._tidy(client)
+            if self._tidy(client):
+                self._closed.wait(STAND_BACK_S)
             reply = client.receive_message(
                 QueueUrl=self.url,
                 MaxNumberOfMessages=10,
@@ -176,8 +177,8 @@ class SqsDoorbell:
         (self._useless if others_may else self._used).append(message["ReceiptHandle"])
         return useful
 
-    def _tidy(self, client: Any) -> None:
-        """Delete what was handed over, and give the others what is of no use here."""
+    def _tidy(self, client: Any) -> bool:
+        """Delete what was handed over, and give the others what is of no use here; whether there was such."""
         useless, self._useless = self._useless[:10], []
         used, self._used = self._used[:10], []  # a receive gives no more, and what is left out comes again by itself
         if useless:
@@ -188,6 +189,7 @@ class SqsDoorbell:
         if used:
             entries = [{"Id": str(number), "ReceiptHandle": one} for number, one in enumerate(used)]
             client.delete_message_batch(QueueUrl=self.url, Entries=entries)
+        return bool(useless)
 
     @property
     def _sender(self) -> Any:

@@ -75,9 +75,8 @@ def _enqueue(
             f"the Idempotency-Key was used for another request: {error}" if is_other_request else str(error),
             status=422 if is_other_request else 409,
         ) from None
-    bus.emit(
-        router_events.EventRouted(route=str(route), event_id=request.request_id, task_ids=tuple(one.task_id for one in put))
-    )
+    names = tuple(one.task_id for one in put)
+    bus.emit(router_events.EventRouted(route=str(route), event_id=request.request_id, task_ids=names))
     return answers.http_taken(put, answer)
 
 
