@@ -77,10 +77,10 @@ class Admission:
         """Its handler has ended, whatever became of the task."""
         self._over.append(lease)
 
-    def ended(self, task: Task, at: float) -> None:
-        """It is SUCCESS, FAILED or DONE since `at`."""
+    def ended(self, task: Task) -> None:
+        """It is SUCCESS, FAILED or DONE."""
         if task.unique_scope == UniqueScope.UNTIL_DONE:
-            self._let_go.append(replace(task, finished_at=at))
+            self._let_go.append(task)
 
     def stood_back(self, limit: Limit, task: Task, created_at: float) -> None:
         """A task of ours came to stand in the line of this limit: a slot may have become free meanwhile."""

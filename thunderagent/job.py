@@ -217,8 +217,8 @@ def make_job(
 def limit_problems(limit: int | None, limit_key: str | None) -> list[str]:
     """What is wrong with a limit and its key."""
     problems = []
-    if limit is not None and not 1 <= limit <= MOST_AT_ONCE:
-        problems.append(f"limit is {limit}; use 1 to {MOST_AT_ONCE}, the tasks that may run at once")
+    if limit is not None and not (type(limit) is int and 1 <= limit <= MOST_AT_ONCE):
+        problems.append(f"limit is {limit!r}; use 1 to {MOST_AT_ONCE}, the tasks that may run at once")
     if limit_key is not None and limit is None:
         problems.append(f"limit_key is {limit_key!r} and limit is missing: say how many may run at once")
     if limit_key is not None and (problem := key_problem("limit_key", limit_key)):

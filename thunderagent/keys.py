@@ -47,6 +47,8 @@ def check_unique(job: str, unique_key: str | None, scope: str) -> None:
     """
     if scope not in tuple(UniqueScope):
         raise ConfigurationError(f"unique_scope is {scope!r:.80}; use 'until_start' or 'until_done'")
+    if unique_key is None and scope != UniqueScope.UNTIL_DONE:
+        raise ConfigurationError(f"unique_scope is {str(scope)!r} and unique_key is missing: say of what")
     if unique_key is None:
         return
     if problem := key_problem("unique_key", unique_key):

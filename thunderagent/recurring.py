@@ -55,6 +55,11 @@ def periodic(
         ConfigurationError: the job cannot be periodic so; all problems are listed.
     """
 
+    if isinstance(spec, Job):
+        raise ConfigurationError(
+            f"@periodic of {spec.name!r} says no spec: write for example @periodic(every(10).minutes)"
+        )
+
     def decorate(job: Job[P]) -> Job[P]:
         if not isinstance(job, Job):
             name = getattr(job, "__name__", repr(job))

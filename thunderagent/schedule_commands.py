@@ -13,6 +13,7 @@ from typing import Any, Final
 from thunderagent.commands import Commands
 from thunderagent.errors import ConfigurationError, NotAllowed, TaskNotFound
 from thunderagent.job import Job
+from thunderagent.pause_commands import check_lasting
 from thunderagent.periodic import KEPT_S
 from thunderagent.schedules import State, counts_from, schedule_id, tick_id, tick_task
 from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule
@@ -22,7 +23,6 @@ from thunderagent.ticks import between
 TRIES: Final = 10
 """How often a change is tried while agents change the row."""
 
-LONGEST_S: Final = 10 * 365 * 86400.0
 LONGEST_REASON: Final = 200
 
 
@@ -144,8 +144,7 @@ class ScheduleCommands(Commands):
             TaskNotFound: no agent that has this job as a periodic one ever started here.
             NotAllowed: the row changes all the time.
         """
-        if for_s is not None and not (math.isfinite(for_s) and 0 < for_s <= LONGEST_S):
-            raise ConfigurationError(f"for_s is {for_s}; give seconds, over 0 and at most {LONGEST_S:.0f} (ten years)")
+        check_lasting(for_s)
         if reason is not None and (len(reason) > LONGEST_REASON or not reason.isprintable()):
             raise ConfigurationError(f"the reason is {reason[:80]!r}; use one line of at most {LONGEST_REASON} letters")
 
@@ -187,7 +186,7 @@ class ScheduleCommands(Commands):
         if row is None or row.get("expireAt", math.inf) < self.store.clock.earliest():
             raise TaskNotFound(
                 f"there is no schedule of {name!r} in {self.store.engine.url}: an agent that has it as a periodic job "
-                "puts it when it starts"
+                "puts it when it starts; thunderagent schedule list has those there are"
             )
         return name, row, State.of(row)
 

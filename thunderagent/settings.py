@@ -110,6 +110,8 @@ class Settings(BaseSettings):
         """Check each value and what must hold between them, and tell all problems in one error."""
         problems: list[str] = []
         given = dict(data) if isinstance(data, Mapping) else {}
+        if given.get("wake_queue_url") == "":  # a variable that is set to nothing is not set
+            data = given = {**given, "wake_queue_url": None}
         try:
             settings: Settings = handler(data)
         except ValidationError as error:

@@ -78,7 +78,8 @@ class Every:
         parts = {name: int(value) for name, value in found.groupdict().items() if value} if found else {}
         hours, minutes, seconds = parts.get("h", 0), parts.get("m", parts.get("mm", 0)), parts.get("s", 0)
         if found is None or hours > 23 or minutes > 59 or seconds > 59:
-            hint = f"write {forms}" if forms else "seconds have no time"
+            wrong = "there is no such time; " if found else ""
+            hint = f"{wrong}write {forms}" if forms else "seconds have no time"
             raise ConfigurationError(f".at({text!r}) does not fit {self.unit}: {hint}")
         return replace(self, at_s=(hours * 60 + minutes) * 60 + seconds, zone=self.zone if zone is None else zone)
 
@@ -185,8 +186,13 @@ class Cron:
 
     @property
     def shortest_s(self) -> int:
-        """Seconds from a tick to the next, at least."""
-        return 1 if len(self.expression.split()) > 5 else 60
+        """Seconds from a tick to the next, at least; half of an hour or a day that the clock on the wall may change."""
+        *seconds, minute, hour, _, _, _ = self.expression.split()
+        if seconds and not seconds[0].isdecimal():
+            return 1
+        if not minute.isdecimal():
+            return 60
+        return DAY_S // 2 if hour.isdecimal() else 1800
 
     @property
     def _is_fixed(self) -> bool:

@@ -340,7 +340,7 @@ class Workload:
             if not answer.accepted:
                 event = events.SettleRefused(**about(ended.running.lease), verb=write.verb)
             elif status := _final(write.set["status"]):
-                self.admission.ended(ended.running.lease.task, write.set["finishedAt"])
+                self.admission.ended(ended.running.lease.task)
                 if answer.dependents:
                     told.append(Ended(write.task_id, status, answer.dependents))
             elif isinstance(ended.outcome, Refused):

@@ -42,7 +42,7 @@ def test_agents_of_a_fleet_run_no_more_than_the_limit_whatever_the_kind_of_job(
     ]
     for task in tasks:
         place.wait(task.id, Status.SUCCESS, within_s=60.0)
-    assert most_at_once(marks.folder) == 2
+    assert 1 <= most_at_once(marks.folder) <= 2
 
 
 def test_when_the_agent_is_killed_that_has_all_slots_the_others_go_on_within_lease_and_sweep(

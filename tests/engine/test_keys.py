@@ -15,6 +15,7 @@ from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent import events, shared_writes, writes
 from thunderagent.admission import Admission
 from thunderagent.client import Client
+from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents
 from thunderagent.errors import (
@@ -33,13 +34,13 @@ from thunderagent.job import job
 from thunderagent.keys import Keys
 from thunderagent.maintenance import Janitor
 from thunderagent.pacing import KEY_SETTLES_S
-from thunderagent.port import Engine
+from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.shared_writes import key_id
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import TERMINAL, Lane, Lease, Row, Status, Task
-from thunderagent.testing import FakeClock
+from thunderagent.testing import FakeClock, memory_client
 
 JOB: Final = "test.job"
 KEY: Final = "customer-42"
@@ -101,7 +102,7 @@ class Site:
             assert {task.task_id} == before
         else:
             assert task.task_id not in known
-            assert task.payload == {"n": 99} or task.task_id == "mine"
+            assert task.payload == {"n": 99} or task.task_id.startswith("mine")  # put for a client that died
         assert [one.task_id for one in self.holders()] == [task.task_id]
 
 
@@ -136,7 +137,7 @@ class Hand:
         }[how]()
         [settled] = self.store.settle([write])
         if settled.accepted and "finishedAt" in write.set:
-            self._admission.ended(lease.task, write.set["finishedAt"])
+            self._admission.ended(lease.task)
             self._admission.release()
         return settled.accepted
 
@@ -832,6 +833,36 @@ def test_real_agents_free_the_key_at_success_failure_cancel_and_stop_of_what_run
         assert stage.store.engine.get([ROW_ID]) == {}
 
 
+class Counting(SqliteEngine):
+    """Counts the writes to the row of the key."""
+
+    def __init__(self) -> None:
+        super().__init__(MEMORY)
+        self.writes: list[str] = []
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        self.writes += ["put" for row in rows if row["taskId"] == ROW_ID]
+        return super().put(rows, fresh=fresh)
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self.writes += [write.verb for write in batch if write.task_id == ROW_ID]
+        return super().apply(batch)
+
+
+@scopes
+def test_with_a_real_agent_a_key_is_written_twice_whatever_becomes_of_the_task(scope: str) -> None:
+    def handler(ctx: Context, payload: dict[str, Any]) -> None:
+        if payload["how"] == "fail":
+            raise ValueError("boom")
+
+    engine = Counting()
+    with serving(job(JOB, max_retry=2)(handler), store=TaskStore(engine)) as stage:
+        for how in ("go", "fail"):
+            stage.end_of(stage.client.enqueue(JOB, {"how": how}, unique_key=KEY, unique_scope=scope))
+            stage.end_of(stage.client.enqueue(JOB, {"how": "go"}))  # and what comes behind the end is written
+    assert engine.writes == ["put", "free key"] * 2
+
+
 # Retries by hand
 
 
@@ -863,6 +894,13 @@ def test_a_retry_by_hand_of_a_client_that_died_is_outdone_by_the_next_enqueue(si
     late = writes.revive(before, now=site.clock.now())
     assert site.store.apply([late]) == [None], "the client was only slow"
     assert [task.task_id for task in site.holders()] == [holder.task_id]
+
+
+def test_nobody_takes_the_id_of_a_task_that_was_to_be_retried_and_is_gone(site: Site) -> None:
+    task_id = is_to_live_again_and_its_client_died(site)
+    assert site.engine.delete([site.client.get(task_id).to_row()]) == [True]
+    assert site.enqueue(5).task_id != task_id
+    site.check_next()
 
 
 def test_who_frees_late_does_not_free_what_was_retried_meanwhile(site: Site) -> None:
@@ -1055,3 +1093,8 @@ def test_a_row_without_a_usable_time_passes_its_key_on(site: Site) -> None:
         assert left is not None
         assert (left["heldBy"], left["fence"]) == ("mine", 8)
         site.empty()
+
+
+def test_a_scope_without_a_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unique_scope is 'until_start' and unique_key is missing"):
+        memory_client().enqueue("report.build", {}, unique_scope="until_start")

@@ -393,7 +393,9 @@ def test_a_cancel_an_error_a_snooze_and_a_failure_free_the_slot_for_the_next(age
     agents.add(limited, slots=1, sweep_s=60.0, poll_min_s=0.05, backoff_base_s=20.0, backoff_cap_s=20.0)
     tasks = [agents.client.enqueue(limited, {}, task_id="cancel")]
     agents.gauge.wait(lambda: agents.gauge.now["limited"] == 1)
-    tasks += [agents.client.enqueue(limited, {}, task_id=name) for name in ("error", "snooze", "fail", "last")]
+    for name in ("error", "snooze", "fail", "last"):
+        agents.until(lambda: agents.store.clock.now() > tasks[-1].created_at + 0.002)  # their order is to be known
+        tasks.append(agents.client.enqueue(limited, {}, task_id=name))
     assert [task.line for task in tasks[1:]] == ["limited"] * 4
     agents.client.cancel("cancel")
     assert agents.client.wait("last").status is Status.SUCCESS

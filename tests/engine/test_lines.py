@@ -174,6 +174,16 @@ def test_who_frees_a_slot_starts_the_next_at_once_and_the_oldest_first(world: Wo
     assert "stand in line" not in agent.store.log
 
 
+def test_the_order_is_kept_over_queues(world: World) -> None:
+    put(world, "a")
+    world.join("left", "right", **RARE, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    for number, name in enumerate("bcdefg"):
+        put(world, name, job="right" if number % 3 else "left")
+    all_end(world, 10.0)
+    assert world.started == list("abcdefg")
+
+
 def test_several_slots_that_become_free_together_are_all_given_away(world: World) -> None:
     world.join("own", **RARE, sweep_s=90.0, number=3)
     jobs = limited_jobs(3)

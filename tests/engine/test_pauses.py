@@ -32,7 +32,7 @@ from thunderagent.settler import Returned
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Lane, Row, Status
-from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing import FakeClock, memory_client, memory_store
 
 OTHER: Final = "test.other"
 BULK: Final = Lane("bulk")
@@ -799,3 +799,11 @@ def test_names_that_nobody_knows_are_doubted(at: Steps) -> None:
     for name in ({"queue": "reports"}, {"queue": "bulk"}, {"job": "test.job"}, {"agent": at.agent.name}):
         assert doubts(**name) is None
     assert doubts(agent=at.agent.name.partition(":")[0]) is None
+
+
+@pytest.mark.parametrize("for_s", ["2h", 0, -1, float("nan"), float("inf")])
+def test_a_pause_that_lasts_no_number_of_seconds_is_refused(for_s: Any) -> None:
+    client = memory_client()
+    with pytest.raises(ConfigurationError, match="give seconds"):
+        client.pause(queue="reports", for_s=for_s)
+    assert not client.pauses()

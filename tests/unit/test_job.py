@@ -122,6 +122,11 @@ def test_a_name_that_no_one_could_type_is_refused(name: str) -> None:
     assert "must have 1 to 128 characters" in refused(name)
 
 
+@pytest.mark.parametrize("limit", [0, 1001, 2.5, "3", True])
+def test_a_limit_that_is_no_number_of_tasks_is_refused(limit: Any) -> None:
+    assert f"limit is {limit!r}; use 1 to 1000" in refused("limited", limit=limit)
+
+
 def test_a_lease_of_nothing_is_refused() -> None:
     assert "lease_s is 0; it must be over 0" in refused("x", lease_s=0)
     assert "heartbeat_s is -1; it must be over 0" in refused("x", heartbeat_s=-1)

@@ -385,6 +385,10 @@ def streaming() -> Job[Any]:
         (lambda: loosely(every().day)(ticking), "must stand above @job"),
         (lambda: loosely(every(10))(job("report")(ticking)), r"every\(10\).minutes"),
         (lambda: loosely("daily")(job("report")(ticking)), "is no spec"),
+        (lambda: loosely(job("report")(ticking)), "of 'report' says no spec"),
+        (lambda: periodic(cron("*/5 * * * *"), jitter_s=60)(job("report")(ticking)), "must be under the 60 s"),
+        (lambda: periodic(cron("5 * * * *"), jitter_s=1800)(job("report")(ticking)), "must be under the 1800 s"),
+        (lambda: periodic(cron("* 0 7 * * *"), jitter_s=1)(job("report")(ticking)), "must be under the 1 s"),
         (lambda: periodic(every().day)(streaming()), "it is a stream"),
         (lambda: periodic(every().day)(periodic(every().hour)(job("report")(ticking))), "has a schedule already"),
         (lambda: periodic(every().day)(job("report")(monthly)), "annotate it with Tick, or give @periodic a payload"),
@@ -406,6 +410,12 @@ def streaming() -> Job[Any]:
 def test_what_cannot_be_periodic_is_refused_with_the_remedy(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
+
+
+def test_a_daily_cron_expression_may_be_spread_over_minutes() -> None:
+    made = periodic(cron("0 7 * * MON-FRI", "America/New_York"), jitter_s=300)(job("report")(ticking))
+    assert made.schedule is not None
+    assert made.schedule.jitter_s == 300
 
 
 def test_all_problems_are_told_at_once() -> None:

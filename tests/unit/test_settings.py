@@ -199,3 +199,8 @@ def test_an_event_loop_that_is_not_installed_is_told_with_the_command_that_insta
     with pytest.raises(ConfigurationError, match=r"not installed: pip install 'thunderagent\[uvloop\]'"):
         load_settings(event_loop="uvloop")
     assert load_settings().event_loop == "asyncio"
+
+
+def test_a_wake_queue_that_is_set_to_nothing_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_WAKE_QUEUE_URL", "")
+    assert load_settings().wake_queue_url is None

@@ -101,7 +101,7 @@ def test_days_are_counted_on_so_that_no_month_begins_afresh() -> None:
         (lambda: every(30).seconds.at(":10"), "seconds have no time"),
         (lambda: every().minute.at("10"), "write ':SS'"),
         (lambda: every().hour.at("02:00:00"), "':MM' or 'MM:SS'"),
-        (lambda: every().hour.at(":75"), "':MM' or 'MM:SS'"),
+        (lambda: every().hour.at(":75"), "there is no such time; write ':MM' or 'MM:SS'"),
         (lambda: every().day.at("25:00"), "'HH:MM' or 'HH:MM:SS'"),
         (lambda: every().day.at(":30"), "'HH:MM' or 'HH:MM:SS'"),
         (lambda: every().day.at("02:00", "Europe/Berln"), "did you mean Europe/Berlin"),

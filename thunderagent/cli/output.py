@@ -190,7 +190,7 @@ def make_table(*columns: str, ids: Iterable[str] = ()) -> Table:
 _NUMBERS: Final = frozenset(
     {"attempt", "seconds", "ready", "delayed", "running", "blocked", "failed", "oldest ready", "lost", "retries"}
 )
-_LEAST: Final = {"task": 36, "status": 7, "job": 12, "queue": 8, "due": 20}
+_LEAST: Final = {"task": 36, "status": 7, "job": 12, "queue": 8, "due": 20, "next": 20, "last": 20, "health": 8}
 _COLOURS: Final = {
     Status.SUCCESS: "green",
     Status.FAILED: "red",

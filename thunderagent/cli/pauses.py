@@ -16,7 +16,7 @@ from thunderagent.pauses import Pause, PauseKind
 from thunderagent.waiting import pause_text
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="queue, job or agent.")]
-NameArgument = Annotated[str, typer.Argument(help="Its name; of an agent, or of the host of several.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name; of an agent, or of the host of several.")]
 
 
 def pause(
@@ -24,7 +24,7 @@ def pause(
     name: NameArgument,
     lasts: Annotated[
         str | None,
-        typer.Option("--for", metavar="TIME", help="It ends by itself then: 90s, 15m, 2h, 1d.", show_default=False),
+        typer.Option("--for", metavar="TIME", help="End by itself after 90s, 15m, 2h, 1d.", show_default=False),
     ] = None,
     reason: Annotated[str | None, typer.Option(help="Shown to whoever asks.", show_default=False)] = None,
     store: StoreOption = None,

@@ -28,14 +28,15 @@ schedules_app = typer.Typer(
     help="See the schedules of periodic jobs, run one now, pause and resume.", no_args_is_help=True
 )
 
-WIDE: Final = 120
+WIDE: Final = 150
+MIDDLING: Final = 100
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the periodic job.")]
 
 
 @schedules_app.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the periodic jobs: when each is due, and what it does about ticks that were missed or overlap."""
+    """List the periodic jobs and when each is due; on a wide terminal also what it does about missed ticks."""
     with errors(), opened(store) as client:
         found = client.schedules()
         if as_json:
@@ -44,12 +45,13 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
         if not found:
             out.print("no periodic jobs: an agent that has one puts its schedule when it starts")
             return
-        wide = out.width >= WIDE
-        titles = ("job", "schedule", "next", "last", *(("catch up", "overlap", "queue", "left out") if wide else ()))
+        wide, middling = out.width >= WIDE, out.width >= MIDDLING
+        last = ("last",) if middling else ()
+        titles = ("job", "schedule", "next", *last, *(("catch up", "overlap", "queue", "left out") if wide else ()))
         table = make_table(*titles, ids=[one.job for one in found])
         for one in found:
             rest = (one.catch_up, one.overlap, one.queue, str(one.skipped)) if wide else ()
-            cells = (one.job, one.spec, _next_text(one), moment(one.last), *rest)
+            cells = (one.job, one.spec, _next_text(one), *((moment(one.last),) if middling else ()), *rest)
             table.add_row(*map(escape, cells))
         out.print(table)
 

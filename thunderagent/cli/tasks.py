@@ -39,8 +39,10 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the 
 
 
 def enqueue(
-    job: Annotated[str, typer.Argument(help="Name of the job, for example: report.build")],
-    payload: Annotated[str, typer.Argument(help="Payload as JSON, or - to read it from standard input.")] = "null",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, for example: report.build")],
+    payload: Annotated[
+        str, typer.Argument(metavar="JSON", help="Payload as JSON, or - to read it from standard input.")
+    ] = "null",
     store: StoreOption = None,
     task_id: Annotated[str | None, typer.Option(help="Idempotency id.", show_default=False)] = None,
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="Queue, instead of the job's.")] = None,

@@ -148,8 +148,10 @@ def _condition_sql(shape: _Shape) -> str:
         Present: lambda: f'"{rest[0]}" IS NOT NULL',
         Below: lambda: f'"{rest[0]}" < ?',
         Fewer: lambda: f'("{rest[0]}" IS NULL OR json_array_length("{rest[0]}") < ?)',
-        NoSet: lambda: f"CASE WHEN json_valid({_quoted(rest[0])}) THEN json_type({_quoted(rest[0])}) <> 'array' "
-        f"ELSE {_quoted(rest[0])} IS NOT NULL END",
+        NoSet: lambda: (
+            f"CASE WHEN json_valid({_quoted(rest[0])}) THEN json_type({_quoted(rest[0])}) <> 'array' "
+            f"ELSE {_quoted(rest[0])} IS NOT NULL END"
+        ),
         OneOf: lambda: f'"{rest[0]}" IN ({", ".join("?" * rest[1])})',
     }[kind]
     return render()
