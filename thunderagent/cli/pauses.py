@@ -17,16 +17,18 @@ from thunderagent.waiting import pause_text
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="queue, job or agent.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name; of an agent, or of the host of several.")]
+LastsOption = Annotated[
+    str | None,
+    typer.Option("--for", metavar="TIME", help="End by itself after 90s, 15m, 2h, 1d.", show_default=False),
+]
+ReasonOption = Annotated[str | None, typer.Option(help="Shown to whoever asks.", show_default=False)]
 
 
 def pause(
     kind: KindArgument,
     name: NameArgument,
-    lasts: Annotated[
-        str | None,
-        typer.Option("--for", metavar="TIME", help="End by itself after 90s, 15m, 2h, 1d.", show_default=False),
-    ] = None,
-    reason: Annotated[str | None, typer.Option(help="Shown to whoever asks.", show_default=False)] = None,
+    lasts: LastsOption = None,
+    reason: ReasonOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,7 +20,7 @@ from thunderagent.cli.output import (
     out,
     tell,
 )
-from thunderagent.cli.pauses import duration
+from thunderagent.cli.pauses import LastsOption, ReasonOption, duration
 from thunderagent.schedule_commands import ScheduleInfo
 from thunderagent.schedules import tick_text
 
@@ -90,11 +90,8 @@ def run_now(job: JobArgument, store: StoreOption = None, as_json: JsonOption = F
 @schedules_app.command()
 def pause(
     job: JobArgument,
-    lasts: Annotated[
-        str | None,
-        typer.Option("--for", metavar="TIME", help="End by itself after 90s, 15m, 2h, 1d.", show_default=False),
-    ] = None,
-    reason: Annotated[str | None, typer.Option(help="Shown to whoever asks.", show_default=False)] = None,
+    lasts: LastsOption = None,
+    reason: ReasonOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
