@@ -27,6 +27,7 @@ from thunderagent.errors import ConfigurationError, StoreError
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, Slots, holders_of, limit_of
+from thunderagent.pacing import UNDECIDED_S
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
@@ -820,7 +821,9 @@ def test_when_the_store_cannot_say_whether_a_slot_is_free_the_task_comes_again_l
         stage = made.add(limited, slots=1)
         made.end_of(tasks)
         assert gauge.most["limited"] == 1
-        assert 1 <= len(stage.record.of(events.TaskSnoozed)) <= 3
+        snoozed = stage.record.of(events.TaskSnoozed)
+        assert 1 <= len(snoozed) <= 3
+        assert {one.delay_s for one in snoozed} == {UNDECIDED_S}
         assert not [task for task in map(made.client.get, tasks) if task.retry_count]
     finally:
         made.stages[0].stop()

@@ -11,15 +11,18 @@ from typing import Any, Final
 import pytest
 
 from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
+from thunderagent import writes
+from thunderagent.conditions import Present, Write
 from thunderagent.context import Snooze
 from thunderagent.faults import ANY, Fault
 from thunderagent.job import job
-from thunderagent.limits import Limit, holders_of
+from thunderagent.limits import Limit, Slots, holders_of
 from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value
 from thunderagent.pacing import LINE_CLOSES_S
 from thunderagent.settler import Outcome, Raised, Returned
 from thunderagent.shared_writes import LINE_STATUS, close_line
-from thunderagent.task import Lane, Status, Task
+from thunderagent.store import Wanted
+from thunderagent.task import Lane, Page, Status, Task
 
 JOBS: Final = limited_jobs()
 RARE: Final[dict[str, Any]] = {"poll_min_s": 100.0, "poll_max_s": 100.0, "poll_idle_s": 100.0}
@@ -368,6 +371,18 @@ def test_a_number_that_is_raised_under_way_counts_for_those_that_wait(world: Wor
     assert sorted(one.running.lease.task_id for one in world.runs) == ["a", "b", "c"]
 
 
+def test_a_number_that_is_raised_fills_the_new_slots_beside_those_that_are_taken_for_long(world: World) -> None:
+    world.ends = lambda task: (300.0, Returned("done"))
+    for name in "abcdef":
+        world.client.enqueue(limited_jobs(1)["own"], {}, task_id=name)
+    world.join("own", number=1, sweep_s=280.0)
+    world.pass_time(10.0)
+    assert world.started == ["a"]
+    world.join("own", number=3)
+    world.pass_time(2 * SWEEP_S + 4.0)
+    assert sorted(one.running.lease.task_id for one in world.runs) == ["a", "b", "c"]
+
+
 def test_a_number_that_is_lowered_under_way_counts_for_those_that_wait(world: World) -> None:
     world.ends = lambda task: (20.0 if task.task_id in "abc" else 1.0, Returned("done"))
     for name in "abcdef":
@@ -420,3 +435,80 @@ def test_a_task_that_was_refused_and_is_let_out_is_new_to_those_who_refused_it(w
     world.pass_time_until(lambda: not holders_of(row(world)), 2.0)
     assert [task.task_id for task in let_out(world.store, [candidate_of(world.client.get("b"))])] == ["b"]
     world.pass_time_until(lambda: world.started == ["a", "b"], 2.0 + 0.5)
+
+
+# Between two requests of others
+
+
+def held_by_somebody(world: World) -> Callable[[], None]:
+    """The only slot is another agent's, which is not in this world; the answer lets it end and free its slot."""
+    put(world, "held")
+    [lease] = world.store.claim([Wanted(candidate_of(world.client.get("held")), 600.0)], owner="elsewhere")
+    slots = Slots(world.store, guard_s=2.0, examine_s=15.0)
+    assert slots.admit([(lease, Limit("shared", 1))]) == [None]
+
+    def end() -> None:
+        now = world.clock.now()
+        done = writes.succeed(lease, now=now, expire_at=now + 1000.0)
+        assert world.store.settle([done])[0].accepted
+        assert slots.free([lease])
+
+    return end
+
+
+def test_a_slot_that_is_freed_while_a_task_steps_back_is_taken_by_it(world: World) -> None:
+    end = held_by_somebody(world)
+    put(world, "b", job="free")
+    world.engine.apply([_with_limit("b")])
+    agent = world.join("free", **RARE, sweep_s=90.0)
+    ended: list[bool] = []
+
+    def at_call(number: int, when: str) -> None:
+        if when == "before" and agent.store.log[-1] == "stand in line" and not ended:
+            ended.append(True)
+            end()
+
+    agent.store.at_call = at_call
+    world.pass_time_until(lambda: world.started == ["b"], 3.0)
+    assert ended
+
+
+def _with_limit(task_id: str) -> Write:
+    limited = {"limitKey": "shared", "limitMax": 1}
+    return Write(verb="test", task_id=task_id, set=limited, require=(Present("taskId"),))
+
+
+def test_a_slot_that_is_freed_while_a_client_puts_a_task_into_the_line_is_taken_by_it(world: World) -> None:
+    end = held_by_somebody(world)
+    world.join("left", sweep_s=90.0)
+    world.pass_time(3.0)
+    caller = world.call(lambda client: client.enqueue(JOBS["left"], {}, task_id="b"))
+    puts: list[int] = []
+
+    def at_call(number: int, when: str) -> None:
+        if when == "before" and not world.store.peek(["b"]):
+            puts.append(number)
+        if (number, when) == (2, "before"):
+            end()
+
+    caller.store.at_call = at_call
+    world.pass_time_until(lambda: world.started == ["b"], 3.0)
+    assert puts == [0, 1, 2], "the slot was not freed right before the task was put"
+
+
+def test_an_entry_of_the_index_that_is_out_of_date_is_tried_once(world: World) -> None:
+    put(world, "a")
+    agent = world.join("left", **RARE, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "gone", "b")
+    gone = candidate_of(world.client.get("gone"))
+    world.client.cancel("gone")
+    page = agent.store._late
+
+    def late(status_value: str, options: dict[str, Any]) -> Page:
+        found = page(status_value, options)
+        return Page((gone, *found.entries), found.after) if status_value == gone.status_value else found
+
+    agent.store._late = late  # type: ignore[method-assign]
+    world.pass_time_until(lambda: world.started == ["a", "b"], 2.0)
+    assert agent.store.log.count("claim") == 3
