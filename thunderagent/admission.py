@@ -113,10 +113,10 @@ class Admission:
         return self._sifter.sift(found)
 
     def look(
-        self, room: Callable[[Candidate], float | None], is_paused: Callable[[Candidate], bool] = lambda one: False
+        self, room: Callable[[Candidate], float | None], has_nobody: Callable[[Candidate], bool] = lambda one: False
     ) -> list[Wanted]:
         """Candidates for slots that have become free here; see `FreeSlots.look`."""
-        return self.lines.look(room, is_paused) if self.due < inf else []
+        return self.lines.look(room, has_nobody) if self.due < inf else []
 
     def leave(self) -> None:
         """This agent stops: whoever waits for a slot that became free here goes to the queue, for another agent."""

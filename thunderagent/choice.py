@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from thunderagent.admission import Admission
+from thunderagent.balance import is_paused
 from thunderagent.controls import Controls
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.rung import Rung
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.store import AgentInfo, TaskStore, Wanted
 from thunderagent.task import Candidate, Lane, StatusValue
 
 
@@ -29,8 +30,11 @@ class Chosen:
 
     @property
     def all(self) -> list[Wanted]:
-        """Every candidate."""
-        return [*self.beside, *(one for several in self.looked.values() for one in several)]
+        """Every candidate, and each task once: the refusal of a second claim would look like a claim of our own."""
+        known: dict[str, Wanted] = {}
+        for one in (*self.beside, *(one for several in self.looked.values() for one in several)):
+            known.setdefault(one.candidate.task_id, one)
+        return list(known.values())
 
 
 class Choice:
@@ -54,6 +58,7 @@ class Choice:
         self._lease_s = lease_s
         self._monotonic = store.monotonic
         self._rng = rng
+        self._served: set[tuple[str, str]] | None = None
         self.rung = Rung(pollers, jobs, store=store, rng=rng)
         """What was heard of tasks that could be claimed."""
 
@@ -69,6 +74,7 @@ class Choice:
         chosen, promised = Chosen(), Counter[Room]()
         self.rung.arrive()
         chosen.beside = self._in_line(here, promised)
+        in_line = {one.candidate.task_id for one in chosen.beside}
         now = self._monotonic()
         due = [(served, poller) for served, poller in self._pollers.items() if poller.due <= now]
         due = [(served, poller) for served, poller in due if self._controls.admits(poller)]
@@ -77,8 +83,9 @@ class Choice:
                 continue  # others that share the room may take all that is left: it looks in the next round
             look = [one for one in poller.look() if one.candidate.task_id not in here]
             look, is_more = self._admission.sift(look)
-            if is_more:
-                poller.wake()
+            if is_more or any(one.candidate.task_id in in_line for one in look):
+                poller.wake()  # what is claimed from its line may have just left it
+            look = [one for one in look if one.candidate.task_id not in in_line]
             chosen.looked[served] = look[: max(0, poller.free - promised[poller.room])]
             promised[poller.room] += len(chosen.looked[served])
         ids = {one.candidate.task_id for one in chosen.all}
@@ -98,14 +105,23 @@ class Choice:
 
     def _in_line(self, here: Container[str], promised: Counter[Room]) -> list[Wanted]:
         """Who waits for the slots of limits that became free here."""
-        found = self._admission.look(lambda one: self._room(one, here, promised), self._is_paused)
+        found = self._admission.look(lambda one: self._room(one, here, promised), self._has_nobody)
         kinds = {name: job.kind for name, job in self._jobs.items()}  # who put it may not have known
         return [replace(one, candidate=one.candidate._replace(kind=kinds[one.candidate.job])) for one in found]
 
-    def _is_paused(self, one: Candidate) -> bool:
-        """Whether it may not start anywhere; if it is only this agent that is paused, it is for another."""
+    def learn(self, agents: Sequence[AgentInfo]) -> None:
+        """Take what the agents tell of themselves."""
+        able = [agent.info for agent in agents if not is_paused(agent)]
+        told = [(info["queues"], jobs) for info in able if isinstance(jobs := info.get("jobs"), (list, tuple))]
+        self._served = {(queue, job) for queues, jobs in told for queue in queues for job in jobs}
+
+    def _has_nobody(self, one: Candidate) -> bool:
+        """Whether it cannot start anywhere now: it is paused, or no agent has it, as far as is known."""
         queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
-        return not self._controls.is_agent_paused and self._controls.is_paused(queue, one.job)
+        if one.job in self._jobs and (queue, self._jobs[one.job].kind) in self._pollers:
+            # If it is only this agent that is paused, it is for another.
+            return not self._controls.is_agent_paused and self._controls.is_paused(queue, one.job)
+        return self._served is not None and (queue, one.job) not in self._served
 
     def _room(self, one: Candidate, here: Container[str], promised: Counter[Room]) -> float | None:
         """The length of the lease a candidate gets here, whose room is promised then; None: not here, or not now."""

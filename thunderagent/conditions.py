@@ -40,6 +40,14 @@ class Below:
 
 
 @dataclass(frozen=True, slots=True)
+class Above:
+    """The attribute is a number larger than this one."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fewer:
     """The attribute is a set with fewer members than this, or is not there."""
 
@@ -69,7 +77,7 @@ class Either:
     conditions: tuple[Condition, ...]
 
 
-Condition = Is | Absent | Present | Below | Fewer | NoSet | OneOf | Either
+Condition = Is | Absent | Present | Below | Above | Fewer | NoSet | OneOf | Either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

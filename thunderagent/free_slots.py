@@ -85,13 +85,13 @@ class FreeSlots:
     def look(
         self,
         room: Callable[[Candidate], float | None],
-        is_paused: Callable[[Candidate], bool] = lambda one: False,
+        has_nobody: Callable[[Candidate], bool] = lambda one: False,
     ) -> list[Wanted]:
         """Candidates for the slots that became free here, out of their lines, those that wait longest first.
 
         Args:
             room: the length of the lease a candidate gets here; None lets it go to its queue, for any agent.
-            is_paused: says of a candidate that it may not start now, so that the slot is for the next.
+            has_nobody: says of a candidate that it cannot start anywhere now, so that the slot is for the next.
 
         Raises:
             StoreError: the store did not answer; it is looked again later.
@@ -107,7 +107,7 @@ class FreeSlots:
         try:
             self._refresh({key: one for key, one in due.items() if one.looks})
             for key, one in due.items():
-                found = self._next(key, one.free, is_paused) if one.free > 0 else []
+                found = self._next(key, one.free, has_nobody) if one.free > 0 else []
                 for candidate in found:
                     lease_s = room(candidate)
                     if lease_s is None:
@@ -135,13 +135,13 @@ class FreeSlots:
             one.due, one.looks = self._store.monotonic(), max(1, one.looks)
             self._free[key] = one
 
-    def _next(self, key: str, number: int, is_paused: Callable[[Candidate], bool]) -> list[Candidate]:
+    def _next(self, key: str, number: int, has_nobody: Callable[[Candidate], bool]) -> list[Candidate]:
         """The tasks that are due, may start, and wait longest for a slot."""
         found = {one.task_id: one for one in self._behind.values() if line_of(one.status_value) == key}
         for lane in self.lanes:
             line = entries(self._store, key, lane, number=number)
             new = (one for one in line if (one.task_id, one.created_at) not in self._tried)
-            ready = (one for one in new if not is_paused(one))
+            ready = (one for one in new if not has_nobody(one))
             found.update((one.task_id, one) for one in islice(ready, number))
         return sorted(found.values(), key=lambda one: one.created_at)[:number]
 

@@ -192,6 +192,7 @@ class Housekeeping:
         self._shares_due = self._store.monotonic() + SHARES_S
         agents = self._store.agents()
         self._streams.fleet.learn(agents)
+        self._workload.choice.learn(agents)
         self._periodic.learn(agents)
         for (name, _), poller in self._pollers.items():
             others = (agent.name for agent in agents if name in agent.info["queues"] and not is_paused(agent))

@@ -157,6 +157,9 @@ LINE_AGAIN_S: Final = (0.25, 1.0)
 LINE_TRIED_S: Final = 5.0
 """How long an entry of a line that somebody else has claimed is not tried again: the index shows it for a while."""
 
+TURN_AHEAD_S: Final = 30.0
+"""A turn that ends so much later than one which begins now would is no turn: clocks of agents do not differ so much."""
+
 SLOTS_SEEN_S: Final = 1.0
 """How long it is taken for true that all slots of a limit are taken; who is wrong about it looks again at once."""
 

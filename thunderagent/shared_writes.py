@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, NoSet, Present, Write
+from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, Present, Write
+from thunderagent.pacing import TURN_AHEAD_S
 from thunderagent.task import Row, timestamp
 
 AGENT_STATUS: Final = "AGENT"
@@ -245,12 +246,16 @@ def change_schedule(
 
 
 def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
-    """One agent gets the turn for a piece of housekeeping; the turn ends by itself at `until`."""
+    """One agent gets the turn for a piece of housekeeping; the turn ends by itself at `until`.
+
+    One that would last for longer than any was taken before the clock was set back.
+    """
+    free = (Absent("lockTime"), Below("lockTime", timestamp(now)), Above("lockTime", timestamp(until + TURN_AHEAD_S)))
     return Write(
         verb="take turn",
         task_id=turn_id,
         set={"leaseOwner": owner, "lockTime": timestamp(until)},
-        require=(Present("taskId"), Either((Absent("lockTime"), Below("lockTime", timestamp(now))))),
+        require=(Present("taskId"), Either(free)),
     )
 
 

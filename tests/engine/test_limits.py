@@ -184,7 +184,7 @@ def test_no_more_handlers_run_than_the_limit_of_their_job(agents_anywhere: Agent
     singles = [agents_anywhere.client.enqueue(limited, {"n": n}) for n in range(8)]
     many = [one.task for one in agents_anywhere.client.enqueue_many(limited, [{"n": n} for n in range(12)])]
     assert {task.status for task in agents_anywhere.end_of(singles + many)} == {Status.SUCCESS}
-    assert agents_anywhere.gauge.most["limited"] == 2
+    assert agents_anywhere.gauge.most["limited"] == 2, agents_anywhere.gauge.order
     agents_anywhere.until(lambda: not holders_of(agents_anywhere.row("limited")))
 
 

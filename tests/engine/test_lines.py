@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
-from thunderagent import writes
+from thunderagent import shared_writes, writes
 from thunderagent.conditions import Present, Write
 from thunderagent.context import Snooze
 from thunderagent.faults import ANY, Fault
@@ -220,12 +220,13 @@ def test_the_last_slot_of_an_agent_that_stops_goes_to_another_agent_at_once(worl
 
 def test_a_slot_goes_to_a_queue_that_the_freeing_agent_does_not_serve(world: World) -> None:
     put(world, "a")
+    world.join("right", sweep_s=90.0)
+    world.pass_time(0.1)
     world.join("left", sweep_s=90.0)
     world.pass_time_until(lambda: world.started == ["a"], 2.0)
     put(world, "b", job="right")
     put(world, "c")
     assert status(world, "b") == "BLOCKED#reports@shared"
-    world.join("right", sweep_s=90.0)
     all_end(world, 3 * 2.0 + 3.0)
     assert sorted(world.started) == ["a", "b", "c"]
 
@@ -512,3 +513,51 @@ def test_an_entry_of_the_index_that_is_out_of_date_is_tried_once(world: World) -
     agent.store._late = late  # type: ignore[method-assign]
     world.pass_time_until(lambda: world.started == ["a", "b"], 2.0)
     assert agent.store.log.count("claim") == 3
+
+
+def test_a_task_that_is_seen_in_its_line_and_in_its_queue_at_once_is_claimed_once(world: World) -> None:
+    """Another agent has let it out, and the index shows the line as it was before."""
+    put(world, "a")
+    agent = world.join("left", **RARE, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, "b")
+    before = candidate_of(world.client.get("b"))
+    page = agent.store._late
+
+    def late(status_value: str, options: dict[str, Any]) -> Page:
+        if status_value == before.status_value:
+            let_out(world.store, [before])
+            return Page((before,))
+        return page(status_value, options)
+
+    def wake(number: int, when: str) -> None:
+        if when == "after" and agent.store.log[-1] == "free slot":
+            agent.agent.wake()
+
+    agent.store._late = late  # type: ignore[method-assign]
+    agent.store.at_call = wake
+    agent.store._dice.shuffle = lambda order: order.reverse()  # type: ignore[method-assign, assignment]
+    world.pass_time_until(lambda: "b" in world.started, 2.0)
+    world.pass_time(2.0)
+    assert world.started == ["a", "b"]
+
+
+def test_tasks_of_a_queue_that_no_agent_serves_do_not_take_the_slot_from_those_behind_them(world: World) -> None:
+    put(world, "later", job="right", delay_s=1000.0)  # the lane is known
+    put(world, "a")
+    world.join("left", **RARE, sweep_s=90.0)
+    world.pass_time_until(lambda: world.started == ["a"], 2.0)
+    put(world, *(f"right-{number}" for number in range(20)), job="right")
+    put(world, "b", "c", "d")
+    world.pass_time_until(lambda: world.started == ["a", "b", "c", "d"], 8.0)
+
+
+def test_a_clock_that_is_set_back_by_an_hour_does_not_keep_the_sweep_from_its_turn(world: World) -> None:
+    held_by_somebody(world)
+    put(world, "b")
+    world.join("left", **RARE)
+    world.pass_time(2 * SWEEP_S)
+    world.client.cancel("b")
+    world.clock.jump(-3600.0)
+    world.engine.apply([shared_writes.replace_holders("shared", frozenset({"held#1"}), frozenset({"x#1"}), now=1.0)])
+    world.pass_time_until(lambda: not holders_of(row(world)), 2 * SWEEP_S + 1.0)

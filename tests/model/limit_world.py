@@ -99,6 +99,7 @@ class Way(FaultyEngine):
         self.stale = 0.0
         """Chance that a page of the index is one of a moment ago."""
         self.calls = 0
+        self.shuffles = True
         self.at_call: Callable[[int, str], None] = lambda number, when: None
         """Told of each call by its number, before and after it is done."""
         self.log: list[str] = []
@@ -111,7 +112,7 @@ class Way(FaultyEngine):
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         self.log += [write.verb for write in batch]
-        return self._on_the_way(partial(super().apply, batch))
+        return self._on_the_way(partial(self._in_any_order, batch))
 
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
         return self._on_the_way(partial(super().put, rows, fresh=fresh))
@@ -124,6 +125,14 @@ class Way(FaultyEngine):
 
     def sibling(self) -> Way:
         return self
+
+    def _in_any_order(self, batch: Sequence[Write]) -> list[Applied]:
+        """The requests of one batch go side by side, as to DynamoDB."""
+        order = list(range(len(batch)))
+        if self.shuffles:
+            self._dice.shuffle(order)
+        answers = dict(zip(order, super().apply([batch[number] for number in order]), strict=True))
+        return [answers[number] for number in range(len(batch))]
 
     def _late(self, status_value: str, options: dict[str, Any]) -> Page:
         now = self._owner.clock.monotonic()
@@ -299,6 +308,7 @@ class World:
         self.runs: list[Run] = []
         self.problems: list[str] = []
         self.started: list[str] = []
+        self.fences: set[tuple[str, int]] = set()
         self.seen: Counter[str] = Counter()
         self.ends: Callable[[Task], tuple[float, Outcome]] = self._random_end
         self.names = 0
@@ -314,12 +324,17 @@ class World:
         """A handler starts: how many of its limit run now?"""
         task = running.lease.task
         limit = limit_of(task, running.job)
+        mine = (task.task_id, running.lease.fence)
+        if mine in self.fences:
+            self.problems.append(f"{task.task_id} is run twice under one fence")
+        self.fences.add(mine)
         run = Run(process, running, limit.key if limit else None, limit.number if limit else 0)
         self.runs.append(run)
         self.started.append(task.task_id)
         self.seen["runs"] += 1
         if limit:
             beside = [one.running.lease.task_id for one in self.runs if one.key == limit.key]
+            self.seen[f"begun {limit.key}"] += 1
             self.seen[f"at once {limit.key}"] = max(self.seen[f"at once {limit.key}"], len(beside))
             if len(beside) > limit.number:
                 self.problems.append(f"{len(beside)} of {limit.number} run with the limit {limit.key}: {beside}")
@@ -464,7 +479,8 @@ class World:
                 continue
             limit = limit_of(task, agents[0].agent.jobs[task.job])
             if limit and taken[key] < min(limit.number, 2) and any(_has_room(one, task) for one in agents):
-                yield f"{task.task_id} stands in the line of {key}, of which {taken[key]} run"
+                begun = self.seen[f"begun {key}"]  # when one has started meanwhile it goes on
+                yield f"{task.task_id} stands in the line of {key}, of which {taken[key]} run and {begun} have begun"
 
     # Looking
 

@@ -132,7 +132,7 @@ class Play:
         """The clock that all share is set, by less than what leases allow for."""
         if self.world.clock.monotonic() - self.stepped_at > 15.0:
             self.stepped_at = self.world.clock.monotonic()
-            self.world.step_clock(self.rng.choice([-30.0, -1.5, 1.5]))
+            self.world.step_clock(self.rng.choice([-25.0, -1.5, 1.5]))
 
     def moment(self) -> None:
         self.world.pass_time(self.rng.choice([0.01, 0.1, 0.3, 1.0, 2.0]))

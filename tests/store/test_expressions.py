@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from thunderagent import shared_writes, writes
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Present, Write
+from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
 from thunderagent.stores import expressions
 from thunderagent.task import Candidate, Lane, Lease, Status, Task, timestamp
 
@@ -127,6 +127,13 @@ def test_the_clauses_come_in_one_order() -> None:
         (Absent("hb"), "attribute_not_exists(#hb)", []),
         (Present("hb"), "attribute_exists(#hb)", []),
         (Below("lockTime", 1.5), "#lockTime < :v0", [{"N": "1.5"}]),
+        (Above("lockTime", 1.5), "#lockTime > :v0", [{"N": "1.5"}]),
+        (Fewer("holders", 2), "(attribute_not_exists(#holders) OR size(#holders) < :v0)", [{"N": "2"}]),
+        (
+            NoSet("holders"),
+            "(attribute_exists(#holders) AND NOT attribute_type(#holders, :v0))",
+            [{"S": "SS"}],
+        ),
         (OneOf("status", ("A", "B")), "#status IN (:v0, :v1)", [{"S": "A"}, {"S": "B"}]),
         (Either((Absent("hb"), Is("hb", 1))), "(attribute_not_exists(#hb) OR #hb = :v0)", [{"N": "1"}]),
     ],

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
+from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
 from thunderagent.task import Candidate, Row
 
 INDEX: Final = "status-createdAt-index"
@@ -147,6 +147,8 @@ class _Names:
                 return f"{self.name(name)} = {self.value(name, value)}"
             case Below(name, value):
                 return f"{self.name(name)} < {self.value(name, value)}"
+            case Above(name, value):
+                return f"{self.name(name)} > {self.value(name, value)}"
             case Fewer(name, fewer):
                 alias = self.name(name)
                 return f"(attribute_not_exists({alias}) OR size({alias}) < {self.value('limitMax', fewer)})"

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
+from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
 from thunderagent.task import Row
 
 COLUMNS: Final = tuple(ATTRIBUTES)
@@ -147,6 +147,7 @@ def _condition_sql(shape: _Shape) -> str:
         Absent: lambda: f'"{rest[0]}" IS NULL',
         Present: lambda: f'"{rest[0]}" IS NOT NULL',
         Below: lambda: f'"{rest[0]}" < ?',
+        Above: lambda: f'"{rest[0]}" > ?',
         Fewer: lambda: f'("{rest[0]}" IS NULL OR json_array_length("{rest[0]}") < ?)',
         NoSet: lambda: (
             f"CASE WHEN json_valid({_quoted(rest[0])}) THEN json_type({_quoted(rest[0])}) <> 'array' "
@@ -173,7 +174,7 @@ def _collect(condition: Condition, into: list[Any]) -> None:
     """Append the values of a condition, in the order of its marks."""
     if isinstance(condition, Is):
         into.append(encode(condition.name, condition.value))
-    elif isinstance(condition, Below):
+    elif isinstance(condition, (Below, Above)):
         into.append(condition.value)
     elif isinstance(condition, Fewer):
         into.append(condition.number)
