@@ -30,11 +30,8 @@ class Chosen:
 
     @property
     def all(self) -> list[Wanted]:
-        """Every candidate, and each task once: the refusal of a second claim would look like a claim of our own."""
-        known: dict[str, Wanted] = {}
-        for one in (*self.beside, *(one for several in self.looked.values() for one in several)):
-            known.setdefault(one.candidate.task_id, one)
-        return list(known.values())
+        """Every candidate."""
+        return [*self.beside, *(one for several in self.looked.values() for one in several)]
 
 
 class Choice:

@@ -26,7 +26,6 @@ from thunderagent import shared_writes, writes
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, PayloadTooLarge, StoreError
 from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
-from thunderagent.key_rows import holds as holds
 from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.shared_writes import key_id
 from thunderagent.store import Enqueued, TaskStore

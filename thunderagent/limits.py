@@ -121,11 +121,6 @@ class Slots:
         self._owed: list[Taken] = []
         self._seen: dict[str, tuple[float, Row]] = {}
 
-    @property
-    def owes(self) -> bool:
-        """True while slots are to be given back that the store has not taken."""
-        return bool(self._owed)
-
     def is_full(self, limit: Limit) -> bool:
         """True when no slot is free as far as is known: all are ours, or all were taken a moment ago."""
         ours = sum(one.limit.key == limit.key for one in self._taken.values())

@@ -109,7 +109,7 @@ class Rung:
 
         Args:
             room: the length of the lease a candidate gets here, whose room is promised then; None: not here or now.
-            chosen: ids that are claimed in this round anyway. Twice in one round, the second would be taken for won.
+            chosen: ids that are claimed in this round anyway; a second claim would be paid for in vain.
         """
         wanted: list[Wanted] = []
         for task_id, ring in self._ready.items():

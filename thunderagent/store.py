@@ -340,22 +340,23 @@ class TaskStore:
         owner: str,
         sent: float,
     ) -> Exchanged:
-        leases, lost, doubts = list[Lease](), list[Candidate](), list[Doubt]()
+        won_leases, lost, doubts = dict[str, Lease](), list[Candidate](), list[Doubt]()
         for one, (answer, won) in zip(wanted, answers, strict=True):
-            if won and answer.row:
+            if won and answer.row:  # once a task: the refusal of a second claim beside it looks like its lost reply
                 task = Task.from_row(answer.row)
-                leases.append(Lease(task=task, owner=owner, fence=task.fence, lease_s=one.lease_s, held_from=sent))
+                lease = Lease(task=task, owner=owner, fence=task.fence, lease_s=one.lease_s, held_from=sent)
+                won_leases.setdefault(task.task_id, lease)
             elif answer.error:
                 doubts.append(Doubt(one, sent))
             else:
                 lost.append(one.candidate)
         errors = [one.error for one in settled] + [answer.error for answer, _ in answers]
         error = next(filter(None, errors), None)
+        leases = list(won_leases.values())
         try:
             leases = self._whole(leases)
         except StoreError as failure:  # ours, but not whole: look again
-            won_ids = {lease.task_id for lease in leases}
-            doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won_ids]
+            doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won_leases]
             leases, error = [], failure
         return Exchanged(settled=settled, leases=leases, lost=lost, doubts=doubts, error=error)
 

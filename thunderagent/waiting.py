@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from thunderagent.balance import is_paused
-from thunderagent.keys import holds
+from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.shared_writes import key_id, limit_id

@@ -1,4 +1,4 @@
-"""Every conditional write of the queue, once, as data: one pure function per verb.
+"""Every conditional write of a task, once, as data: one pure function per verb. Those of other rows: `shared_writes`.
 
 A `Write` says what is set, increased, removed, put into and taken out of a set, and what must hold for any of it to
 happen. `stores/expressions.py` renders it to the arguments of UpdateItem, `stores/sql.py` to one SQL statement; so the

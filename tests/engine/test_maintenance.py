@@ -12,7 +12,9 @@ from thunderagent import events, writes
 from thunderagent.clock import DateClock, SharedClock
 from thunderagent.dependents import Dependents
 from thunderagent.events import EventBus
+from thunderagent.limits import holders_of
 from thunderagent.maintenance import Janitor, LostLeases
+from thunderagent.shared_writes import limit_row
 from thunderagent.store import Beat, TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Lease, Row, Status, Task
@@ -458,3 +460,12 @@ def test_while_nobody_waits_a_sweep_writes_nothing(at: Setting) -> None:
     """A turn is a write of every agent in every sweep; to see that the line is empty is a read."""
     at.janitor.heal(LANES)
     assert at.store.engine.get(["turn:blocked"]) == {}
+
+
+def test_a_task_that_is_given_up_leaves_no_slot_of_its_limit_taken(at: Setting) -> None:
+    claimed(at.store, owner="agent-0", crash_count=3, limit_key="api", limit_max=1)
+    at.store.found(limit_row("api", number=1, now=at.clock.now(), holders=["a#1", "b#1"]))
+    at.clock.advance(303)
+    at.janitor.take_over(LANES, anything)
+    assert at.row().status is Status.FAILED
+    assert holders_of(at.store.engine.get(["limit:api"])["limit:api"]) == {"b#1"}, "at once, before any sweep"

@@ -111,3 +111,10 @@ def test_a_claim_without_an_answer_is_resolved_by_a_look_at_the_row(stand: Stand
     doubts = [Doubt(Wanted(seen(lease.task), 300.0), sent), Doubt(Wanted(seen(pending), 300.0), sent)]
     assert stand.store.resolve(doubts, owner="agent-1") == [lease]
     assert stand.store.resolve(doubts, owner="agent-2") == []
+
+
+def test_a_task_that_is_claimed_twice_in_one_exchange_is_one_lease(stand: Stand) -> None:
+    """The refusal of the second shows the row as the first left it, which is what a lost reply looks like."""
+    task = stand.enqueue()
+    leases = stand.store.claim([Wanted(seen(task), 60.0)] * 2, owner="agent-1")
+    assert [(lease.task_id, lease.fence) for lease in leases] == [(task.task_id, 1)]
