@@ -17,12 +17,14 @@ from thunderagent.context import Snooze
 from thunderagent.faults import ANY, Fault
 from thunderagent.job import job
 from thunderagent.limits import Limit, Slots, holders_of
+from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value
 from thunderagent.pacing import LINE_CLOSES_S
 from thunderagent.settler import Outcome, Raised, Returned
-from thunderagent.shared_writes import LINE_STATUS, close_line
+from thunderagent.shared_writes import LINE_STATUS, close_line, limit_row
 from thunderagent.store import Wanted
 from thunderagent.task import Lane, Page, Status, Task
+from thunderagent.testing import FakeClock, memory_store
 
 JOBS: Final = limited_jobs()
 RARE: Final[dict[str, Any]] = {"poll_min_s": 100.0, "poll_max_s": 100.0, "poll_idle_s": 100.0}
@@ -561,3 +563,26 @@ def test_a_clock_that_is_set_back_by_an_hour_does_not_keep_the_sweep_from_its_tu
     world.clock.jump(-3600.0)
     world.engine.apply([shared_writes.replace_holders("shared", frozenset({"held#1"}), frozenset({"x#1"}), now=1.0)])
     world.pass_time_until(lambda: not holders_of(row(world)), 2 * SWEEP_S + 1.0)
+
+
+def test_a_line_stays_open_over_tasks_that_are_not_due_as_the_clock_was_set_back() -> None:
+    clock = FakeClock()
+    store = memory_store(clock)
+    task = Task(
+        task_id="a",
+        status=Status.BLOCKED,
+        line="api",
+        limit_key="api",
+        created_at=clock.now() + 60.0,
+        submitted_at=clock.now(),
+        job="report.build",
+    )
+    store.enqueue([task])
+    long_ago = clock.now() - LINE_CLOSES_S - 1.0
+    store.found({**limit_row("api", number=1, now=long_ago), "status": LINE_STATUS, "createdAt": long_ago})
+    sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0))
+    assert sweep.run([Lane()], {}, is_my_turn=lambda: True) == 0
+    assert store.engine.get(["limit:api"])["limit:api"].get("status") == LINE_STATUS, "nobody would look for it"
+    clock.advance(61.0)
+    assert sweep.run([Lane()], {}, is_my_turn=lambda: True) == 1
+    assert store.get(["a"])["a"].status is Status.PENDING
