@@ -67,7 +67,7 @@ class PauseCommands(Commands):
             StoreError: the store did not take it.
         """
         kind, name = _named(queue, job, agent)
-        _check(for_s, reason)
+        check_pause(for_s, reason)
         now = self.store.clock.now()
         wanted = Pause(
             kind=kind,
@@ -186,19 +186,15 @@ def _named(queue: str | None, job: Job[Any] | str | None, agent: str | None) -> 
     return kind, name
 
 
-def check_lasting(for_s: float | None) -> None:
-    """Check how long a pause is to last.
+def check_pause(for_s: float | None, reason: str | None) -> None:
+    """Check how long a pause is to last, and why.
 
     Raises:
-        ConfigurationError: it is not a number of seconds that makes sense.
+        ConfigurationError: not for a number of seconds that makes sense, or the reason is not one short line.
     """
     is_number = isinstance(for_s, (int, float)) and math.isfinite(for_s)
     if for_s is not None and not (is_number and 0 < for_s <= LONGEST_S):
         raise ConfigurationError(f"for_s is {for_s!r}; give seconds, over 0 and at most {LONGEST_S:.0f} (ten years)")
-
-
-def _check(for_s: float | None, reason: str | None) -> None:
-    check_lasting(for_s)
     if reason is not None and (len(reason) > LONGEST_REASON or not reason.isprintable()):
         raise ConfigurationError(f"the reason is {reason[:80]!r}…; use one line of at most {LONGEST_REASON} letters")
 

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
@@ -197,7 +198,7 @@ class Periodic:
                 state, before = replace(state, schedule=watch.own, last=last), str(state.schedule.spec)
                 return _Deal(watch, row, state, "set schedule", before=before)
             watch.has_followed = True
-        decided = plan(name, state, now, self._is_open)
+        decided = plan(name, state, now, partial(is_open, self._store))
         if decided is not None:
             return _Deal(watch, row, decided.state, "decide ticks", plan=decided)
         if row.get("expireAt", 0.0) < now + EXTENDED_S:
@@ -303,10 +304,6 @@ class Periodic:
         with suppress(NotAllowed, TaskNotFound):  # it has ended
             self._cancel(task_id)
 
-    def _is_open(self, task_id: str) -> bool:
-        task = self._store.peek([task_id]).get(task_id)
-        return task is not None and not task.status.is_terminal
-
     # Time
 
     def _is_due(self, watch: _Watch, now: float, monotonic: float) -> bool:
@@ -336,6 +333,12 @@ class Periodic:
     def _is_first(self, job: str, tick: int) -> bool:
         agents = self._others.get(job) or [self._owner]
         return agents[crc32(tick_id(job, tick).encode()) % len(agents)] == self._owner
+
+
+def is_open(store: TaskStore, task_id: str) -> bool:
+    """Whether there is a task with this id that has not ended."""
+    task = store.peek([task_id]).get(task_id)
+    return task is not None and not task.status.is_terminal
 
 
 def _has_fresh_tick(state: State, now: float) -> bool:

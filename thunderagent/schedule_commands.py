@@ -13,8 +13,8 @@ from typing import Any, Final
 from thunderagent.commands import Commands
 from thunderagent.errors import ConfigurationError, NotAllowed, TaskNotFound
 from thunderagent.job import Job
-from thunderagent.pause_commands import check_lasting
-from thunderagent.periodic import KEPT_S
+from thunderagent.pause_commands import check_pause
+from thunderagent.periodic import KEPT_S, is_open
 from thunderagent.schedules import State, counts_from, schedule_id, tick_id, tick_task
 from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule
 from thunderagent.task import Row, Task, timestamp
@@ -22,8 +22,6 @@ from thunderagent.ticks import between
 
 TRIES: Final = 10
 """How often a change is tried while agents change the row."""
-
-LONGEST_REASON: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +113,7 @@ class ScheduleCommands(Commands):
         now = math.floor(self.store.clock.now())
         task_id, before = tick_id(name, now), state.previous
         if state.schedule.overlap != "allow":
-            if before is not None and before != task_id and self._is_open(before):
+            if before is not None and before != task_id and is_open(self.store, before):
                 if state.schedule.overlap == "skip":
                     raise NotAllowed(f"the task {before!r} is still open: wait for its end, or cancel it")
                 with suppress(NotAllowed, TaskNotFound):  # it has ended
@@ -144,9 +142,7 @@ class ScheduleCommands(Commands):
             TaskNotFound: no agent that has this job as a periodic one ever started here.
             NotAllowed: the row changes all the time.
         """
-        check_lasting(for_s)
-        if reason is not None and (len(reason) > LONGEST_REASON or not reason.isprintable()):
-            raise ConfigurationError(f"the reason is {reason[:80]!r}; use one line of at most {LONGEST_REASON} letters")
+        check_pause(for_s, reason)
 
         def paused(seen: State) -> State:
             now = self.store.clock.now()
@@ -209,10 +205,6 @@ class ScheduleCommands(Commands):
             if is_done:
                 return name, state
         raise NotAllowed(f"the schedule of {name!r} is changed by others all the time: try again")
-
-    def _is_open(self, task_id: str) -> bool:
-        task = self.store.peek([task_id]).get(task_id)
-        return task is not None and not task.status.is_terminal
 
 
 def _next(state: State, now: float, number: int) -> list[int]:
