@@ -128,7 +128,8 @@ class Streams:
         """
         lasts_s = min(HANDOFF_S, max(2.0, self._settings.drain_s - 5.0)) if announce else 0.0
         why = AgentDraining("the agent is stopping")
-        held = [running for running, _ in self._contexts()]
+        # the last one first: what waits behind another's turn to connect must not get that turn now
+        held = [running for running, _ in reversed(self._contexts())]
         self._workload.handoffs.leave([one for one in held if one.job.exclusive], why)
         if announce:
             announce()

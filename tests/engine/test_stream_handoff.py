@@ -22,6 +22,7 @@ from thunderagent.job import Job
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
+from thunderagent.streaming.ending import State
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.task import Handoff, Status, Task
 
@@ -193,6 +194,33 @@ def test_many_handoffs_in_a_row_keep_the_order(show: Show) -> None:
             show.log.until(show.published + 1, fence=fence)
             old = new
     show.check()
+
+
+def test_an_agent_that_stops_begins_no_connection_for_a_stream_that_waits_for_its_turn(tmp_path: Path) -> None:
+    log, told = Log(), list[str]()
+    job = follower(log)
+    with a_show(tmp_path, Unanswered()) as show:
+        stage = show.agents.add(job, connect_concurrency=1)
+        show.agents.client.enqueue(job, {"url": show.feed.url}, task_id="connecting")
+        show.feed.until(lambda: show.feed.server.attempts)
+        show.agents.client.enqueue(job, {"url": show.feed.url}, task_id="waiting")
+        log.wait(lambda: len(log.contexts) == 2)
+        rooms = log.contexts[0]._governor._rooms  # type: ignore[union-attr]
+        eventually(lambda: any(room._waiters for room in rooms.values()))
+
+        def after_each(event: events.Event) -> None:
+            if isinstance(event, events.StreamHandedOff):
+                told.append(event.task_id)
+                if len(told) == 1:
+                    return
+                (context,) = (one for one in log.contexts if one.task_id == told[0])
+                eventually(lambda: context.ended_by and all(feed.state is State.CLOSED for feed in context._feeds))
+
+        stage.bus.subscribe(after_each)
+        stage.stop()
+        assert sorted(told) == ["connecting", "waiting"]
+        moves = [move.state for move in show.agents.client.runs("waiting")[-1].moves]
+        assert moves[-3:] == ["resolving", "closed", "release"]
 
 
 def test_a_successor_hands_nothing_out_before_the_other_has_stopped(show: Show) -> None:
