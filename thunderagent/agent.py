@@ -9,17 +9,14 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import signal
 import socket
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from thunderagent import events
+from thunderagent import events, fleet_events
 from thunderagent.balance import Fleet
 from thunderagent.commands import Commands
+from thunderagent.companion import Companion, Companions
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
@@ -39,6 +36,7 @@ from thunderagent.ringer import Ringer
 from thunderagent.serving import check_leases, make_pollers
 from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Policy, Stopped
+from thunderagent.signals import stopping_signals
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
@@ -60,6 +58,7 @@ class Agent:
         bus: EventBus | None = None,
         doorbell: Doorbell | None = None,
         scope: Scope = no_scope,
+        companions: Callable[[Agent], Sequence[Companion]] = lambda agent: (),
         rng: random.Random | None = None,
         first_poll_s: float | None = None,
     ) -> None:
@@ -72,6 +71,7 @@ class Agent:
             bus: gets every event; a fresh one if None.
             doorbell: what it listens to, and closes at its end; None: it polls.
             scope: what surrounds each handler.
+            companions: makes the threads that run beside the loop, once the agent is made.
             rng: source of jitter and shuffling.
             first_poll_s: delay of the first poll; None takes a random 1 to 3 s, so that a fleet does not poll in step.
         """
@@ -174,6 +174,7 @@ class Agent:
             wake=self._workload.wake,
         )
         self.bus.subscribe(self._look_for_child)
+        self._companions = Companions(companions(self), self.bus)
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
@@ -199,7 +200,7 @@ class Agent:
         """
         self.store.engine.check()
         self._workload.executors = executors = self._executors()
-        with self._signals():
+        with stopping_signals(self.stop):
             self._begin()
             try:
                 while not self._stops:
@@ -207,6 +208,7 @@ class Agent:
                 return self._drain()
             finally:
                 executors.close()
+                self._companions.close()
                 self._heartbeat.stop()
                 self._listener.close()
                 if self._heart_store.engine is not self.store.engine:
@@ -216,6 +218,12 @@ class Agent:
         """Stop claiming and drain; called twice, it hurries. Safe in any thread and in a signal handler."""
         self._stops += 1
         self._workload.wake()
+
+    def retire(self, reason: str) -> None:
+        """Drain by itself, once, for a reason that is told; the supervisor starts a fresh agent. Safe in any thread."""
+        if not self._stops:
+            self.bus.emit(fleet_events.AgentRetires(reason=reason))
+            self.stop()
 
     def wake(self) -> None:
         """Look for work at once, for example after an enqueue in this process."""
@@ -252,6 +260,7 @@ class Agent:
         for poller in self._pollers.values():
             poller.postpone(self._first_poll_s)
         self._listener.start()
+        self._companions.start()
         queues = ", ".join(
             f"{poller.queue}:{poller.slots}" + (" streams" if poller.kind == STREAM else "")
             for poller in self._pollers.values()
@@ -356,6 +365,7 @@ class Agent:
             self._heartbeat.start()
             self.bus.emit(events.ThreadDied(thread="heartbeat", restarted=True))
         self._listener.look_after()
+        self._companions.look_after()
         executors = self._workload.executors
         if executors and executors.loop and not executors.loop.is_alive and not self._stops:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
@@ -380,20 +390,3 @@ class Agent:
         if executors.loop is not None:
             self._workload.handoffs.call = executors.loop.call
         return executors
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop the agent; only the main thread can be told so."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(_: int, __: FrameType | None) -> None:
-            self.stop()
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

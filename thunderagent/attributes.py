@@ -50,6 +50,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "limitMax": "N",
     "heldBy": "S",
     "holders": "SS",
+    "traceparent": "S",
 }
 """Every attribute of the table and its DynamoDB type. `info`, `heldBy` and `holders` are of rows that are no tasks: of
 agents, journals, schedules and pauses the first, of unique keys the second, of limits the third."""

@@ -25,9 +25,6 @@ from thunderagent.stream import StreamContext
 from thunderagent.streaming.governor import Governor
 from thunderagent.task import Lease
 
-Scope = Callable[[Lease], AbstractContextManager[Any]]
-"""What surrounds a handler, in its own thread or coroutine: telemetry binds task id, fence and attempt to log lines."""
-
 
 @dataclass(eq=False, slots=True)
 class Running:
@@ -44,12 +41,18 @@ class Running:
     lost: bool = False
     wedged: bool = False
     warned: float = 0.0
+    outcome: Outcome | None = None
+    """What came of the handler, once it has ended."""
 
     @property
     def deadline(self) -> float:
         """Monotonic second at which we stop by ourselves unless the lease is renewed before."""
         return self.lease.deadline(self.lease_margin)
 
+
+Scope = Callable[[Running], AbstractContextManager[Any]]
+"""What surrounds a handler, in its own thread or coroutine: log lines know its task, spans its time, hooks what they
+want. Entered before the handler begins; at its exit the outcome is known."""
 
 Done = Callable[[Running, Outcome], None]
 
@@ -64,7 +67,7 @@ class Executor(Protocol):
         """Take no more; idle threads end."""
 
 
-def no_scope(_: Lease) -> AbstractContextManager[Any]:
+def no_scope(_: Running) -> AbstractContextManager[Any]:
     """Nothing around the handler."""
     return nullcontext()
 
@@ -118,8 +121,8 @@ class ThreadExecutor:
     def _serve(self) -> None:
         while (running := self._inbox.get()) is not None:
             try:
-                with self._scope(running.lease):
-                    outcome = run_handler(running.job, running.context)
+                with self._scope(running):
+                    outcome = running.outcome = run_handler(running.job, running.context)
             except BaseException as error:  # of the scope: a slot must not die of it
                 outcome = raised(error)
             self._done(running, outcome)
@@ -214,8 +217,8 @@ class LoopExecutor:
 
     async def _run(self, running: Running) -> None:
         try:
-            with self._scope(running.lease):
-                outcome = await self._outcome(running.job, running.context)
+            with self._scope(running):
+                outcome = running.outcome = await self._outcome(running.job, running.context)
         except BaseException as error:  # of the scope: a slot must not be lost by it
             outcome = raised(error)
         self._done(running, outcome)

@@ -44,11 +44,12 @@ class ProcessExecutor:
         self._watchers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, running: Running) -> None:
-        with self._scope(running.lease):
+        with self._scope(running):
             try:
                 outcome = self._watch(running)
             except Exception as error:
                 outcome = raised(error)
+            running.outcome = outcome
         self._done(running, outcome)
 
     def _watch(self, running: Running) -> Outcome:

@@ -200,6 +200,12 @@ BEAT_AGAIN_S: Final = 1.0
 RELAY_S: Final = 1.0
 """Shortest time between two rings by which a busy agent tells others of children that it has let go."""
 
+COMPANION_AGAIN_S: Final = 5.0
+"""A thread beside the loop that has died is not started again sooner after its last start."""
+
+COMPANION_JOIN_S: Final = 2.0
+"""Longest wait for such a thread to end."""
+
 LISTENER_JOIN_S: Final = 0.5
 """Longest wait for the listener to end: a long poll under way cannot be broken off, and holds nothing up."""
 

@@ -9,7 +9,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
@@ -21,6 +21,7 @@ from thunderagent.pacing import Backoff
 from thunderagent.task import Lane
 
 PREFIX = "THUNDERAGENT_"
+_OPTIONAL: Final = ("wake_queue_url", "blob_bucket", "cloudwatch_namespace", "health_folder")
 LEASE_MARGIN = 0.2
 """Share of a lease before whose end the holder stops by itself."""
 
@@ -98,6 +99,28 @@ class Settings(BaseSettings):
     """Least level of the log lines: DEBUG, INFO, WARNING or ERROR."""
     log_json: bool = False
     """One JSON object a log line instead of text."""
+    log_redact: str = ""
+    """Names of facts that no log line shows, with commas between, beside `password`, `token` and the like."""
+    cloudwatch_namespace: str | None = None
+    """Namespace of the metrics that agents send to Amazon CloudWatch once a minute; without one they send none."""
+    http_port: int = 0
+    """Port of an agent's `/metrics` and `/health`, the next free one of 32 if it is taken; 0: none."""
+    http_host: str = "127.0.0.1"
+    """Address of that port; whoever reaches it may read the metrics."""
+    traces: bool = False
+    """Make OpenTelemetry spans of enqueues and runs, sent as `OTEL_…` variables say; needs the extra `traces`."""
+    health_folder: str | None = None
+    """Folder in which each agent keeps a file `PID.json` that says how it is."""
+    health_s: float = 60.0
+    """An agent without a good poll, a good beat or a tick of its event loop for so long is not healthy."""
+    recycle_tasks: int = 0
+    """An agent that has run so many tasks drains, for the supervisor to start a fresh one; 0: never."""
+    recycle_mib: int = 0
+    """The same when its process has more resident memory than so many MiB; 0: never."""
+    recycle_threads: int = 3
+    """The same when so many handlers went on for a minute after they were told to stop; 0: never."""
+    ec2_notices: bool = False
+    """Ask the EC2 instance each 5 s whether it is to be taken away (spot, Auto Scaling), and drain when it is."""
 
     @property
     def backoff(self) -> Backoff:
@@ -110,8 +133,8 @@ class Settings(BaseSettings):
         """Check each value and what must hold between them, and tell all problems in one error."""
         problems: list[str] = []
         given = dict(data) if isinstance(data, Mapping) else {}
-        if given.get("wake_queue_url") == "":  # a variable that is set to nothing is not set
-            data = given = {**given, "wake_queue_url": None}
+        if empty := {name: None for name in _OPTIONAL if given.get(name) == ""}:  # set to nothing is not set
+            data = given = {**given, **empty}
         try:
             settings: Settings = handler(data)
         except ValidationError as error:
@@ -152,6 +175,11 @@ class Settings(BaseSettings):
             ("clock_guard_s", 0, 60),
             ("keep_success_days", 0.001, 3650),
             ("keep_failed_days", 0.001, 3650),
+            ("http_port", 0, 65535),
+            ("health_s", 1, 86400),
+            ("recycle_tasks", 0, 1e9),
+            ("recycle_mib", 0, 1e6),
+            ("recycle_threads", 0, 1000),
         ]
         problems = [
             f"{PREFIX}{name.upper()} is {value:g}; it must be from {low:g} to {high:g}"

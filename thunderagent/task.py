@@ -251,6 +251,8 @@ class Task:
     limit_key: str | None = None
     limit_max: int | None = None
     """How many tasks with this `limit_key` may run at once in the whole fleet."""
+    traceparent: str | None = None
+    """The trace that the task belongs to, as a W3C `traceparent`: of whoever enqueued it."""
     line: str | None = None
     """Key of the limit in whose line the task stands while it is BLOCKED; no attribute, but a part of the status."""
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from thunderagent import events, router_events
+from thunderagent import events, fleet_events, router_events
 from thunderagent.events import Event, EventBus
-from thunderagent.task import Lease
+from thunderagent.executor import Running
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -61,6 +61,11 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.StreamHandedOver: ("INFO", "stream is handed over"),
     events.ActiveConnections: ("DEBUG", "active connections"),
     events.ThreadDied: ("ERROR", "a thread of the agent has died"),
+    fleet_events.HealthChanged: ("WARNING", "health has changed"),
+    fleet_events.AgentRetires: ("WARNING", "agent retires: it drains, for a fresh one to take its place"),
+    fleet_events.HookFailed: ("WARNING", "a hook failed; its task goes on"),
+    fleet_events.ExportFailed: ("WARNING", "metrics could not be sent"),
+    fleet_events.QueueMeasured: ("DEBUG", "queue measured"),
     router_events.EventRouted: ("INFO", "event taken"),
     router_events.EventRefused: ("WARNING", "event rejected"),
     router_events.EventFailed: ("ERROR", "event not handled"),
@@ -127,8 +132,9 @@ def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: Tex
     )
 
 
-def task_scope(lease: Lease) -> AbstractContextManager[None]:
+def task_scope(running: Running) -> AbstractContextManager[None]:
     """Bind task id, fence and attempt to every line that is logged inside, in this thread or coroutine."""
+    lease = running.lease
     return logger.contextualize(task_id=lease.task_id, fence=lease.fence, attempt=lease.task.attempt)
 
 

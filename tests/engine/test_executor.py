@@ -25,7 +25,6 @@ from thunderagent.isolation import ProcessExecutor
 from thunderagent.job import Job, job
 from thunderagent.jsondata import Unstorable, dump_json
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, time_limit
-from thunderagent.task import Lease
 from thunderagent.testing import make_lease
 
 
@@ -195,10 +194,10 @@ def test_a_scope_surrounds_each_handler_in_its_own_thread_and_coroutine() -> Non
     seen: list[str] = []
 
     @contextmanager
-    def scope(lease: Lease) -> Iterator[None]:
-        seen.append(f"in {lease.task_id}")
+    def scope(one: Running) -> Iterator[None]:
+        seen.append(f"in {one.lease.task_id}")
         yield
-        seen.append(f"out {lease.task_id}")
+        seen.append(f"out {one.lease.task_id} {one.outcome}")
 
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     for executor, made in (
@@ -209,7 +208,7 @@ def test_a_scope_surrounds_each_handler_in_its_own_thread_and_coroutine() -> Non
         executor.start(running(a_lease(), made))
         assert outcomes.get(timeout=LONG_S) == Returned(1)
         executor.close()
-    assert seen == ["in a", "out a"] * 2
+    assert seen == ["in a", f"out a {Returned(1)}"] * 2
 
 
 def test_a_plain_function_that_answers_with_a_coroutine_has_not_run_and_says_so(bench: Bench) -> None:
@@ -508,7 +507,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_scope_that_fails_costs_its_task_an_error_and_no_slot(is_async: bool) -> None:
-    def broken(lease: Lease) -> AbstractContextManager[None]:
+    def broken(_: Running) -> AbstractContextManager[None]:
         raise RuntimeError("no scope today")
 
     @job("test.plain")

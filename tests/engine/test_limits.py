@@ -24,6 +24,7 @@ from thunderagent.client import Client
 from thunderagent.conditions import Present, Write
 from thunderagent.context import Context, Fail, Snooze
 from thunderagent.errors import ConfigurationError, StoreError
+from thunderagent.executor import Running
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, Slots, holders_of, limit_of
@@ -56,7 +57,8 @@ class Gauge:
         self.order: list[str] = []
 
     @contextmanager
-    def scope(self, lease: Lease) -> Iterator[None]:
+    def scope(self, running: Running) -> Iterator[None]:
+        lease = running.lease
         key = self._key_of(lease)
         self._count(key, lease.task_id, 1)
         try:

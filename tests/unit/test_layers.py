@@ -14,13 +14,14 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "errors attributes task conditions writes shared_writes pacing dependencies events router_events clock "
-    "version jsondata zones ticks schedules rings",
+    0: "errors attributes task conditions writes shared_writes pacing dependencies events router_events fleet_events "
+    "clock version jsondata zones ticks schedules rings",
     1: "context job recurring registry port store texts settings doorbell",
     2: "stores stores.* blobs doorbells doorbells.*",
     3: "keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload poller "
-    "heartbeat executor executors isolation child settler dependents intake maintenance housekeeping periodic "
-    "stream streams handoff balance journal pauses controls rung ringer listener streaming streaming.*",
+    "heartbeat companion signals executor executors isolation child settler dependents intake maintenance "
+    "housekeeping periodic stream streams handoff balance journal pauses controls rung ringer listener "
+    "streaming streaming.*",
     4: "client commands pause_commands schedule_commands agent statistics waiting __init__",
     5: "cli cli.* router router.* telemetry testing faults chaos chaos.* fasttime local __main__",
 }

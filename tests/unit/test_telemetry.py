@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 from loguru import logger
 
-from tests.engine.support import a_lease, serving
-from thunderagent import events
+from tests.engine.support import a_lease, running, serving
+from thunderagent import events, fleet_events
 from thunderagent.context import Context, Snooze
 from thunderagent.events import Event, EventBus, TaskEvent
 from thunderagent.job import job
@@ -21,7 +21,8 @@ from thunderagent.telemetry import COUNTED, LEVELS, Telemetry, configure_logging
 
 ALL: Final = [
     one
-    for _, one in inspect.getmembers(events, inspect.isclass)
+    for module in (events, fleet_events)
+    for _, one in inspect.getmembers(module, inspect.isclass)
     if issubclass(one, Event) and one not in (Event, TaskEvent)
 ]
 STATE_CHANGES: Final = (
@@ -179,7 +180,7 @@ def test_an_exception_in_json_is_one_line_without_values(lines: io.StringIO) -> 
 
 
 def test_a_handlers_own_lines_carry_its_task(lines: io.StringIO) -> None:
-    with task_scope(a_lease(retry_count=1)):
+    with task_scope(running(a_lease(retry_count=1))):
         logger.info("inside {}", "{}")
     logger.info("outside")
     inside, outside = parsed(lines)

@@ -25,6 +25,8 @@ _THIRD: Final = ("handoffOwner", "handoffUntil", "handoffState")
 """Columns that came with the third version of the schema."""
 _FOURTH: Final = ("uniqueKey", "uniqueScope", "limitKey", "limitMax", "heldBy", "holders")
 """Columns that came with the fourth version of the schema."""
+_FIFTH: Final = ("traceparent",)
+"""Columns that came with the fifth version of the schema."""
 
 
 def _add(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,12 +38,13 @@ CREATE: Final = (
     + ", ".join(
         f'"{name}" {_SQL_TYPES[kind]}' + (" PRIMARY KEY NOT NULL" if name == "taskId" else "")
         for name, kind in ATTRIBUTES.items()
-        if name not in _THIRD + _FOURTH
+        if name not in _THIRD + _FOURTH + _FIFTH
     )
     + ") WITHOUT ROWID"
 )
 ADD_THIRD: Final = _add(_THIRD)
 ADD_FOURTH: Final = _add(_FOURTH)
+ADD_FIFTH: Final = _add(_FIFTH)
 CREATE_INDEX: Final = (
     'CREATE INDEX "status-createdAt-index" ON tasks ("status", "createdAt", "taskId", "job", "kind") '
     'WHERE "status" IS NOT NULL'

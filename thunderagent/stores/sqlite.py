@@ -33,6 +33,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ('CREATE INDEX "expireAt-index" ON tasks ("expireAt") WHERE "expireAt" IS NOT NULL',),
     sql.ADD_THIRD,
     sql.ADD_FOURTH,
+    sql.ADD_FIFTH,
 )
 """What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
 

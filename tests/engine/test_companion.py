@@ -1,0 +1,80 @@
+"""Threads beside the loop of an agent: looked after, started again, ended with it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.engine.support import LONG_S, Stage
+from tests.stands import eventually
+from thunderagent import events, fleet_events
+from thunderagent.agent import Agent
+from thunderagent.companion import Companions, Repeated
+from thunderagent.events import EventBus
+from thunderagent.pacing import COMPANION_AGAIN_S
+from thunderagent.registry import Registry
+from thunderagent.testing import FakeClock, Recorder
+
+
+def died(one: Repeated) -> bool:
+    return not one.is_alive
+
+
+def test_work_is_repeated_until_the_end_and_the_last_piece_is_done_then() -> None:
+    rounds, last = threading.Semaphore(0), threading.Event()
+    one = Repeated("test", 0.001, rounds.release, last=last.set)
+    assert not one.is_alive
+    one.start()
+    for _ in range(3):
+        assert rounds.acquire(timeout=LONG_S)
+    assert not last.is_set()
+    one.close()
+    assert last.is_set()
+    assert not one.is_alive
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_that_dies_is_told_and_started_again_but_not_all_the_time() -> None:
+    clock, bus = FakeClock(), EventBus()
+    record = Recorder(bus)
+    rounds: list[int] = []
+
+    def broken() -> None:
+        rounds.append(1)
+        raise LookupError("nobody expected this")
+
+    one = Repeated("test", 0.001, broken)
+    beside = Companions([one], bus, monotonic=clock.monotonic)
+    beside.start()
+    eventually(lambda: died(one))
+    beside.look_after()
+    assert record.of(events.ThreadDied) == [], "a thread that dies at once would be started all the time"
+    clock.advance(COMPANION_AGAIN_S)
+    beside.look_after()
+    assert record.of(events.ThreadDied) == [events.ThreadDied(thread="test", restarted=True)]
+    eventually(lambda: died(one))
+    beside.look_after()
+    assert len(rounds) == 2
+    beside.close()
+
+
+def test_an_agent_starts_looks_after_and_ends_its_companions() -> None:
+    alive = threading.Event()
+    one = Repeated("test", 60.0, alive.set)
+    stage = Stage(())
+
+    def companions(agent: Agent) -> list[Repeated]:
+        assert agent.health()["draining"] is False, "made before its companions"
+        return [one]
+
+    agent = Agent(stage.store, Registry(), stage.settings, bus=stage.bus, companions=companions, first_poll_s=0.0)
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
+    assert alive.wait(LONG_S)
+    agent.retire("somebody asked it to")
+    agent.retire("twice is once")
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert not one.is_alive
+    assert [event.reason for event in stage.record.of(fleet_events.AgentRetires)] == ["somebody asked it to"]

@@ -1,0 +1,109 @@
+"""Threads that run beside an agent's loop: each does one thing at its own pace until the agent ends.
+
+The loop looks after them: one that has died of something that nobody expected is told and started again, never more
+often than once in `AGAIN_S`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from thunderagent import events
+from thunderagent.events import EventBus
+from thunderagent.pacing import COMPANION_AGAIN_S, COMPANION_JOIN_S
+
+
+class Companion(Protocol):
+    """What starts and ends with an agent."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in log lines."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False before `start`, after `close`, and when it has died."""
+
+    def start(self) -> None:
+        """Begin; or begin again after it has died."""
+
+    def close(self) -> None:
+        """End, within seconds whatever happens."""
+
+
+class Repeated:
+    """A companion that does a piece of work again and again, `every_s` seconds apart.
+
+    Args:
+        name: of the thread.
+        every_s: seconds between the end of one piece and the begin of the next.
+        work: the piece; an exception of it ends the thread, which is told and started again.
+        last: done once at the end, in the thread that closes it.
+    """
+
+    def __init__(
+        self, name: str, every_s: float, work: Callable[[], object], *, last: Callable[[], object] | None = None
+    ) -> None:
+        self.name = name
+        self._every_s = every_s
+        self._work = work
+        self._last = last
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(COMPANION_JOIN_S)
+        if self._last is not None:
+            self._last()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._work()
+            self._stop.wait(self._every_s)
+
+
+class Companions:
+    """The companions of one agent."""
+
+    def __init__(
+        self, companions: Sequence[Companion], bus: EventBus, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._companions = companions
+        self._bus = bus
+        self._monotonic = monotonic
+        self._started: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Start all."""
+        for one in self._companions:
+            self._start(one)
+
+    def look_after(self) -> None:
+        """Start those again that have died."""
+        for one in self._companions:
+            if not one.is_alive and self._monotonic() - self._started.get(one.name, 0.0) >= COMPANION_AGAIN_S:
+                self._start(one)
+                self._bus.emit(events.ThreadDied(thread=one.name, restarted=True))
+
+    def close(self) -> None:
+        """End all, the last one first."""
+        for one in reversed(self._companions):
+            one.close()
+
+    def _start(self, one: Companion) -> None:
+        self._started[one.name] = self._monotonic()
+        one.start()

@@ -1,0 +1,51 @@
+"""What happens to an agent as one of a fleet that somebody runs: its health, its retirement, what it tells others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thunderagent.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthChanged(Event):
+    """The agent is healthy again, or is not; `reasons` say what is wrong, each with what to look at."""
+
+    healthy: bool
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRetires(Event):
+    """The agent drains by itself: to be started afresh, because somebody asked it to, or as its machine goes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookFailed(Event):
+    """A hook raised, or could not keep up; the task that it was about is not affected."""
+
+    hook: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFailed(Event):
+    """Metrics could not be sent; they are counted on, and sent with the next."""
+
+    to: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueMeasured(Event):
+    """How many tasks of a queue are ready, and since when the oldest; one agent of the fleet measures each minute.
+
+    `is_capped`: there are at least so many.
+    """
+
+    queue: str
+    ready: int
+    oldest_ready_s: float
+    is_capped: bool = False
