@@ -110,7 +110,7 @@ class Stand:
 
 def seen(task: Task) -> Candidate:
     """What a fresh index entry tells of a task."""
-    return Candidate(task.task_id, task.status_value, task.created_at, task.job, task.kind)
+    return Candidate(task.task_id, task.status_value, task.created_at, task.job_value, task.kind)
 
 
 def only(answers: list[Enqueued]) -> Enqueued:

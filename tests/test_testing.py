@@ -13,7 +13,14 @@ from thunderagent import events, writes
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import PayloadInvalid, StoreError, StoreThrottled, StoreUnavailable, WaitTimeout
+from thunderagent.errors import (
+    ConfigurationError,
+    PayloadInvalid,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+    WaitTimeout,
+)
 from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.port import Engine
@@ -33,6 +40,7 @@ from thunderagent.testing import (
     memory_store,
     run_until_idle,
 )
+from thunderagent.travel import Travel
 
 QUICK: dict[str, Any] = {"poll_min_s": 0.01, "poll_max_s": 0.05, "poll_idle_s": 0.05, "sweep_s": 0.5}
 
@@ -75,6 +83,25 @@ def test_two_stores_in_memory_share_nothing() -> None:
     one.enqueue(add, {"a": 1}, task_id="a")
     assert one.get("a").max_retry == 7
     assert other.store.get(["a"]) == {}
+
+
+def test_every_moment_at_which_something_is_due_is_known() -> None:
+    clock = FakeClock()
+    client, now = memory_client(clock), clock.now()
+    client.enqueue(add, {"a": 1}, delay_s=600.0)
+    client.pause(job=add, for_s=900.0)
+    client.pause(queue="sums")
+    task = client.enqueue(add, {"a": 2}, queue="other")
+    [entry] = client.store.ready(task.lane, limit=5).entries
+    client.store.claim([Wanted(entry, 300.0)], owner="gone")
+    moments = Travel(agent_for(client), client, clock.advance)._moments()
+    assert sorted(round(at - now) for at in moments) == [302, 600, 900]
+
+
+def test_real_time_cannot_be_moved() -> None:
+    client = memory_client()
+    with pytest.raises(ConfigurationError, match="only time of a FakeClock can be moved"):
+        run_until_idle(agent_for(client), client, advance=True)
 
 
 # Leases for handlers

@@ -7,6 +7,7 @@ whoever runs agents in a program of their own `Agent`.
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.hooks import JobRun, around, on
 from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff
 from thunderagent.recurring import periodic
@@ -36,6 +37,7 @@ __all__ = [
     "Gap",
     "GapAction",
     "Job",
+    "JobRun",
     "Registry",
     "Settings",
     "Snooze",
@@ -45,9 +47,11 @@ __all__ = [
     "Task",
     "Tick",
     "__version__",
+    "around",
     "cron",
     "every",
     "job",
+    "on",
     "periodic",
     "stream",
 ]

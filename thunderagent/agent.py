@@ -10,7 +10,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thunderagent import events, fleet_events
@@ -21,7 +21,7 @@ from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.errors import AgentDraining, StoreError, StoreThrottled
+from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.events import EventBus
 from thunderagent.executor import Executors, Scope, no_scope
 from thunderagent.executors import make_executors
@@ -29,11 +29,14 @@ from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.listener import Listener
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import HURRY_S, THROTTLED_S, first_poll, outage_delays
+from thunderagent.marks import Marks
+from thunderagent.outage import Outage
+from thunderagent.pacing import HURRY_S, first_poll
 from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
-from thunderagent.serving import check_leases, make_pollers
+from thunderagent.scopes import Surroundings
+from thunderagent.serving import check_leases, make_pollers, tick_s
 from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.signals import stopping_signals
@@ -41,6 +44,7 @@ from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
 from thunderagent.task import BATCH, STREAM
+from thunderagent.vitals import Vitals
 from thunderagent.workload import Workload
 
 LONGEST_WAIT_S: Final = 10.0
@@ -85,11 +89,12 @@ class Agent:
         self._rng = rng or random.Random()
         self._monotonic = store.monotonic
         self._first_poll_s = first_poll(self._rng) if first_poll_s is None else first_poll_s
-        self._scope = scope
+        around = Surroundings(settings, scope, jobs.hooks, self.bus)
+        self._scope = around.scope
         self._stops = 0
-        self._outage: Iterator[float] | None = None
-        self._outage_since = self._next_try = 0.0
-        self._last_round = self._monotonic()
+        self._marks = Marks(self._monotonic)
+        self.told: dict[str, Any] = {}
+        """Further facts for the agent's row, by name."""
         policy = Policy(
             backoff=settings.backoff,
             max_retry=settings.max_retry,
@@ -98,21 +103,24 @@ class Agent:
         )
         keep = {"keep_success_s": policy.keep_success_s, "keep_failed_s": policy.keep_failed_s}
         dependents = Dependents(store, self.bus, **keep)
-        streams = {name for name, job in jobs.items() if job.is_stream}
+        streams = {name for name, job in jobs.by_value.items() if job.is_stream}
         most = settings.max_streams if streams else 0
         self._fleet = Fleet(store, owner=self.name, max_streams=most, jobs=streams, monotonic=self._monotonic)
         self._pollers = make_pollers(store, jobs, settings, fleet=self._fleet, bus=self.bus, rng=self._rng)
-        self._controls = Controls(
+        self.controls = Controls(
             store,
             self.bus,
             owner=self.name,
             queues={queue for queue, _ in self._pollers},
-            jobs=jobs,
+            jobs=jobs.by_value,
             every_s=settings.poll_min_s,
             monotonic=self._monotonic,
+            retire=self.retire,
         )
         self._heart_store = store.sibling()
-        self._heartbeat = Heartbeat(self._heart_store, self.bus, tick_s=self._tick_s(), monotonic=self._monotonic)
+        self._heartbeat = Heartbeat(
+            self._heart_store, self.bus, tick_s=tick_s(jobs, settings), monotonic=self._monotonic
+        )
         self._workload = Workload(
             store,
             jobs,
@@ -125,8 +133,9 @@ class Agent:
             dependents=dependents,
             policy=policy,
             fleet=self._fleet,
-            controls=self._controls,
+            controls=self.controls,
         )
+        self._outage = Outage(self._workload.choice, self._marks, self.bus, self._rng, self._monotonic)
         janitor = Janitor(
             store,
             self.bus,
@@ -161,6 +170,8 @@ class Agent:
                 rng=self._rng,
             ),
             health=self.health,
+            told=self.told,
+            marks=self._marks,
             failed=self._house_failed,
         )
         self._listener = Listener(
@@ -174,7 +185,19 @@ class Agent:
             wake=self._workload.wake,
         )
         self.bus.subscribe(self._look_for_child)
-        self._companions = Companions(companions(self), self.bus)
+        self.vitals = Vitals(
+            self._marks,
+            settings,
+            store,
+            pollers=self._pollers,
+            workload=self._workload,
+            heartbeat=self._heartbeat,
+            listener=self._listener,
+            controls=self.controls,
+            is_draining=lambda: self._stops > 0,
+        )
+        """How the agent is, for any thread."""
+        self.vitals.companions = self._companions = Companions([*around.companions, *companions(self)], self.bus)
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
@@ -197,14 +220,20 @@ class Agent:
 
         Raises:
             StoreError: the store cannot be used from the start (a missing table, a missing permission).
+            Exception: what nobody expected. What is held goes back first, if the store takes it; end the process.
         """
         self.store.engine.check()
+        self._marks.begin()
         self._workload.executors = executors = self._executors()
         with stopping_signals(self.stop):
             self._begin()
             try:
                 while not self._stops:
                     self._turn()
+            except Exception as error:
+                self._fall(error)
+                raise
+            else:
                 return self._drain()
             finally:
                 executors.close()
@@ -237,16 +266,8 @@ class Agent:
         return len(self._workload.held)
 
     def health(self) -> Mapping[str, Any]:
-        """How the agent is: seconds since its last good round and the last round of its heartbeat, and its threads."""
-        now = self._monotonic()
-        return {
-            "last_round_s": round(now - self._last_round, 1),
-            "last_heartbeat_s": round(now - self._heartbeat.last_round, 1),
-            "heartbeat_alive": self._heartbeat.is_alive,
-            "store_answers": self._outage is None,
-            "draining": self._stops > 0,
-            "paused": self._controls.is_agent_paused,
-        }
+        """How the agent is, as its row tells: see `Vitals.told`."""
+        return self.vitals.told()
 
     def _look_for_child(self, event: events.Event) -> None:
         """A task that has left BLOCKED, or that of a tick, is due now: do not let it wait for the next poll."""
@@ -267,9 +288,22 @@ class Agent:
         )
         self.bus.emit(
             events.AgentStarted(
-                agent=self.name, store=self.store.engine.url, queues=queues, jobs=tuple(sorted(self.jobs))
+                agent=self.name,
+                store=self.store.engine.url,
+                queues=queues,
+                jobs=tuple(sorted(self.jobs.by_value)),
+                http=self.told.get("http"),
             )
         )
+
+    def _fall(self, error: Exception) -> None:
+        """Nobody knows what is broken: say so, and try to stop in good order; what stays held, others take over."""
+        self.bus.emit(fleet_events.AgentFailed(error=repr(error)))
+        self._stops += 1
+        try:
+            self._drain()
+        except Exception as another:
+            self.bus.emit(fleet_events.AgentFailed(error=f"nor can it give its tasks back: {another!r}"))
 
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
@@ -288,7 +322,7 @@ class Agent:
         self._workload.is_closing = True
         self._listener.stop()
         begun = self._monotonic()
-        self._housekeeping.leave_streams(store_answers=self._outage is None)
+        self._housekeeping.leave_streams(store_answers=not self._outage.is_on)
         self._wind_down(self.settings.drain_s - (self._monotonic() - begun), may_hurry=True)
         for running in list(self._workload.held.values()):
             running.context.stop(AgentDraining())
@@ -301,7 +335,7 @@ class Agent:
                 continue  # nobody may connect while it is: its lease ends after this process
             self._workload.end(running, Stopped(running.context.stop_reason or AgentDraining()))
         self._commit(claim=False)
-        if self._outage is None:
+        if not self._outage.is_on:
             self._workload.gather(0.0)  # a claim in doubt that has just turned out to be ours goes back too
             self._commit(claim=False)
             self._housekeeping.end()
@@ -316,7 +350,7 @@ class Agent:
             if may_hurry and self._stops > 1:
                 return
             self._workload.gather(min(left, 0.5))
-            if self._outage is None or (may_hurry and self._monotonic() >= self._next_try):
+            if not self._outage.is_on or (may_hurry and self._outage.may_try):
                 self._commit(claim=False)
                 self._housekeeping.look_at_handoffs()
 
@@ -324,58 +358,31 @@ class Agent:
         try:
             committed = self._workload.commit(claim=claim)
         except StoreError as error:
-            self._failed(error, answered=False)
+            self._outage.failed(error, answered=False)
         else:
             if committed.error is not None:
-                self._failed(committed.error, answered=committed.answered)
-            elif committed.asked or self._outage is None:  # a round that asked for nothing does not end an outage
-                self._reached()
+                self._outage.failed(committed.error, answered=committed.answered)
+            else:
+                self._outage.reached(asked=committed.asked)
         self._look_after_threads()
 
     def _house_failed(self, error: StoreError) -> None:
         """A piece of housekeeping met a dead store: an agent that stops has no time to find that out again."""
-        if self._stops and self._outage is None:
-            self._failed(error, answered=False)
-
-    def _reached(self) -> None:
-        self._last_round = self._monotonic()
-        self._workload.choice.rung.is_deaf = False
-        if self._outage is not None:
-            self._outage = None
-            seconds = self._last_round - self._outage_since
-            self.bus.emit(events.StoreRecovered(during="polling", seconds=seconds))
-
-    def _failed(self, error: StoreError, *, answered: bool) -> None:
-        """Wait longer after each failure, shortly when a part was answered; heartbeats go on by themselves."""
-        self._workload.choice.rung.is_deaf = True
-        if self._outage is None:
-            self._outage_since = self._monotonic()
-        if self._outage is None or answered:
-            self._outage = outage_delays(self._rng)
-        delay = next(self._outage)
-        if isinstance(error, StoreThrottled):  # it is there, and less of us is all that it asks for
-            delay = min(delay, THROTTLED_S)
-        self._next_try = self._monotonic() + delay
-        self._workload.choice.postpone(delay)
-        self.bus.emit(events.StoreFailed(during="polling", error=str(error), next_try_s=delay))
+        if self._stops and not self._outage.is_on:
+            self._outage.failed(error, answered=False)
 
     def _look_after_threads(self) -> None:
         """Start a heartbeat that has died again; without an event loop, stop and let the supervisor start us afresh."""
-        if not self._heartbeat.is_alive:
+        if dead := self._heartbeat.dead:
             self._heartbeat.start()
-            self.bus.emit(events.ThreadDied(thread="heartbeat", restarted=True))
+            for name in dead:
+                self.bus.emit(events.ThreadDied(thread=name, restarted=True))
         self._listener.look_after()
         self._companions.look_after()
         executors = self._workload.executors
         if executors and executors.loop and not executors.loop.is_alive and not self._stops:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
             self.stop()
-
-    def _tick_s(self) -> float:
-        """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""
-        intervals = [job.heartbeat_s or self.settings.heartbeat_s for job in self.jobs.values()]
-        intervals += [job.timeout_s for job in self.jobs.values() if job.timeout_s]
-        return min(1.0, self.settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
 
     def _executors(self) -> Executors:
         executors = make_executors(

@@ -17,13 +17,16 @@ from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.executor import run_handler
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
+from thunderagent.pacing import OTHER_CODE_S
 from thunderagent.settler import Raised, Ran, Returned, Stopped, raised
 from thunderagent.task import Lease, Task
+from thunderagent.tracing import in_child
 
 
 def _child(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # the agent began it with them blocked
     told = os.fdopen(descriptor, "w", encoding="utf-8")
     guard = threading.Lock()
 
@@ -46,7 +49,12 @@ def _child(descriptor: int) -> None:
     except Exception as error:
         outcome: Ran = raised(error)
     else:
-        outcome = run_handler(job, context)
+        # The code on the disk may be another than that of the agent, in the middle of a deploy.
+        if task.job_value not in job.job_values:
+            outcome = Returned(Snooze(OTHER_CODE_S))
+        else:
+            with in_child(orders.get("traceparent"), traces=orders.get("traces", False)):
+                outcome = run_handler(job, context)
     tell(_answer(outcome))
     told.close()
     sys.stdout.flush()

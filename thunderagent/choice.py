@@ -49,7 +49,7 @@ class Choice:
         rng: random.Random,
     ) -> None:
         self._pollers = pollers
-        self._jobs = jobs
+        self._jobs = jobs.by_value
         self._controls = controls
         self._admission = admission
         self._lease_s = lease_s
@@ -117,7 +117,7 @@ class Choice:
         queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
         if one.job in self._jobs and (queue, self._jobs[one.job].kind) in self._pollers:
             # If it is only this agent that is paused, it is for another.
-            return not self._controls.is_agent_paused and self._controls.is_paused(queue, one.job)
+            return not self._controls.is_agent_paused and self._controls.is_paused(queue, self._jobs[one.job].name)
         return self._served is not None and (queue, one.job) not in self._served
 
     def _room(self, one: Candidate, here: Container[str], promised: Counter[Room]) -> float | None:
@@ -126,7 +126,9 @@ class Choice:
             return None
         queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
         poller = self._pollers.get((queue, self._jobs[one.job].kind))
-        if poller is None or poller.free <= promised[poller.room] or self._controls.is_paused(queue, one.job):
+        if poller is None or poller.free <= promised[poller.room]:
+            return None
+        if self._controls.is_paused(queue, self._jobs[one.job].name):
             return None
         promised[poller.room] += 1
         return self._lease_s(one.job)

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, overload
 from thunderagent.commands import id_of
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.doorbells.opening import open_doorbell
+from thunderagent.drain_commands import DrainCommands
 from thunderagent.errors import (
     NotAllowed,
     WaitTimeout,
@@ -20,13 +21,13 @@ from thunderagent.intake import NewTask
 from thunderagent.job import Job
 from thunderagent.lines import line_value, open_lines
 from thunderagent.pacing import KEY_SETTLES_S, wait_delays
-from thunderagent.pause_commands import PauseCommands
 from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, Enqueued
 from thunderagent.stores.opening import open_store
 from thunderagent.task import TERMINAL, Candidate, Status, Task, UniqueScope
+from thunderagent.tracing import enqueuing
 
 P = TypeVar("P")
 
@@ -34,7 +35,7 @@ BULK: Final = 500
 """Tasks that `enqueue_many` gives to the store in one call."""
 
 
-class Client(ScheduleCommands, PauseCommands):
+class Client(ScheduleCommands, DrainCommands):
     """Enqueues tasks, looks them up, and changes their fate. Safe in threads."""
 
     @classmethod
@@ -155,7 +156,9 @@ class Client(ScheduleCommands, PauseCommands):
             limit_key=limit_key,
             limit=limit,
         )
-        task = self._intake.put(self._intake.make(new, payload), own_id=task_id is not None, number=new.number)
+        with enqueuing(new.name, traces=self.settings.traces) as span:
+            task = self._intake.put(self._intake.make(new, payload), own_id=task_id is not None, number=new.number)
+            span.attributes["messaging.message.id"] = task.task_id
         self._enqueued(task)
         return task
 
@@ -194,7 +197,8 @@ class Client(ScheduleCommands, PauseCommands):
         pairs = zip(payloads, task_ids, strict=True) if task_ids is not None else ((one, None) for one in payloads)
         outcomes: list[Enqueued] = []
         while batch := list(itertools.islice(pairs, BULK)):
-            put = self._intake.put_many(new, batch, fresh=task_ids is None)
+            with enqueuing(new.name, traces=self.settings.traces, number=len(batch)):
+                put = self._intake.put_many(new, batch, fresh=task_ids is None)
             outcomes += put
             self._ringer.tasks(one.task for one in put if one.error is None)
             if on_progress:
@@ -261,7 +265,7 @@ class Client(ScheduleCommands, PauseCommands):
         return itertools.islice(self._whole(merged, min(limit or 100, 100)), limit)
 
     def stats(self) -> Sequence[QueueStats]:
-        """Every queue in numbers. On DynamoDB this reads the index entries of all open and failed tasks."""
+        """Every queue in numbers: exact on SQLite, up to 10,000 on DynamoDB; see `QueueStats.at_least`."""
         return queue_stats(self.store)
 
     def agents(self) -> Sequence[AgentInfo]:

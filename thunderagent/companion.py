@@ -86,6 +86,16 @@ class Companions:
         self._bus = bus
         self._monotonic = monotonic
         self._started: dict[str, float] = {}
+        self._is_closed = False
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """Names of those that have ended before their time."""
+        return (
+            ()
+            if self._is_closed
+            else tuple(one.name for one in self._companions if one.name in self._started and not one.is_alive)
+        )
 
     def start(self) -> None:
         """Start all."""
@@ -101,6 +111,7 @@ class Companions:
 
     def close(self) -> None:
         """End all, the last one first."""
+        self._is_closed = True
         for one in reversed(self._companions):
             one.close()
 

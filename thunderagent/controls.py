@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable, Collection
 
 from thunderagent import events
+from thunderagent.drains import drain_asked
 from thunderagent.errors import StoreError
 from thunderagent.events import EventBus
+from thunderagent.names import plain_job
+from thunderagent.pacing import CONTROL_LOOK_S
 from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
 from thunderagent.poller import QueuePoller
 from thunderagent.shared_writes import CONTROL_ID
@@ -31,6 +34,7 @@ class Controls:
         jobs: Collection[str],
         every_s: float,
         monotonic: Callable[[], float],
+        retire: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Make one; nothing is read before the first question.
 
@@ -39,15 +43,17 @@ class Controls:
             bus: told of pauses that begin and end.
             owner: name of the agent.
             queues: those that it serves.
-            jobs: those that it has.
+            jobs: those that it has, as the attribute `job` of their tasks names them.
             every_s: the row is read at most once in so many seconds.
             monotonic: the clock of these seconds.
+            retire: ends the agent, when somebody has asked it to drain.
         """
         self._store = store
         self._bus = bus
         self._keys = {f"{PauseKind.AGENT}:{name}" for name in names_of(owner)}
         self._ours = self._keys | {f"{PauseKind.QUEUE}:{name}" for name in queues}
-        self._ours |= {f"{PauseKind.JOB}:{name}" for name in jobs}
+        self._values = tuple(jobs)
+        self._ours |= {f"{PauseKind.JOB}:{plain_job(name)}" for name in jobs}
         self._every_s = every_s
         self._monotonic = monotonic
         self._next_read = -math.inf
@@ -56,16 +62,27 @@ class Controls:
         self._active: dict[str, Pause] = {}
         self._jobs: frozenset[str] = frozenset()
         self._was_read = False
+        self._held: dict[str, Pause] = {}
+        self._owner = owner
+        self._retire = retire
+        self._is_asked_to_drain = False
+
+    def hold(self, reason: str | None) -> None:
+        """Let nothing start in this agent, whatever the row says; go on with None. Safe in any thread."""
+        pause = Pause(kind=PauseKind.AGENT, name=self._owner, reason=reason)
+        self._held = {} if reason is None else {pause.key: pause}
 
     @property
     def is_agent_paused(self) -> bool:
         """True while the agent is to claim nothing, as far as it knows."""
-        return not self._keys.isdisjoint(self._active)
+        return bool(self._held) or not self._keys.isdisjoint(self._active)
 
     def admits(self, poller: QueuePoller) -> bool:
         """Whether a poller whose time has come may look. One that may not comes again at its usual pace."""
         if poller.free > 0:
             self._read()
+        if self._is_asked_to_drain:
+            return False
         self._notice()
         holding = [self._active[key] for key in (*self._keys, f"queue:{poller.queue}") if key in self._active]
         if holding:
@@ -77,6 +94,12 @@ class Controls:
             poller.read_past((), woken_due=math.inf, longest_s=math.inf)
         return not holding
 
+    def look(self) -> None:
+        """Read the row if it was not read for a while: an agent whose slots are all taken does not look for work."""
+        if self._monotonic() - self._next_read >= CONTROL_LOOK_S - self._every_s:
+            self._read()
+            self._notice()
+
     def heard(self) -> bool:
         """Whether the store has told what is paused since the last call: then it answers."""
         heard, self._was_read = self._was_read, False
@@ -86,7 +109,9 @@ class Controls:
         """Whether no task of this job and this queue may start here now."""
         self._read()
         self._notice()
-        return not self._active.keys().isdisjoint((*self._keys, f"queue:{queue}", f"job:{job}"))
+        return self._is_asked_to_drain or not self._active.keys().isdisjoint(
+            (*self._keys, f"queue:{queue}", f"job:{job}")
+        )
 
     def _lasts_s(self, ends: float) -> float:
         return max(0.0, ends - self._store.clock.now())
@@ -110,15 +135,19 @@ class Controls:
             self._failing_since = None
         self._known = {key: pause for key, pause in pauses_of(row).items() if key in self._ours}
         self._was_read = True
+        if not self._is_asked_to_drain and (reason := drain_asked(row, self._owner)) is not None:
+            self._is_asked_to_drain = True
+            self._retire(f"asked to drain: {reason}")
 
     def _notice(self) -> None:
         """See which pauses hold now, and tell those that have begun or ended."""
-        if not self._known and not self._active:
+        if not self._known and not self._active and not self._held:
             return
         now = self._store.clock.now()
-        before = self._active
-        self._active = {key: pause for key, pause in self._known.items() if not pause.is_over(now)}
-        self._jobs = frozenset(pause.name for pause in self._active.values() if pause.kind is PauseKind.JOB)
+        before, known = self._active, {**self._known, **self._held}
+        self._active = {key: pause for key, pause in known.items() if not pause.is_over(now)}
+        names = {pause.name for pause in self._active.values() if pause.kind is PauseKind.JOB}
+        self._jobs = frozenset(value for value in self._values if plain_job(value) in names) if names else frozenset()
         for key in sorted(self._active.keys() - before.keys()):
             pause = self._active[key]
             self._bus.emit(events.Paused(kind=pause.kind, name=pause.name, until=pause.until, reason=pause.reason))

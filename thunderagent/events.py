@@ -24,6 +24,7 @@ class AgentStarted(Event):
     store: str
     queues: str
     jobs: tuple[str, ...]
+    http: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class TaskEvent(Event):
     queue: str
     fence: int
     attempt: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,8 @@ class Running:
     lost: bool = False
     wedged: bool = False
     warned: float = 0.0
+    told_at: float = 0.0
+    """Monotonic second at which the heartbeat first saw that the handler was told to stop; 0: it was not."""
     outcome: Outcome | None = None
     """What came of the handler, once it has ended."""
 
@@ -75,7 +77,7 @@ def no_scope(_: Running) -> AbstractContextManager[Any]:
 def run_handler(job: Job[Any], context: Context) -> Ran:
     """Run a plain handler here and now; whatever it raises becomes an outcome."""
     try:
-        payload = job.load_payload(context.lease.task.payload_text)
+        payload = job.load_payload(context.lease.task.payload_text, context.lease.task.version)
     except PayloadInvalid as error:
         return Raised(str(error), fatal=True)
     try:
@@ -120,11 +122,12 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (running := self._inbox.get()) is not None:
+            outcome: Outcome
             try:
                 with self._scope(running):
                     outcome = running.outcome = run_handler(running.job, running.context)
             except BaseException as error:  # of the scope: a slot must not die of it
-                outcome = raised(error)
+                outcome = running.outcome or raised(error)  # what a handler did counts all the same
             self._done(running, outcome)
             del running, outcome  # an idle slot keeps nothing of its last task
 
@@ -200,6 +203,11 @@ class LoopExecutor:
         """False when the thread of the loop has ended."""
         return self._thread.is_alive()
 
+    @property
+    def thread_id(self) -> int | None:
+        """Of the thread of the loop."""
+        return self._thread.ident
+
     def call(self, do: Callable[[], object]) -> None:
         """Do something in the thread of the loop; answers at once. A loop that has ended does nothing any more."""
         with suppress(RuntimeError):
@@ -220,13 +228,13 @@ class LoopExecutor:
             with self._scope(running):
                 outcome = running.outcome = await self._outcome(running.job, running.context)
         except BaseException as error:  # of the scope: a slot must not be lost by it
-            outcome = raised(error)
+            outcome = running.outcome or raised(error)  # what a handler did counts all the same
         self._done(running, outcome)
 
     async def _outcome(self, job: Job[Any], context: Context) -> Outcome:
         """Run the handler in this task: one more for each of hundreds of streams would be 2 KiB for each."""
         try:
-            payload = job.load_payload(context.lease.task.payload_text)
+            payload = job.load_payload(context.lease.task.payload_text, context.lease.task.version)
         except PayloadInvalid as error:
             return Raised(str(error), fatal=True)
         if context.stop_reason is not None:  # before its first step

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
 from thunderagent.port import Applied, Engine
 from thunderagent.task import Lane, Page, Row
 
@@ -31,6 +33,7 @@ class Fault(StrEnum):
     * `REPEATED`: it is done, the reply is lost, and the SDK sends it again: the answer is the second.
     * `THROTTLED`: it is not done, and the answer says so.
     * `BROKEN_CALL`: it is done, and the whole call raises.
+    * `SERVER_ERROR`: it is not done, and the answer is an error of the server (5xx).
     * `STALE`: a page of the index as it was at an earlier call; the oldest kept of the same query.
     """
 
@@ -39,10 +42,38 @@ class Fault(StrEnum):
     REPEATED = "repeated"
     THROTTLED = "throttled"
     BROKEN_CALL = "broken call"
+    SERVER_ERROR = "server error"
     STALE = "stale"
 
 
-_NOT_DONE: Final = (Fault.LOST_REQUEST, Fault.THROTTLED)
+_NOT_DONE: Final = (Fault.LOST_REQUEST, Fault.THROTTLED, Fault.SERVER_ERROR)
+
+VERBS: Final = (
+    "enqueue",
+    "claim",
+    "renew",
+    "succeed",
+    "retry",
+    "snooze",
+    "fail",
+    "close",
+    "release",
+    "take_over",
+    "give_up",
+    "cancel",
+    "request_cancel",
+    "stop",
+    "parent_done",
+    "unpark",
+    "register_dependent",
+    "revive",
+    "take_slot",
+    "free_slot",
+    "stand_in_line",
+    "get",
+    "page",
+)
+"""What the faults with names of their own can be of; `ANY` stands for all of them."""
 
 
 class FaultyEngine:
@@ -60,6 +91,7 @@ class FaultyEngine:
         self._chances: dict[tuple[str, Fault], float] = {}
         self._pages: dict[Any, deque[Page]] = {}
         self._down = threading.Event()
+        self._down_until = [math.inf]  # siblings share it
         self.hits: list[tuple[str, Fault]] = []
         """The faults that happened, in order."""
 
@@ -68,13 +100,56 @@ class FaultyEngine:
         with self._guard:
             self._script[verb].extend(faults)
 
+    def drop_before_commit(self, verb: str, times: int = 1) -> None:
+        """Let the next requests of a verb get lost on their way: nothing is done, and there is no answer."""
+        self.fail(_named(verb), *[Fault.LOST_REQUEST] * times)
+
+    def drop_after_commit(self, verb: str, times: int = 1) -> None:
+        """Let the next replies to a verb get lost on their way back: it is done, and nobody is told."""
+        self.fail(_named(verb), *[Fault.LOST_REPLY] * times)
+
+    def throttle(self, verb: str, times: int = 1) -> None:
+        """Let the next requests of a verb be refused as too many: nothing is done."""
+        self.fail(_named(verb), *[Fault.THROTTLED] * times)
+
+    def server_error(self, verb: str, times: int = 1) -> None:
+        """Let the next requests of a verb be answered with an error of the server (5xx): nothing is done."""
+        self.fail(_named(verb), *[Fault.SERVER_ERROR] * times)
+
+    def stale_index(self, times: int = 1) -> None:
+        """Let the next readings of the index see it as it was at an earlier one, as far as there was one."""
+        self.fail("page", *[Fault.STALE] * times)
+
+    @property
+    def left(self) -> list[tuple[str, Fault]]:
+        """The faults that were asked for and have not happened: the test may not have tested what it says."""
+        with self._guard:
+            return [(verb, fault) for verb, faults in self._script.items() for fault in faults]
+
     def chance(self, verb: str, fault: Fault, probability: float) -> None:
         """Let every request of a verb have this fault by chance."""
         self._chances[verb, fault] = probability
 
-    def outage(self, down: bool = True) -> None:
-        """From now on nothing answers; with `down=False` everything does again."""
+    def outage(self, down: bool = True, *, for_s: float = math.inf) -> AbstractContextManager[object]:
+        """From now on nothing answers; with `down=False` everything does again.
+
+        Args:
+            down: whether it begins or ends.
+            for_s: it ends by itself after so many seconds of the shared clock.
+
+        Returns:
+            what ends the outage at the end of a `with` block.
+        """
+        self._down_until[0] = self.clock.now() + for_s
         (self._down.set if down else self._down.clear)()
+        ending = ExitStack()
+        ending.callback(lambda: self.outage(False))
+        return ending
+
+    @property
+    def behind(self) -> Engine:
+        """The engine without faults."""
+        return self._engine
 
     def calm(self) -> None:
         """No more faults."""
@@ -113,8 +188,12 @@ class FaultyEngine:
         kept.append(fresh)
         return fresh
 
-    def count(self, status_value: str, *, until: float | None = None) -> int:
-        return self._once("count", lambda: self._engine.count(status_value, until=until))
+    @property
+    def most_counted(self) -> int | None:
+        return self._engine.most_counted
+
+    def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
+        return self._once("count", lambda: self._engine.count(status_value, until=until, most=most))
 
     def lanes(self) -> list[Lane]:
         return self._once("lanes", self._engine.lanes)
@@ -149,6 +228,8 @@ class FaultyEngine:
     def _next(self, verb: str) -> Fault | None:
         with self._guard:
             fault: Fault | None = None
+            if self._down.is_set() and self.clock.now() >= self._down_until[0]:
+                self._down.clear()
             if self._down.is_set():
                 fault = Fault.LOST_REQUEST
             elif script := self._script.get(verb) or self._script.get(ANY):
@@ -182,6 +263,14 @@ class FaultyEngine:
         if Fault.BROKEN_CALL in faults:
             raise _error(verbs[faults.index(Fault.BROKEN_CALL)], Fault.BROKEN_CALL)
         return outcomes
+
+
+def _named(verb: str) -> str:
+    """The verb of a write, or the method of the port, that a name stands for."""
+    name = verb.replace(" ", "_")
+    if verb != ANY and name not in VERBS:
+        raise ConfigurationError(f"no request is called {verb!r}; use one of {', '.join(VERBS)}, or {ANY!r}")
+    return {"enqueue": "put"}.get(verb, name.replace("_", " "))
 
 
 def _do(verb: str, fault: Fault | None, call: Callable[[], T]) -> T:

@@ -23,6 +23,35 @@ class AgentRetires(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecyclingOff(Event):
+    """The agent has more memory than `recycle_mib` before it ran a task: a fresh one would be no smaller, so it goes
+    on without recycling by memory. Give it a larger number."""
+
+    resident_mib: int
+    recycle_mib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFailed(Event):
+    """The agent's loop met an error that nobody expected: it gives its tasks back, if it can, and ends with it."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceAtRisk(Event):
+    """EC2 recommends to move away from this instance, which it may take away soon. Nothing is done about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticesFailed(Event):
+    """The EC2 instance does not say whether it is to be taken away. Told once; it is asked again, less often."""
+
+    error: str
+    next_try_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HookFailed(Event):
     """A hook raised, or could not keep up; the task that it was about is not affected."""
 

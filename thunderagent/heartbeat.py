@@ -30,6 +30,9 @@ from thunderagent.task import Desired
 
 CANCELLED: Final = "cancelled"
 
+QUIET_S: Final = 30.0
+"""Renewals that failed before, with nothing to renew for so long, say nothing of those that fail now."""
+
 SPREAD: Final = 0.5
 """Share of the interval by which the first beat of a stream may come early."""
 
@@ -60,9 +63,13 @@ class Heartbeat:
         self._changing = threading.RLock()
         self.last_round = monotonic()
         """Monotonic second of the last round that came to its end: the health of the agent."""
+        self.last_error = ""
+        """What the last renewal without an answer said."""
+        self._failing_since = self._failed_at = -math.inf
 
     def start(self) -> None:
         """Start the threads, or start again those that have died."""
+        self.last_round = self._monotonic()
         alive = {thread.name for thread in self._threads if thread.is_alive()}
         for name, work in (("heartbeat", self._beat), ("lease-watch", self._watch)):
             if name not in alive:
@@ -75,6 +82,17 @@ class Heartbeat:
     def is_alive(self) -> bool:
         """False before `start`, after `stop`, and when a thread has died."""
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """Names of the threads that have ended before their time."""
+        return () if self._stop.is_set() else tuple(one.name for one in self._threads if not one.is_alive())
+
+    @property
+    def failing_s(self) -> float | None:
+        """For how long no renewal at all has had an answer; None: they have."""
+        now = self._monotonic()
+        return now - self._failing_since if now - self._failed_at <= QUIET_S else None
 
     def watch(self, running: Running) -> None:
         """Keep this lease alive from now on. The first beat of a stream comes early: hundreds are claimed together."""
@@ -165,12 +183,19 @@ class Heartbeat:
             self.judge_all()
 
     def _renew(self, beats: Sequence[Beat]) -> list[Renewal]:
+        sent = self._monotonic()
         try:
             renewals = self._store.renew(beats)
         except StoreError as problem:
             renewals = [Renewal(error=problem) for _ in beats]
         if error := next((one.error for one in renewals if one.error), None):
             self._bus.emit(events.StoreFailed(during="heartbeat", error=str(error), next_try_s=HEARTBEAT_RETRY_S))
+        if all(one.error for one in renewals):
+            if sent - self._failed_at > QUIET_S:
+                self._failing_since = sent
+            self._failed_at, self.last_error = self._monotonic(), str(error)
+        else:
+            self._failed_at = -math.inf
         return renewals
 
     def _take(self, running: Running, beat: Beat, renewal: Renewal) -> None:
@@ -224,7 +249,7 @@ class Heartbeat:
         if why is None or running.settling:
             return
         if not running.warned:
-            running.warned = now
+            running.warned = running.told_at = now
         elif now - running.warned >= STUCK_WAIT_S:
             running.warned = now
             seconds = now - running.started

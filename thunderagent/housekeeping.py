@@ -15,13 +15,16 @@ from thunderagent.balance import is_paused
 from thunderagent.errors import StoreError
 from thunderagent.events import EventBus
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
+from thunderagent.marks import Marks
+from thunderagent.memory import resident_mib
+from thunderagent.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
 from thunderagent.periodic import Periodic
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.streams import Streams
+from thunderagent.tally import Tally, units_of
 from thunderagent.task import BATCH, STREAM, Lane, Task
 from thunderagent.version import __version__
 from thunderagent.workload import Workload
@@ -56,6 +59,8 @@ class Housekeeping:
         janitor: Janitor,
         periodic: Periodic,
         health: Callable[[], Mapping[str, Any]],
+        told: Mapping[str, Any],
+        marks: Marks,
         failed: Callable[[StoreError], None] = lambda error: None,
     ) -> None:
         self._store = store
@@ -70,6 +75,9 @@ class Housekeeping:
         self._streams = Streams(store, settings, bus, workload=workload, janitor=janitor)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._health = health
+        self._told = told
+        self._tally = Tally(bus)
+        self._marks = marks
         self._failed = failed
         self._scheduler = schedule.Scheduler()
         self._lanes: list[Lane] = []
@@ -84,6 +92,7 @@ class Housekeeping:
             (sweep_s, "lines", self._sweep_lines),
             (sweep_s if self._stream_pollers else sweep_s * SHARES_SWEEPS, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
+            (CONTROL_LOOK_S / 2, "pauses", self._look_at_controls),
             (TICK_LOOK_S, "ticks", self._periodic.look),
             (COUNT_S, "counters", self._count),
             (EXPIRE_S, "expiry", lambda: self._store.engine.expire(self._store.clock.now())),
@@ -122,9 +131,11 @@ class Housekeeping:
 
     def leave_streams(self, *, store_answers: bool) -> None:
         """The agent begins to stop: hand its streams off, and say so, that nobody counts on it."""
+        announce = partial(self._store_permitting, "registration", self._announce)
         if self._stream_pollers:
-            announce = partial(self._store_permitting, "registration", self._announce)
             self._streams.leave(announce if store_answers else None)
+        elif store_answers and not self._workload.is_empty:  # it is seen to drain while its tasks end
+            announce()
 
     def look_at_handoffs(self) -> None:
         """See how far the streams are that come and go."""
@@ -159,13 +170,18 @@ class Housekeeping:
             for poller in self._pollers.values():
                 poller.wake()
 
+    def _look_at_controls(self) -> None:
+        """With all slots taken nobody looks for work, which else reads what is asked of the agent."""
+        if not any(poller.free > 0 for poller in self._pollers.values()):
+            self._workload.controls.look()
+
     def _room(self) -> Callable[[Task], float | None]:
         """How long a lease a lost agent's task gets here; None without its job or a free slot for it, or paused."""
         left = {poller.room: poller.free for poller in self._pollers.values()}
 
         def lease_s(task: Task) -> float | None:
             here = self._workload.held.keys() | self._workload.handoffs.offered.keys()
-            if task.job not in self._jobs or task.task_id in here:
+            if task.job_value not in self._jobs.by_value or task.task_id in here:
                 return None
             job = self._jobs[task.job]
             poller = self._pollers.get((task.queue, job.kind))
@@ -210,8 +226,12 @@ class Housekeeping:
                 "queues": {name: poller.slots for (name, _), poller in self._batch_first()},
                 "running": {name: poller.running for (name, _), poller in self._batch_first()},
                 "streams": self._streams.told(),
-                "jobs": sorted(self._jobs),
+                "jobs": sorted(self._jobs.by_value),
                 "health": dict(self._health()),
+                "counts": {**self._tally.counts(), **units_of(self._store.engine)},
+                "rss_mib": round(resident_mib()),
+                **self._tally.told(getattr(self._store.clock, "skew", None)),
+                **self._told,
             },
             lives_s=max(ANNOUNCE_S, self._settings.sweep_s) * 4,
         )
@@ -236,7 +256,11 @@ class Housekeeping:
         """Do a piece; a store that does not answer is told, and the piece comes again at its next time."""
         try:
             work()
+            self._marks.moved()
+            if name == "registration":  # every 15 s or less, and no end without an answer of the store
+                self._marks.answered()
         except StoreError as error:
+            self._marks.missed(error)
             self._bus.emit(events.StoreFailed(during=name, error=str(error), next_try_s=self._settings.sweep_s))
             self._failed(error)
             return False

@@ -16,6 +16,7 @@ from thunderagent.job import Job, limit_problems
 from thunderagent.jsondata import dump_json
 from thunderagent.keys import Keys, check_unique
 from thunderagent.limits import Limit, job_limit
+from thunderagent.names import wanted_job
 from thunderagent.settings import Settings
 from thunderagent.store import Enqueued, TaskStore
 from thunderagent.task import (
@@ -30,6 +31,7 @@ from thunderagent.task import (
     new_task_id,
     timestamp,
 )
+from thunderagent.tracing import trace_of_new
 
 LATEST_DUE: Final = 10_000_000_000.0
 """The year 2286. A later due time is one in milliseconds, or an infinite delay."""
@@ -51,6 +53,20 @@ class NewTask:
     unique_scope: str = UniqueScope.UNTIL_DONE
     limit_key: str | None = None
     limit: int | None = None
+
+    @property
+    def name_and_version(self) -> tuple[str, int]:
+        """Of the job. By its name alone, a task is one of version 1.
+
+        Raises:
+            ConfigurationError: the name ends like a version, and is none.
+        """
+        return wanted_job(self.job) if isinstance(self.job, str) else (self.job.name, self.job.version)
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.job if isinstance(self.job, str) else self.job.name
 
     @property
     def number(self) -> int | None:
@@ -82,14 +98,14 @@ class Intake:
         _check_options(new, due)
         job, max_retry = new.job, new.max_retry
         if isinstance(job, str):
-            name, queue, kind = job, DEFAULT_QUEUE, "batch"
+            queue, kind = DEFAULT_QUEUE, "batch"
             text = dump_json(payload, f"the payload of {job!r}", PayloadInvalid)
         else:
-            name, queue, kind = job.name, job.queue, job.kind
+            queue, kind = job.queue, job.kind
             text = job.dump_payload(payload)
             if max_retry is None:
                 max_retry = self._settings.max_retry if job.max_retry is None else job.max_retry
-        limit = _limit(new)
+        (name, version), limit = new.name_and_version, _limit(new)
         return Task(
             task_id=task_id,
             status=Status.PENDING,
@@ -97,6 +113,7 @@ class Intake:
             created_at=timestamp(due),
             submitted_at=timestamp(now),
             job=name,
+            version=version,
             kind=kind,
             desired_state=Desired.STARTED if kind == STREAM else None,
             payload_text=text,
@@ -107,6 +124,7 @@ class Intake:
             unique_scope=new.unique_scope if new.unique_key is not None else None,
             limit_key=limit.key if limit else None,
             limit_max=new.limit,
+            traceparent=trace_of_new(),
         )
 
     def put(self, task: Task, *, own_id: bool = False, number: int | None = None) -> Task:
@@ -142,7 +160,7 @@ class Intake:
             try:
                 made.append((self.make(replace(new, task_id=task_id), payload), None))
             except PayloadError as error:
-                name = new.job if isinstance(new.job, str) else new.job.name
+                name = new.job if isinstance(new.job, str) else new.job.job_value
                 made.append((self.make(replace(new, job=name, task_id=None), None), error))
         good = self._entrance.place([task for task, error in made if error is None], number=new.number)
         enqueued = self._store.enqueue(good, fresh=fresh) if good else []
@@ -207,7 +225,7 @@ def _limit(new: NewTask) -> Limit | None:
         return Limit(new.limit_key, number)
     if of_job is not None:
         return Limit(of_job.key, number)
-    return Limit(new.job if isinstance(new.job, str) else new.job.name, number)
+    return Limit(new.name_and_version[0], number)
 
 
 def _check_options(new: NewTask, due: float) -> None:
@@ -221,4 +239,4 @@ def _check_options(new: NewTask, due: float) -> None:
         raise ConfigurationError("; ".join(problems))
     if not new.job:
         raise ConfigurationError("the name of the job is empty")
-    check_unique(new.job if isinstance(new.job, str) else new.job.name, new.unique_key, new.unique_scope)
+    check_unique(new.name_and_version[0], new.unique_key, new.unique_scope)

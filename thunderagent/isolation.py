@@ -13,29 +13,35 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
 from thunderagent import errors
+from thunderagent.child_end import reap
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.errors import TaskStopped
 from thunderagent.executor import Done, Running, Scope, no_scope
 from thunderagent.jsondata import Unstorable
+from thunderagent.memory import kernel_kills
 from thunderagent.pacing import KILL_GRACE_S
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.traceparent import CURRENT
 
+GROUP_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
+"""What a terminal or a supervisor sends to an agent and all of its process group."""
 _ANSWERS: Final = {"Snooze": Snooze, "Cancel": Cancel, "Fail": Fail}
 
 
 class ProcessExecutor:
     """One child process for each task, watched by one thread each."""
 
-    def __init__(self, slots: int, done: Done, scope: Scope = no_scope) -> None:
+    def __init__(self, slots: int, done: Done, scope: Scope = no_scope, *, traces: bool = False) -> None:
         self._watchers = ThreadPoolExecutor(slots, thread_name_prefix="child-watcher")
         self._done = done
         self._scope = scope
+        self._traces = traces
 
     def start(self, running: Running) -> None:
         self._watchers.submit(self._run, running)
@@ -44,28 +50,32 @@ class ProcessExecutor:
         self._watchers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, running: Running) -> None:
-        with self._scope(running):
-            try:
-                outcome = self._watch(running)
-            except Exception as error:
-                outcome = raised(error)
-            running.outcome = outcome
+        try:
+            with self._scope(running):
+                try:
+                    outcome = self._watch(running)
+                except Exception as error:
+                    outcome = raised(error)
+                running.outcome = outcome
+        except BaseException as error:  # of the scope: a slot must not be lost by it
+            outcome = running.outcome or raised(error)  # what a handler did counts all the same
         self._done(running, outcome)
 
     def _watch(self, running: Running) -> Outcome:
-        context = running.context
+        context, kills = running.context, kernel_kills()
         reader, writer = os.pipe()
         with os.fdopen(reader, encoding="utf-8") as told:
             try:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "thunderagent.child", str(writer)],
-                    stdin=subprocess.PIPE,
-                    pass_fds=(writer,),
-                    start_new_session=True,
-                    text=True,
-                    encoding="utf-8",
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                )
+                with _deaf():
+                    child = subprocess.Popen(
+                        [sys.executable, "-m", "thunderagent.child", str(writer)],
+                        stdin=subprocess.PIPE,
+                        pass_fds=(writer,),
+                        start_new_session=True,
+                        text=True,
+                        encoding="utf-8",
+                        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    )
             finally:
                 os.close(writer)
             with child:
@@ -76,25 +86,39 @@ class ProcessExecutor:
                     threading.Thread(target=_end, args=(child, why, send, over), daemon=True).start()
 
                 with send:
-                    _send(child.stdin, _instructions(running))
+                    _send(child.stdin, _instructions(running, traces=self._traces))
                 context.when_stopped(stop)
                 outcome = _listen(told, context)
                 over.set()
                 with suppress(OSError):
                     child.stdin and child.stdin.close()
                 try:
-                    code = child.wait(KILL_GRACE_S)
+                    end = reap(child, KILL_GRACE_S, kills_before=kills)
                 except subprocess.TimeoutExpired:
                     _kill(child)
-                    code = child.wait(KILL_GRACE_S)
+                    end = reap(child, KILL_GRACE_S, kills_before=kills)
         if outcome is not None:
             return outcome
         if context.stop_reason is not None:
             return Stopped(context.stop_reason)
-        return Raised(f"the child process ended without an answer ({_how(code)})")
+        return Raised(f"the child process ended without an answer ({end}){end.memory(running.job.name)}")
 
 
-def _instructions(running: Running) -> dict[str, Any]:
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started inside begins without an ear for the signals of the group that it is in for a moment.
+
+    It is born with this thread's mask into the agent's group, where the default action of these signals would end it.
+    It opens its ears once it ignores them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _instructions(running: Running, *, traces: bool = False) -> dict[str, Any]:
     lease = running.lease
     parents = running.context.parent_results() if lease.task.depends_on else {}
     return {
@@ -104,6 +128,8 @@ def _instructions(running: Running) -> dict[str, Any]:
         "owner": lease.owner,
         "lease_s": lease.lease_s,
         "parents": dict(parents),
+        "traceparent": CURRENT.get(),
+        "traces": traces,
     }
 
 
@@ -151,10 +177,3 @@ def _kill(child: subprocess.Popen[str]) -> None:
     if child.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, out of memory?" if name == "SIGKILL" else name

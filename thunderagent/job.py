@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from types import GenericAlias
 from typing import Any, Final, Generic, Literal, TypeVar
@@ -16,10 +16,12 @@ from pydantic_core import PydanticSerializationError
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.jsondata import dump_json
+from thunderagent.names import has_version, job_value, key_problem
 from thunderagent.pacing import Backoff
 from thunderagent.schedules import Schedule
 from thunderagent.settings import lease_problems
-from thunderagent.task import DEFAULT_QUEUE, STREAM, Lane, key_problem
+from thunderagent.task import DEFAULT_QUEUE, STREAM, Lane
+from thunderagent.versions import Upcaster, bring_up, version_problems
 
 P = TypeVar("P")
 
@@ -56,6 +58,21 @@ class Job(Generic[P]):
     """Counted together with the tasks of other jobs that have this key; None: the name of the job."""
     schedule: Schedule | None = None
     """When agents put tasks of it by themselves; see `periodic`."""
+    version: int = 1
+    """Of the payload type: tasks that are put with this code carry it."""
+    upcasters: Mapping[int, Upcaster] = field(default_factory=dict)
+    """For each older version that is taken still: what brings its payload up to the next."""
+
+    @property
+    def job_value(self) -> str:
+        """The attribute `job` of the tasks that are put with this code."""
+        return job_value(self.name, self.version)
+
+    @property
+    def job_values(self) -> tuple[str, ...]:
+        """What the attribute `job` of the tasks can be that this code takes, oldest version first."""
+        oldest = min(self.upcasters, default=self.version)
+        return tuple(job_value(self.name, one) for one in range(oldest, self.version + 1))
 
     @property
     def is_stream(self) -> bool:
@@ -93,12 +110,18 @@ class Job(Generic[P]):
             raise PayloadInvalid(f"the payload of {self.name!r} is not JSON data: {error}") from None
         return text
 
-    def load_payload(self, text: str) -> P:
-        """The payload of a task.
+    def load_payload(self, text: str, version: int | None = None) -> P:
+        """The payload of a task, brought up to this version of the job.
+
+        Args:
+            text: the payload as JSON.
+            version: of the code that put the task; None: this one.
 
         Raises:
-            PayloadInvalid: the text does not fit the payload type of this version of the job.
+            PayloadInvalid: the text does not fit the payload type, or an upcaster failed.
         """
+        if version is not None and version != self.version:
+            text = bring_up(text, self.name, since=version, version=self.version, upcasters=self.upcasters)
         try:
             return self.payload.validate_json(text)
         except ValidationError as error:
@@ -124,6 +147,8 @@ def job(
     backoff: Backoff | None = None,
     limit: int | None = None,
     limit_key: str | None = None,
+    version: int = 1,
+    upcasters: Mapping[int, Upcaster] | None = None,
 ) -> Callable[[Handler[P]], Job[P]]:
     """Make a handler `(ctx, payload)` a job that tasks can name.
 
@@ -141,6 +166,10 @@ def job(
         backoff: delay before retries; None takes the settings.
         limit: how many tasks of this job run at once in the whole fleet, whatever the slots; None: no limit.
         limit_key: jobs and tasks with the same key share one limit; None takes the name of the job.
+        version: of the payload type. Raise it when older code could not run what this one puts: such tasks wait for
+            an agent that has this version.
+        upcasters: for each older version that this code takes still, a function that makes the payload of the next
+            version of it, as JSON data: `{1: from_1_to_2}`. Tasks of versions without one wait for an older agent.
 
     Raises:
         ConfigurationError: the options cannot work; all problems are listed.
@@ -159,6 +188,8 @@ def job(
         backoff=backoff,
         limit=limit,
         limit_key=limit_key,
+        version=version,
+        upcasters=upcasters,
     )
 
 
@@ -178,11 +209,14 @@ def make_job(
     exclusive: bool = True,
     limit: int | None = None,
     limit_key: str | None = None,
+    version: int = 1,
+    upcasters: Mapping[int, Upcaster] | None = None,
 ) -> Job[P]:
     """What `@job` and `@stream` make of a handler."""
     beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
     problems = [*_option_problems(name, queue, max_retry, timeout_s, isolation, handler)]
     problems += limit_problems(limit, limit_key)
+    problems += version_problems(version, upcasters or {})
     if kind == STREAM and not inspect.iscoroutinefunction(handler):
         problems.append("the handler of a stream must be a coroutine function: write `async def`")
     for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
@@ -211,6 +245,8 @@ def make_job(
         exclusive=exclusive,
         limit=limit,
         limit_key=limit_key,
+        version=version,
+        upcasters=dict(upcasters or {}),
     )
 
 
@@ -236,6 +272,8 @@ def _option_problems(
 ) -> Iterator[str]:
     if not name or len(name) > 128 or any(letter.isspace() for letter in name):
         yield f"the name {name!r} must have 1 to 128 characters and no space"
+    if has_version(name):
+        yield f"the name {name!r} must not end in a version: write version={name.rpartition('@')[2]}"
     try:
         Lane(queue)
     except ConfigurationError as error:

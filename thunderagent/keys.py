@@ -26,10 +26,11 @@ from thunderagent import shared_writes, writes
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, PayloadTooLarge, StoreError
 from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
+from thunderagent.names import key_problem
 from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.shared_writes import key_id
 from thunderagent.store import Enqueued, TaskStore
-from thunderagent.task import Lane, Row, Status, Task, UniqueScope, key_problem, new_task_id, timestamp
+from thunderagent.task import Lane, Row, Status, Task, UniqueScope, new_task_id, timestamp
 
 TRIES: Final = 10
 """How often a key is tried for that changes hands meanwhile."""

@@ -94,7 +94,7 @@ def entries(store: TaskStore, key: str, lane: Lane, *, number: int = PAGE) -> It
 
 def candidate_of(task: Task) -> Candidate:
     """The index entry of a task."""
-    return Candidate(task.task_id, task.status_value, task.created_at, task.job, task.kind)
+    return Candidate(task.task_id, task.status_value, task.created_at, task.job_value, task.kind)
 
 
 def let_out(store: TaskStore, several: Iterable[Candidate]) -> list[Task]:

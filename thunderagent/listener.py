@@ -81,6 +81,21 @@ class Listener:
         """True while rings can be heard."""
         return self._works and self._thread is not None and self._thread.is_alive()
 
+    @property
+    def has_bell(self) -> bool:
+        """False for an agent without a doorbell, which polls."""
+        return self._bell is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """True when the thread has ended before its time."""
+        return self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
+
+    @property
+    def may_stretch(self) -> bool:
+        """Whether pollers pause for longer while the doorbell works."""
+        return self._stretch_s > 0
+
     def start(self) -> None:
         """Begin to listen."""
         if self._bell is not None:
@@ -89,7 +104,7 @@ class Listener:
 
     def look_after(self) -> None:
         """Start a thread that has died again, and give the pollers the pace that fits; in each round of the loop."""
-        if self._thread is not None and not self._thread.is_alive() and not self._stop.is_set():
+        if self.is_dead:
             self._works = False
             self.start()
             self._bus.emit(events.ThreadDied(thread=THREAD, restarted=True))

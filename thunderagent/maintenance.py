@@ -193,7 +193,8 @@ class Janitor:
         now = self._store.clock.now()
         error = (
             f"{task.crash_count + 1} agents were lost while they ran it (max_crashes is {self._max_crashes}); "
-            f"the last was {task.lease_owner}"
+            f"the last was {task.lease_owner}: look for 'Out of memory' in the kernel log of its host, as the job "
+            f"{task.job} may need more memory than there is"
         )
         [after] = self._store.apply([writes.give_up(task, error=error, now=now, expire_at=now + self._keep_failed_s)])
         if after is not None:

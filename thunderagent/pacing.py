@@ -82,6 +82,14 @@ def wait_delays() -> Iterator[float]:
         seconds = min(2.0, seconds * 1.5)
 
 
+def lock_pause(waited_s: float, rng: random.Random) -> float:
+    """Pause before the next attempt to get the lock of a file that another process has had for `waited_s` seconds.
+
+    Short and random, so that of all who wait each has the same chance; longer where somebody has it for long.
+    """
+    return rng.uniform(0.0002, min(0.025, max(0.003, waited_s / 50)))
+
+
 def batch_delays(rng: random.Random) -> Iterator[float]:
     """Waits before unprocessed members of a batch are sent again: 50 ms doubling to 5 s, full jitter."""
     ceiling = 0.05
@@ -104,6 +112,15 @@ HURRY_S: Final = 2.0
 
 KILL_GRACE_S: Final = 5.0
 """How long a child process may take to end after it was asked, before it is killed."""
+
+OTHER_CODE_S: Final = 60.0
+"""How long a task waits whose child process found code of an older version on the disk than its agent has."""
+
+CONTROL_LOOK_S: Final = 10.0
+"""An agent that did not look for work for so long reads what is paused, and whether it is asked to drain."""
+
+RECYCLE_LOOK_S: Final = 5.0
+"""Time between two looks of an agent whether it is time for a fresh one."""
 
 STUCK_WAIT_S: Final = 60.0
 """Pause between warnings about a handler that runs on after its time limit or its lost lease."""
@@ -206,6 +223,27 @@ COMPANION_AGAIN_S: Final = 5.0
 COMPANION_JOIN_S: Final = 2.0
 """Longest wait for such a thread to end."""
 
+HOOKS_END_S: Final = 2.0
+"""How long events that wait for hooks are worked off when an agent ends."""
+
+HOOK_TOLD_S: Final = 60.0
+"""Shortest time between two complaints about one hook."""
+
+SPANS_END_S: Final = 2.0
+"""How long finished spans may take to be sent when a process ends."""
+
+CHILD_SPANS_S: Final = 1.0
+"""The same for the child process of an isolated handler: its outcome waits for it."""
+
+PROBE_S: Final = 5.0
+"""Longest wait for more of a request at the port for probes; the whole request may take twice as long."""
+
+NOTICES_S: Final = 5.0
+"""Time between two questions to an EC2 instance whether it is to be taken away; a spot one tells two minutes before."""
+
+NOTICES_RARELY_S: Final = 60.0
+"""The same when it does not answer."""
+
 LISTENER_JOIN_S: Final = 0.5
 """Longest wait for the listener to end: a long poll under way cannot be broken off, and holds nothing up."""
 
@@ -221,6 +259,9 @@ TICK_OTHERS_S: Final = (0.5, 1.0)
 
 TICK_RESUME_S: Final = 3.0
 """How long ticks that another agent has decided may take to be put, before we put them."""
+
+EXAMINED_S: Final = 15.0
+"""How long one check of `thunderagent doctor` may take; then it is told and left behind."""
 
 
 def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Random) -> float:

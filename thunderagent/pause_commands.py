@@ -12,6 +12,7 @@ from thunderagent import shared_writes
 from thunderagent.commands import Commands
 from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.job import Job
+from thunderagent.names import plain_job
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, read_pauses
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import AgentInfo, TaskStore
@@ -148,7 +149,8 @@ def _concerns(pause: Pause, agent: AgentInfo) -> bool:
             return pause.name in agent.info["queues"]
         case PauseKind.JOB:
             jobs = agent.info.get("jobs")
-            return isinstance(jobs, (list, tuple)) and pause.name in jobs  # it may be of another version
+            names = map(plain_job, jobs) if isinstance(jobs, (list, tuple)) else ()  # it may be of another version
+            return pause.name in names
         case PauseKind.AGENT:
             return pause.name in names_of(agent.name)
 
@@ -183,6 +185,8 @@ def _named(queue: str | None, job: Job[Any] | str | None, agent: str | None) -> 
         return kind, Lane(name).queue
     if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
         raise ConfigurationError(f"{name[:80]!r} cannot be the name of {_A[kind]}: use 1 to {LONGEST_NAME} letters")
+    if kind is PauseKind.JOB and plain_job(name) != name:
+        raise ConfigurationError(f"a pause is of all versions of a job: name {plain_job(name)!r}, without a version")
     return kind, name
 
 

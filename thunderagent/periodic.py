@@ -21,6 +21,7 @@ from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound
 from thunderagent.events import EventBus
 from thunderagent.job import Job
+from thunderagent.names import plain_job
 from thunderagent.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered
 from thunderagent.registry import Registry
 from thunderagent.schedules import (
@@ -120,7 +121,7 @@ class Periodic:
 
     def learn(self, agents: Iterable[AgentInfo]) -> None:
         """Know which agents have our jobs, so that one of them deals with a tick and the others come later."""
-        told = [(agent.name, set(agent.info.get("jobs", ()))) for agent in agents]
+        told = [(agent.name, set(map(plain_job, agent.info.get("jobs", ())))) for agent in agents]
         self._others = {
             watch.job.name: sorted({self._owner, *(name for name, jobs in told if watch.job.name in jobs)})
             for watch in self._watches

@@ -11,6 +11,7 @@ from zlib import crc32
 from thunderagent import events
 from thunderagent.events import EventBus
 from thunderagent.pacing import AHEAD_S, PollPace
+from thunderagent.refusals import Refusals
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import BATCH, Candidate, Lane, Page
 
@@ -94,9 +95,14 @@ class QueuePoller:
         """Rank of this agent among those that serve the queue, and their number; see `_pick`."""
         self.is_contended = False
         """True when claims were lost to other agents since somebody last looked who they are."""
+        self.looked_at = monotonic()
+        """When the index was last read, or left alone on purpose; of a poller without a free slot, when it got one."""
+        self.refusals = Refusals()
+        """Tasks that are tried in vain."""
         self._woken = False
         self._more = False
         self._seen = 0
+        self._runnable = False
         self._after: dict[Lane, Any] = {}
         self._unknown: tuple[str, ...] = ()
         self._recent: dict[str, tuple[float, float]] = {}
@@ -122,7 +128,8 @@ class QueuePoller:
         if self.free <= 0:
             self._wait_for_room()
             return []
-        self._more, self._seen, unknown = False, 0, set[str]()
+        self.looked_at = self._monotonic()
+        self._more, self._seen, self._runnable, unknown = False, 0, False, set[str]()
         self._woken = False
         self._ahead_due = math.inf
         found: list[Candidate] = []
@@ -146,6 +153,10 @@ class QueuePoller:
         tried = [one.candidate for one in wanted if one.candidate.task_id in decided]
         self._recent.update((one.task_id, (one.created_at, now)) for one in tried)
         self.is_contended = self.is_contended or len(tried) - len(won) > len(tried) * CONTENDED
+        if won or not self._runnable:
+            self.refusals.over()
+        elif wanted:
+            self.refusals.tried([one.candidate for one in wanted], now)
         while len(self._recent) > REMEMBERED:
             del self._recent[next(iter(self._recent))]
         self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
@@ -173,11 +184,14 @@ class QueuePoller:
         due = self._monotonic() + min(self._pace.after(0, more=False, rng=self._rng), longest_s)
         self.due = min(due, woken_due) if self._woken else due
         self._woken = False
+        self.looked_at = self._monotonic()
+        self.refusals.over()
 
     def began(self) -> None:
         """A task takes a slot."""
         self.running += 1
         self.room.running += 1
+        self.refusals.over()
         if self.free <= 0:
             self._wait_for_room()
 
@@ -186,6 +200,7 @@ class QueuePoller:
         self.running -= 1
         self.room.running -= 1
         for poller in list(self.room.waiting):
+            poller.looked_at = self._monotonic()
             poller.wake()
 
     def wake(self) -> None:
@@ -195,6 +210,7 @@ class QueuePoller:
 
     def postpone(self, seconds: float) -> None:
         """Do not look before this time is over."""
+        self.looked_at = self._monotonic()
         self.due = self._monotonic() + seconds
 
     def look_within(self, seconds: float) -> None:
@@ -238,9 +254,12 @@ class QueuePoller:
                         unknown.add(entry.job)
                 elif (known := recent.get(entry.task_id)) is None or known[0] != entry.created_at or known[1] <= edge:
                     found.append(entry if entry.kind == self.kind else entry._replace(kind=self.kind))
+                else:
+                    self._runnable = True
             if after is None or len(found) >= room:
                 break
         self._more = self._more or after is not None
+        self._runnable = self._runnable or bool(found)
         if after is not None and not found:
             self._after[lane] = after
         return found

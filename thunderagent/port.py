@@ -43,6 +43,10 @@ class Engine(Protocol):
     def inline_bytes(self) -> int:
         """Texts up to this size live in the row; larger ones go to `put_texts`."""
 
+    @property
+    def most_counted(self) -> int | None:
+        """Where a count for people stops, as each entry that is counted is billed; None: counting costs nothing."""
+
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
         """Put rows whose ids are not taken. `fresh` promises that the ids are random, so that nobody needs to look."""
 
@@ -63,8 +67,8 @@ class Engine(Protocol):
     ) -> Page:
         """Entries of the index for one status value in the order of `createdAt`, up to `until`. May be stale."""
 
-    def count(self, status_value: str, *, until: float | None = None) -> int:
-        """Number of index entries for one status value."""
+    def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
+        """Number of index entries for one status value. At `most` it stops: there are so many then, or more."""
 
     def lanes(self) -> list[Lane]:
         """Every lane that ever held a task."""

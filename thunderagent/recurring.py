@@ -77,7 +77,13 @@ def periodic(
         try:
             if not problems:
                 schedule = Schedule(
-                    spec=spec, catch_up=catch_up, overlap=overlap, jitter_s=jitter_s, queue=job.queue, payload=text
+                    spec=spec,
+                    catch_up=catch_up,
+                    overlap=overlap,
+                    jitter_s=jitter_s,
+                    queue=job.queue,
+                    payload=text,
+                    version=job.version,
                 )
                 return replace(job, schedule=schedule)
         except ConfigurationError as error:

@@ -11,26 +11,33 @@ from types import ModuleType
 from typing import Any
 
 from thunderagent.errors import ConfigurationError, JobImportError, UnknownJob
+from thunderagent.hooks import Hook
 from thunderagent.job import Job
 
 
 class Registry(Mapping[str, Job[Any]]):
-    """The jobs that an agent can run, by name."""
+    """The jobs that an agent can run, by name, and the hooks that it calls."""
 
-    def __init__(self, *jobs: Job[Any]) -> None:
+    def __init__(self, *jobs: Job[Any] | Hook) -> None:
         self._jobs: dict[str, Job[Any]] = {}
+        self._by_value: dict[str, Job[Any]] = {}
+        self._hooks: dict[Hook, None] = {}
         for one in jobs:
             self.add(one)
 
-    def add(self, one: Job[Any]) -> None:
-        """Add a job.
+    def add(self, one: Job[Any] | Hook) -> None:
+        """Add a job or a hook.
 
         Raises:
             ConfigurationError: another job has this name.
         """
+        if isinstance(one, Hook):
+            self._hooks[one] = None
+            return
         other = self._jobs.setdefault(one.name, one)
         if other is not one:
             raise ConfigurationError(f"two jobs are named {one.name!r}: {other.where} and {one.where}; rename one")
+        self._by_value.update(dict.fromkeys(one.job_values, one))
 
     def __getitem__(self, name: str) -> Job[Any]:
         try:
@@ -49,13 +56,23 @@ class Registry(Mapping[str, Job[Any]]):
         return name in self._jobs
 
     @property
+    def by_value(self) -> Mapping[str, Job[Any]]:
+        """The jobs by the attribute `job` of the tasks that they take: once for each version."""
+        return self._by_value
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """What `@on` and `@around` have marked, in the order in which it was found."""
+        return tuple(self._hooks)
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """Names of the queues that the jobs go to, without repetition."""
         return tuple(dict.fromkeys(one.queue for one in self._jobs.values()))
 
     @classmethod
     def from_package(cls, package: str) -> Registry:
-        """Import every module of a package (or one module) and collect the jobs found there.
+        """Import every module of a package (or one module) and collect the jobs and hooks found there.
 
         Raises:
             JobImportError: the package does not exist, a module does not import (with file and line), or no
@@ -65,7 +82,7 @@ class Registry(Mapping[str, Job[Any]]):
         registry = cls()
         for module in _modules(package):
             for value in vars(module).values():
-                if isinstance(value, Job):
+                if isinstance(value, (Job, Hook)):
                     registry.add(value)
         if not registry:
             raise JobImportError(f"there is no job in {package!r}: decorate a handler with @job")

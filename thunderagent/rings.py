@@ -63,7 +63,7 @@ class Ring:
             at=task.created_at,
             task_id=task.task_id,
             status_value=task.status_value,
-            job=task.job,
+            job=task.job_value if isinstance(task, Task) else task.job,
             kind=task.kind,
         )
 

@@ -42,7 +42,7 @@ class Rung:
         self, pollers: Mapping[Served, QueuePoller], jobs: Registry, *, store: TaskStore, rng: random.Random
     ) -> None:
         self._pollers = pollers
-        self._jobs = jobs
+        self._jobs = jobs.by_value
         self.store = store
         self._rng = rng
         self._heard: deque[Ring] = deque()

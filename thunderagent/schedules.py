@@ -66,6 +66,8 @@ class Schedule:
     queue: str = DEFAULT_QUEUE
     payload: str | None = None
     """JSON text; None: each tick has a `Tick`."""
+    version: int = 1
+    """Of the job's code that gave the schedule, and so of its payload."""
 
     def __post_init__(self) -> None:
         if self.catch_up not in CATCH_UPS:
@@ -88,6 +90,7 @@ class Schedule:
         data: dict[str, Any] = {"spec": self.spec.to_data(), "queue": self.queue}
         data |= {"catch_up": self.catch_up, "overlap": self.overlap}
         data |= {"jitter_s": self.jitter_s} if self.jitter_s else {}
+        data |= {"version": self.version} if self.version != 1 else {}
         return data | ({"payload": self.payload} if self.payload is not None else {})
 
     @classmethod
@@ -105,6 +108,7 @@ class Schedule:
                 jitter_s=data.get("jitter_s", 0.0),
                 queue=data["queue"],
                 payload=data.get("payload"),
+                version=int(data.get("version", 1)),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(f"{data!r:.200} is no schedule: {error!r}") from None
@@ -319,5 +323,6 @@ def tick_task(job: str, schedule: Schedule, tick: int, *, shards: int, now: floa
         created_at=timestamp(tick + jitter_s),
         submitted_at=timestamp(now),
         job=job,
+        version=schedule.version,
         payload_text=payload,
     )

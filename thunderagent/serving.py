@@ -23,13 +23,13 @@ def make_pollers(
 ) -> dict[Served, QueuePoller]:
     """A poller for each queue and kind: streams share one room beside the slots of the queues."""
     streams = Room(settings.max_streams)
-    names = {kind: {name for name, job in jobs.items() if job.kind == kind} for kind in (BATCH, STREAM)}
+    names = {kind: {name for name, job in jobs.by_value.items() if job.kind == kind} for kind in (BATCH, STREAM)}
     queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in names}
     slow = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
     seconds = min(STREAM_POLL_S, settings.poll_max_s)
     common: dict[str, Any] = {
-        "known": jobs,
-        "lease_s": lambda job: jobs[job].lease_s or settings.lease_s,
+        "known": jobs.by_value,
+        "lease_s": lambda job: jobs.by_value[job].lease_s or settings.lease_s,
         "page": settings.batch_page,
         "bus": bus,
         "rng": rng,
@@ -64,6 +64,13 @@ def check_leases(jobs: Registry, settings: Settings) -> None:
     problems += conflicts(jobs.values())
     if problems:
         raise ConfigurationError("these jobs cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+
+
+def tick_s(jobs: Registry, settings: Settings) -> float:
+    """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""
+    intervals = [job.heartbeat_s or settings.heartbeat_s for job in jobs.values()]
+    intervals += [job.timeout_s for job in jobs.values() if job.timeout_s]
+    return min(1.0, settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
 
 
 def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final
@@ -112,7 +113,7 @@ class Settings(BaseSettings):
     health_folder: str | None = None
     """Folder in which each agent keeps a file `PID.json` that says how it is."""
     health_s: float = 60.0
-    """An agent without a good poll, a good beat or a tick of its event loop for so long is not healthy."""
+    """An agent whose store, heartbeat, loop or event loop has not got on for so long is not healthy."""
     recycle_tasks: int = 0
     """An agent that has run so many tasks drains, for the supervisor to start a fresh one; 0: never."""
     recycle_mib: int = 0
@@ -204,18 +205,41 @@ class Settings(BaseSettings):
             )
         if self.wake_queue_url is not None and (problem := _queue_problem(self.wake_queue_url)):
             problems.append(f"{PREFIX}WAKE_QUEUE_URL {problem}")
+        if self.cloudwatch_namespace is not None and (problem := _namespace_problem(self.cloudwatch_namespace)):
+            problems.append(f"{PREFIX}CLOUDWATCH_NAMESPACE {problem}")
         if self.drain_s + 5 > self.stop_wait_s:
             problems.append(
                 f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor "
                 "must wait at least 5 s longer than the drain, or it kills the agent in the middle of it"
             )
+        if self.health_s < (least := 2 * min(15.0, max(1.0, self.sweep_s))):
+            problems.append(
+                f"{PREFIX}HEALTH_S is {self.health_s:g}; an idle agent asks the store every {least / 2:g} s (its row, "
+                f"{PREFIX}SWEEP_S), so use {least:g} or more"
+            )
         if self.event_loop not in ("asyncio", "uvloop"):
             problems.append(f"{PREFIX}EVENT_LOOP is {self.event_loop!r}; use asyncio or uvloop")
         elif self.event_loop == "uvloop" and find_spec("uvloop") is None:
             problems.append(f"{PREFIX}EVENT_LOOP is uvloop, which is not installed: pip install 'thunderagent[uvloop]'")
+        if self.traces and not (has_package("opentelemetry.sdk") and has_package("opentelemetry.exporter.otlp")):
+            problems.append(f"{PREFIX}TRACES needs OpenTelemetry: pip install 'thunderagent[traces]'")
         if self.log_level.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
             problems.append(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
         return problems
+
+
+def has_package(name: str) -> bool:
+    """True when a package is installed, which is not imported for that (those that it is in are)."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _namespace_problem(name: str) -> str | None:
+    if not re.fullmatch(r"[A-Za-z0-9._/#:-]{1,255}", name, re.ASCII) or name.startswith((":", "AWS/")):
+        return f"is {name!r:.80}; use 1 to 255 letters, digits and . - _ / # :, not AWS/ at the beginning"
+    return None
 
 
 def _queue_problem(url: str) -> str | None:

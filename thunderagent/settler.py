@@ -26,8 +26,10 @@ from thunderagent.errors import (
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
 from thunderagent.limits import Limit
+from thunderagent.memory import peak_mib, resident_mib
 from thunderagent.pacing import Backoff
 from thunderagent.task import Lease, Task
+from thunderagent.traceparent import trace_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,9 @@ def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = (), *,
         text = str(error)
     except Exception as problem:
         text = f"(its text cannot be had: {type(problem).__name__})"
+    if isinstance(error, MemoryError):
+        had = f"out of memory: the process had {resident_mib():.0f} MiB then, {peak_mib():.0f} at its peak"
+        text = f"{text} ({had})" if text else had
     message = writes.cut(f"{type(error).__name__}: {text}", _MESSAGE)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-3:])
@@ -228,7 +233,27 @@ def about(lease: Lease) -> dict[str, Any]:
         "queue": task.lane.queue,
         "fence": lease.fence,
         "attempt": task.attempt,
+        "trace_id": trace_id(task.traceparent),
     }
+
+
+def in_words(outcome: Outcome | None) -> tuple[str, str | None]:
+    """What came of a handler, in a word; and its error, or why it ended."""
+    match outcome:
+        case Returned(value=Snooze()):
+            return "snoozed", None
+        case Returned(value=Cancel(reason=reason)):
+            return "cancelled", reason
+        case Returned(value=Fail(reason=reason)):
+            return "failed", reason
+        case Returned():
+            return "returned", None
+        case Raised(error=error):
+            return "raised", error
+        case Stopped(why=why):
+            return "stopped", f"{type(why).__name__}: {why}"
+        case _:
+            return "not run", None
 
 
 def time_limit(seconds: float) -> TimeLimitExceeded:

@@ -30,7 +30,7 @@ class Sifter:
         self._store = store
         self._bus = bus
         self._slots = slots
-        self._limits = {name: limit for name, job in jobs.items() if (limit := job_limit(job)) is not None}
+        self._limits = {name: limit for name, job in jobs.by_value.items() if (limit := job_limit(job)) is not None}
         self._gone: dict[tuple[str, float], float] = {}
         self._others: dict[str, None] = {}
         self.moved: list[tuple[Limit, Task]] = []

@@ -1,8 +1,8 @@
-"""Queues in numbers."""
+"""Queues in numbers, at a bounded price: where each entry that is counted is billed, a count stops at a cap."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,9 @@ from thunderagent.task import Lane, Status
 
 NAMED: Final = 1000
 """Ready entries of a queue that `stats` looks through for jobs that no agent has."""
+
+LINES_COUNTED: Final = 100
+"""Lines of limits in whose lanes tasks are counted, where counts are capped: each takes a request for each lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +33,27 @@ class QueueStats:
     """Live agents that serve the queue."""
     unknown_jobs: tuple[str, ...]
     """Jobs of ready tasks that no live agent of the queue has."""
+    at_least: tuple[str, ...] = ()
+    """Which of the numbers stand for so many or more, as their count stopped at a cap."""
+
+    @property
+    def is_capped(self) -> bool:
+        """True when a count stopped at its cap."""
+        return bool(self.at_least)
+
+    def text(self, name: str) -> str:
+        """One of the numbers for people; with a plus behind it when there are so many or more."""
+        return f"{getattr(self, name)}{'+' if name in self.at_least else ''}"
 
 
 def queue_stats(store: TaskStore) -> list[QueueStats]:
-    """Every queue that ever held a task or has an agent. Reads the index entries of all open and failed tasks."""
+    """Every queue that ever held a task or has an agent.
+
+    Exact on SQLite. On DynamoDB each number stops at 10,000, and tasks are counted in the lines of 100 limits.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
     agents = store.agents()
     lanes: dict[str, list[Lane]] = {}
     for lane in store.engine.lanes():
@@ -41,35 +61,61 @@ def queue_stats(store: TaskStore) -> list[QueueStats]:
     for agent in agents:
         for queue in agent.info["queues"]:
             lanes.setdefault(queue, [Lane(queue)])
-    lines = list(open_lines(store))
+    most = store.engine.most_counted
+    lines: list[str] = []
+    for key in open_lines(store):
+        if most is not None and len(lines) > LINES_COUNTED:
+            break
+        lines.append(key)
     return [_stats(store, queue, lanes[queue], agents, lines) for queue in sorted(lanes)]
+
+
+def count_all(store: TaskStore, values: Iterable[str], *, until: float | None = None, so_far: int = 0) -> int:
+    """Entries of the index with one of these status values, and those counted before, up to the cap of the engine."""
+    most, total = store.engine.most_counted, so_far
+    for value in values:
+        left = None if most is None else most - total
+        if left is not None and left <= 0:
+            break
+        total += store.engine.count(value, until=until, most=left)
+    return total
 
 
 def _stats(
     store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo], lines: Sequence[str]
 ) -> QueueStats:
-    engine, now = store.engine, store.clock.now()
+    engine, now, most = store.engine, store.clock.now(), store.engine.most_counted
     serving = [agent for agent in agents if queue in agent.info["queues"]]
     jobs = {name for agent in serving for name in agent.info.get("jobs", ())}
     counts = {
-        status: sum(engine.count(lane.value(status)) for lane in lanes)
+        status: count_all(store, (lane.value(status) for lane in lanes))
         for status in (Status.PENDING, Status.RUNNING, Status.BLOCKED, Status.FAILED)
     }
-    ready = sum(engine.count(lane.value(Status.PENDING), until=now) for lane in lanes)
+    ready = count_all(store, (lane.value(Status.PENDING) for lane in lanes), until=now)
+    in_lines = (line_value(lane, key) for key in (lines if most is None else lines[:LINES_COUNTED]) for lane in lanes)
+    blocked = count_all(store, in_lines, so_far=counts[Status.BLOCKED])
+    numbers = {
+        "ready": ready,
+        "delayed": counts[Status.PENDING],
+        "running": counts[Status.RUNNING],
+        "blocked": blocked,
+        "failed": counts[Status.FAILED],
+    }
+    at_least = {name for name, number in numbers.items() if most is not None and number >= most}
+    if most is not None and len(lines) > LINES_COUNTED:
+        at_least.add("blocked")
     oldest: list[float] = []
     unknown: set[str] = set()
     for lane in lanes:
         page = engine.page(lane.value(Status.PENDING), limit=NAMED, until=now)
         oldest += [entry.created_at for entry in page.entries[:1]]
         unknown.update(entry.job for entry in page.entries if entry.job not in jobs)
+    numbers["delayed"] = max(0, counts[Status.PENDING] - ready)
     return QueueStats(
         queue=queue,
-        ready=ready,
-        delayed=max(0, counts[Status.PENDING] - ready),
-        running=counts[Status.RUNNING],
-        blocked=counts[Status.BLOCKED] + sum(engine.count(line_value(lane, key)) for key in lines for lane in lanes),
-        failed=counts[Status.FAILED],
+        **numbers,
         oldest_ready_s=max(0.0, now - min(oldest)) if oldest else None,
         agents=len(serving),
         unknown_jobs=tuple(sorted(unknown)) if serving else (),
+        at_least=tuple(name for name in numbers if name in at_least),
     )

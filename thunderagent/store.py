@@ -131,7 +131,7 @@ class TaskStore:
     # Putting and reading
 
     def enqueue(self, tasks: Sequence[Task], *, fresh: bool = False) -> list[Enqueued]:
-        """Put new tasks. An id that is taken by the same job and payload answers with the task that has it."""
+        """Put new tasks. An id of the same job with the same payload, or of another version, answers with its task."""
         stored = [self.texts.put_payload(task) for task in tasks]
         rows = [one.to_row() for one in stored if isinstance(one, Task)]
         answers = iter(self.engine.put(rows, fresh=fresh) if rows else ())
@@ -202,7 +202,7 @@ class TaskStore:
             for task, lease_s in seen
         ]
         wanted = [
-            Wanted(Candidate(task.task_id, task.status_value, task.created_at, task.job, task.kind), lease_s)
+            Wanted(Candidate(task.task_id, task.status_value, task.created_at, task.job_value, task.kind), lease_s)
             for task, lease_s in seen
         ]
         sent = self.monotonic()
@@ -320,8 +320,9 @@ class TaskStore:
         if answer.won or answer.row is None:
             return Enqueued(task, created=True)
         [existing] = self.texts.inflate([Task.from_row(answer.row)])
-        if (existing.job, existing.payload_text) == (task.job, task.payload_text):
-            return Enqueued(existing, created=existing.submitted_at == task.submitted_at)
+        is_same = (existing.version, existing.payload_text) == (task.version, task.payload_text)
+        if existing.job == task.job and (is_same or existing.version != task.version):
+            return Enqueued(existing, created=is_same and existing.submitted_at == task.submitted_at)
         return Enqueued(
             existing,
             created=False,
@@ -352,9 +353,8 @@ class TaskStore:
                 lost.append(one.candidate)
         errors = [one.error for one in settled] + [answer.error for answer, _ in answers]
         error = next(filter(None, errors), None)
-        leases = list(won_leases.values())
         try:
-            leases = self._whole(leases)
+            leases = self._whole(list(won_leases.values()))
         except StoreError as failure:  # ours, but not whole: look again
             doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won_leases]
             leases, error = [], failure

@@ -33,6 +33,7 @@ from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.pump import OnOpen
 from thunderagent.task import STREAM, Lease
+from thunderagent.versions import Upcaster
 
 P = TypeVar("P")
 M = TypeVar("M")
@@ -57,6 +58,8 @@ def stream(
     exclusive: bool = True,
     limit: int | None = None,
     limit_key: str | None = None,
+    version: int = 1,
+    upcasters: Mapping[int, Upcaster] | None = None,
 ) -> Callable[[Callable[[StreamContext, P], Any]], Job[P]]:
     """Make a coroutine function `(ctx, payload)` a job that holds a connection for as long as it is wanted.
 
@@ -71,7 +74,7 @@ def stream(
         exclusive: never two connections at one moment: an agent leaves before the next one connects. False: the next
             one connects and buffers first, so that nothing is missed; it needs positions.
         limit: how many streams of this job are held at once in the whole fleet; None: no limit.
-        limit_key: as for `job`.
+        limit_key, version, upcasters: as for `job`.
 
     Raises:
         ConfigurationError: the options cannot work; all problems are listed.
@@ -91,6 +94,8 @@ def stream(
             exclusive=exclusive,
             limit=limit,
             limit_key=limit_key,
+            version=version,
+            upcasters=upcasters,
         )
 
     return decorate

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from thunderagent.attributes import ATTRIBUTES
 from thunderagent.errors import ConfigurationError
+from thunderagent.names import job_value, parse_job
 
 Row = dict[str, Any]
 """One row with the attribute names of the table; an attribute that is absent is not a key."""
@@ -29,7 +30,6 @@ DEFAULT_QUEUE: Final = "default"
 RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:")
 """The ids of rows of our own begin so, and those of no task."""
 
-LONGEST_KEY: Final = 256
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -144,16 +144,6 @@ def new_task_id(now: float | None = None) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def key_problem(name: str, value: object) -> str | None:
-    """What is wrong with a text that is to be a unique key or the key of a limit; None: nothing."""
-    if not isinstance(value, str):
-        return f"{name} is {value!r:.80}; use a text"
-    size = len(value.encode(errors="replace"))
-    if 1 <= size <= LONGEST_KEY and value.isprintable():
-        return None
-    return f"{name} is {value[:80]!r} with {size} bytes; use 1 to {LONGEST_KEY} bytes of printable text"
-
-
 def timestamp(seconds: float) -> float:
     """Epoch seconds as the table keeps them: three decimals, cut off so that nothing becomes due in the future."""
     return math.floor(seconds * 1000) / 1000
@@ -211,6 +201,8 @@ class Task:
     finished_at: float | None = None
     updated_at: float | None = None
     job: str
+    version: int = 1
+    """Of the job's code that put the task; no attribute, but a part of `job` there."""
     kind: str = "batch"
     payload_text: str = "null"
     payload_ref: str | None = None
@@ -278,6 +270,11 @@ class Task:
         return value if self.line is None else f"{value}{LINE_MARK}{self.line}"
 
     @property
+    def job_value(self) -> str:
+        """The attribute `job` as it is stored, with the version unless that is 1."""
+        return job_value(self.job, self.version)
+
+    @property
     def attempt(self) -> int:
         """Number of this run, from 1: handler errors and lost agents so far, plus one."""
         return self.retry_count + self.crash_count + 1
@@ -310,6 +307,8 @@ class Task:
         values["status"] = Status(status)
         values["lane"] = _lane_of_suffix(suffix)
         values["line"] = line
+        if isinstance(name := row["job"], str) and "@" in name:
+            values["job"], values["version"] = parse_job(name)
         for name in _NUMBERS & values.keys():
             if not isinstance(values[name], (int, float)):
                 del values[name]
@@ -328,7 +327,7 @@ class Task:
             for name, field in _FIELDS.items()
             if (value := getattr(self, field)) is not None and value is not False and value not in _NOTHING
         }
-        row["status"] = self.status_value
+        row |= {"status": self.status_value, "job": self.job_value}
         for name in ("dependsOn", "errors"):
             if name in row:
                 row[name] = list(row[name])

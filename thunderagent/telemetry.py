@@ -21,6 +21,9 @@ from loguru import logger
 from thunderagent import events, fleet_events, router_events
 from thunderagent.events import Event, EventBus
 from thunderagent.executor import Running
+from thunderagent.logwriter import LogWriter
+from thunderagent.redaction import Redactor
+from thunderagent.traceparent import CURRENT, trace_id
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -62,7 +65,11 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.ActiveConnections: ("DEBUG", "active connections"),
     events.ThreadDied: ("ERROR", "a thread of the agent has died"),
     fleet_events.HealthChanged: ("WARNING", "health has changed"),
+    fleet_events.RecyclingOff: ("WARNING", "no recycling by memory: the agent begins with more than recycle_mib"),
     fleet_events.AgentRetires: ("WARNING", "agent retires: it drains, for a fresh one to take its place"),
+    fleet_events.AgentFailed: ("ERROR", "agent ends by an error that nobody expected"),
+    fleet_events.InstanceAtRisk: ("WARNING", "EC2 recommends to move away from this instance"),
+    fleet_events.NoticesFailed: ("WARNING", "the instance does not say whether it is to be taken away"),
     fleet_events.HookFailed: ("WARNING", "a hook failed; its task goes on"),
     fleet_events.ExportFailed: ("WARNING", "metrics could not be sent"),
     fleet_events.QueueMeasured: ("DEBUG", "queue measured"),
@@ -109,18 +116,23 @@ _QUOTED: Final = re.compile(r'[\s"]')
 _OURS: Final = frozenset({"at", "line"})
 
 
-def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: TextIO | None = None) -> None:
+def configure_logging(
+    level: str = "INFO", *, as_json: bool = False, stream: TextIO | None = None, redact: str = ""
+) -> None:
     """Send log lines of this process to a stream, standard error by default.
 
-    Tracebacks are printed without the values of variables, which may be secrets. The format is fixed text and a patcher
-    fills in the facts: a format that is a function would be parsed anew for each line.
+    Secrets are taken out of facts, messages and exceptions, see `redaction`; `redact` names further facts, with commas
+    between. Tracebacks are printed without the values of variables, which may be secrets. The format is fixed text and
+    a patcher fills in the facts: a format that is a function would be parsed anew for each line.
     """
-    global _least
+    global _least, _redactor, _writer
+    _redactor = Redactor(redact)
+    to, guard = stream or sys.stderr, threading.Lock()
     _least = logger.level(level.upper()).no
     logger.configure(
         handlers=[
             {
-                "sink": stream or sys.stderr,
+                "sink": _Redacted(to, guard),
                 "level": level.upper(),
                 "format": _JSON if as_json else _TEXT,
                 "colorize": False if as_json else None,
@@ -130,15 +142,38 @@ def configure_logging(level: str = "INFO", *, as_json: bool = False, stream: Tex
         ],
         patcher=_as_json if as_json else _as_text,
     )
+    _writer = LogWriter(logger, to, guard, as_json=as_json, plain=_plain)
+
+
+class _Redacted:
+    """A stream that gets lines with a traceback, which the logger itself makes, without secrets too."""
+
+    def __init__(self, stream: TextIO, guard: threading.Lock) -> None:
+        self._stream = stream
+        self._guard = guard
+
+    def write(self, line: str) -> None:
+        record = getattr(line, "record", None)
+        shown = _redactor.text(line) if record and record["exception"] else line
+        with self._guard:
+            self._stream.write(shown)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def task_scope(running: Running) -> AbstractContextManager[None]:
-    """Bind task id, fence and attempt to every line that is logged inside, in this thread or coroutine."""
+    """Bind task id, fence, attempt and trace to every line that is logged inside, in this thread or coroutine."""
     lease = running.lease
-    return logger.contextualize(task_id=lease.task_id, fence=lease.fence, attempt=lease.task.attempt)
+    facts: dict[str, Any] = {"task_id": lease.task_id, "fence": lease.fence, "attempt": lease.task.attempt}
+    if (trace := trace_id(CURRENT.get() or lease.task.traceparent)) is not None:
+        facts["trace_id"] = trace
+    return logger.contextualize(**facts)
 
 
 _least = 0
+_redactor = Redactor()
+_writer: LogWriter | None = None
 
 
 class Telemetry:
@@ -171,7 +206,11 @@ class Telemetry:
             level, message = LEVELS[kind]
             if logger.level(level).no < _least:  # before the facts are gathered, which costs more than the line
                 return
-            logger.bind(**_facts(event)).log(level, message)
+            writer = _writer
+            if writer is not None and writer.may_write:
+                writer.write(level, message, _shown(_facts(event)))
+            else:
+                logger.bind(**_facts(event)).log(level, message)
 
     def take(self) -> dict[str, int]:
         """The counters since the last call."""
@@ -199,12 +238,14 @@ def _facts(event: Event) -> dict[str, Any]:
 
 def _as_text(record: Record) -> None:
     extra = record["extra"]
+    record["message"] = _redactor.text(record["message"])
     extra["line"] = " ".join(f"{name}={_plain(value)}" for name, value in _shown(extra))
     extra["at"] = record["time"].isoformat(" ", "milliseconds")[:23]
 
 
 def _shown(extra: dict[Any, Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in extra.items() if value is not None and name not in _OURS]
+    value_of = _redactor.value
+    return [(name, value_of(name, value)) for name, value in extra.items() if value is not None and name not in _OURS]
 
 
 def _plain(value: Any) -> str:
@@ -221,10 +262,10 @@ def _as_json(record: Record) -> None:
     line: dict[str, Any] = {
         "time": record["time"].isoformat(),
         "level": record["level"].name,
-        "message": record["message"],
+        "message": _redactor.text(record["message"]),
         **dict(_shown(extra)),
     }
     if record["exception"] is not None:
-        line["exception"] = repr(record["exception"].value)
+        line["exception"] = _redactor.text(repr(record["exception"].value))
         record["exception"] = None
     extra["line"] = json.dumps(line, default=str, ensure_ascii=False)

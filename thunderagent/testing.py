@@ -4,6 +4,7 @@ that runs dry, a stream that runs until something holds."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
-from thunderagent.errors import StreamStopped, WaitTimeout
+from thunderagent.errors import ConfigurationError, StreamStopped, WaitTimeout
 from thunderagent.events import Event, EventBus
 from thunderagent.fasttime import FastLoop as FastLoop
 from thunderagent.fasttime import run_fast as run_fast
@@ -28,6 +29,8 @@ from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stream import StreamContext
 from thunderagent.task import Lane, Lease, Status, Task
+from thunderagent.travel import Travel
+from thunderagent.waiting import why
 
 E = TypeVar("E", bound=Event)
 
@@ -129,6 +132,7 @@ def make_lease(job: Job[Any] | str = "test", payload: Any = None, *, lease_s: fl
         "submitted_at": now,
         "started_at": now,
         "job": known.name if known else job,
+        "version": known.version if known else 1,
         "payload_text": known.dump_payload(payload) if known else dump_json(payload, "the payload"),
         "fence": 1,
         "lock_time": now + lease_s,
@@ -185,18 +189,37 @@ async def run_stream(
 _ENDS = (events.TaskEvent, events.ChildDoomed)
 
 
-def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Recorder:
+def run_until_idle(
+    agent: Agent, client: Client, timeout_s: float = 30.0, *, advance: bool = False, for_s: float | None = None
+) -> Recorder:
     """Run an agent in a thread until no task is open (queued, delayed, running or blocked), then stop it.
 
     Ticks of periodic jobs that are due when it starts are put and run too.
+
+    Args:
+        agent: it alone may serve the store.
+        client: of the same store.
+        timeout_s: how long this may take, in real time.
+        advance: let the time of the store, which is on a `FakeClock`, pass by itself: whenever nothing runs it moves to
+            the next moment at which something is due, so that delays, retries and snoozes take no real time.
+        for_s: let so many seconds pass instead, with all ticks of periodic jobs in them, whatever is open then.
 
     Returns:
         everything that the agent did.
 
     Raises:
-        WaitTimeout: tasks are still open.
+        WaitTimeout: tasks are still open; it says why the first of them are.
+        ConfigurationError: the store is not on a clock that can be moved.
         Exception: what ended the agent.
     """
+    behind, travel = _behind(client), None
+    if advance or for_s is not None:
+        clock = client.store.clock
+        if not isinstance(clock, FakeClock):
+            raise ConfigurationError(
+                "only time of a FakeClock can be moved: make the store with memory_store(FakeClock())"
+            )
+        travel = Travel(agent, behind, clock.advance, for_s=for_s)
     recorder, moved, failures = Recorder(agent.bus), threading.Event(), list[BaseException]()
     has_begun = threading.Event()
 
@@ -206,6 +229,11 @@ def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Rec
             agent.wake()
         if isinstance(event, (events.AgentStarted, *_ENDS)):
             moved.set()
+        if travel is not None:
+            travel.listen(event)
+
+    def is_idle() -> bool:
+        return travel.is_over if travel is not None and for_s is not None else not _open(behind)
 
     def run() -> None:
         try:
@@ -220,20 +248,58 @@ def run_until_idle(agent: Agent, client: Client, timeout_s: float = 30.0) -> Rec
     thread.start()
     until = time.monotonic() + timeout_s
     try:
-        while not failures and (not has_begun.is_set() or _open(client)):
+        while not failures and (not has_begun.is_set() or not is_idle()):
             if (left := until - time.monotonic()) <= 0:
-                raise WaitTimeout(f"tasks are still open after {timeout_s:g} s")
-            moved.wait(min(left, 0.5))
+                raise WaitTimeout(f"tasks are still open after {timeout_s:g} s{_open_ones(agent, behind)}")
+            moved.wait(min(left, 0.5 if travel is None else _TRAVEL_S))
             moved.clear()
+            if travel is not None:
+                agent.wake()
     finally:
         agent.stop()
-        thread.join(timeout_s)
+        _join(thread, client, timeout_s)
         unsubscribe()
         recorder.close()
     if failures:
         raise failures[0]
     return recorder
 
+
+_TRAVEL_S = 0.02
+"""How often an agent looks for work, in real time, where the time of its store passes by itself."""
+
+
+def _behind(client: Client) -> Client:
+    """A client without the faults, which are for the agent and not for those who watch it."""
+    engine = client.store.engine
+    if not isinstance(engine, FaultyEngine):
+        return client
+    return Client(TaskStore(engine.behind, monotonic=client.store.monotonic), client.settings)
+
+
+def _join(thread: threading.Thread, client: Client, timeout_s: float) -> None:
+    """Wait for the end of an agent that was told to stop; its drain takes time, which may have to be made to pass."""
+    until = time.monotonic() + timeout_s
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(_TRAVEL_S)
+        if thread.is_alive() and isinstance(client.store.clock, FakeClock):
+            client.store.clock.advance(0.1)
+
+
+def _open_ones(agent: Agent, client: Client) -> str:
+    """The first open tasks, each with why it does not run."""
+    tasks = itertools.chain.from_iterable(client.list(status=one, limit=_TOLD) for one in _ON_THE_WAY[:3])
+    told = ""
+    for task in itertools.islice(tasks, _TOLD):
+        reasons = why(client.store, task) or ["it runs"]
+        if task.job_value not in agent.jobs.by_value:
+            reasons = [f"the agent has no job {task.job_value!r}"]
+        told += f"\n  {task.task_id} of {task.job_value} is {task.status}: {'; '.join(reasons)}"
+    return told
+
+
+_TOLD = 3
+"""Open tasks that are named when they are still open after all."""
 
 _ON_THE_WAY = (Status.BLOCKED, Status.PENDING, Status.RUNNING) + 2 * (Status.PENDING, Status.BLOCKED, Status.RUNNING)
 """In the order in which a task goes on, and a retry, and one that comes to stand in the line of a limit: so that none

@@ -12,6 +12,7 @@ from typing import Any, Final
 from thunderagent.balance import is_paused
 from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of
+from thunderagent.names import plain_job
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.shared_writes import key_id, limit_id
 from thunderagent.store import AgentInfo, TaskStore
@@ -178,7 +179,7 @@ def _key(store: TaskStore, task: Task) -> Iterator[str]:
 
 
 def _can(agent: AgentInfo, task: Task) -> bool:
-    return task.queue in agent.info["queues"] and task.job in _jobs(agent)
+    return task.queue in agent.info["queues"] and task.job_value in _jobs(agent)
 
 
 def _jobs(agent: AgentInfo) -> Sequence[str]:
@@ -195,7 +196,9 @@ def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
         yield f"no live agent serves the queue {task.queue}"
     elif not any(_can(agent, task) for agent in serving):
         named = _named(agent.name for agent in serving)
-        yield f"no live agent of the queue {task.queue} has the job {task.job}: it is served by {named}"
+        other = any(task.job in map(plain_job, _jobs(agent)) for agent in serving)
+        what = f"version {task.version} of the job {task.job}" if other else f"the job {task.job}"
+        yield f"no live agent of the queue {task.queue} has {what}: it is served by {named}"
     elif all(_is_draining(agent) for agent in serving if _can(agent, task)):
         yield "every agent that could run it is stopping"
 

@@ -121,7 +121,7 @@ class Workload:
             jobs,
             controls,
             self.admission,
-            lease_s=lambda job: jobs[job].lease_s or settings.lease_s,
+            lease_s=lambda job: jobs.by_value[job].lease_s or settings.lease_s,
             store=store,
             rng=rng,
         )

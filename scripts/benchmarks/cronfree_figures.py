@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from thunderagent.prices import MONTH_S, SQS_DOLLARS, SQS_FREE, store_dollars
+
 PARTS: Final = ("latency", "idle", "race", "units")
 STORES: Final = ("sqlite", "ministack")
 DOORBELL: Final = "with the doorbell"
-
-READ_DOLLARS: Final = 0.125
-WRITE_DOLLARS: Final = 0.625
-"""A million units on demand, us-east-1, since November 2024: https://aws.amazon.com/dynamodb/pricing/on-demand/."""
-SQS_DOLLARS: Final = 0.40
-SQS_FREE: Final = 1e6
-"""A million requests of a standard queue, of which the first million each month is free:
-https://aws.amazon.com/sqs/pricing/."""
-MONTH_S: Final = 730 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +63,12 @@ class Idle:
     @property
     def read_dollars(self) -> float:
         """A month's."""
-        return self.sum("read_units") * READ_DOLLARS / 1e6
+        return store_dollars(read_units=self.sum("read_units"))
 
     @property
     def write_dollars(self) -> float:
         """A month's."""
-        return self.sum("write_units") * WRITE_DOLLARS / 1e6
+        return store_dollars(write_units=self.sum("write_units"))
 
     @property
     def sqs_requests_month(self) -> float:

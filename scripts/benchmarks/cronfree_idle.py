@@ -21,7 +21,7 @@ import schedule
 from benchmarks.cronfree_figures import DOORBELL, Idle, as_data
 from benchmarks.cronfree_jobs import note
 from benchmarks.cronfree_ledger import Ledger, LedgerEngine
-from benchmarks.fleet import BenchFailed
+from benchmarks.processes import BenchFailed
 from thunderagent.agent import Agent
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.registry import Registry

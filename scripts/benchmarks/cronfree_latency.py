@@ -20,8 +20,8 @@ from botocore.config import Config
 
 from benchmarks.cronfree_figures import DOORBELL, Latency
 from benchmarks.cronfree_jobs import Nothing, note
-from benchmarks.fleet import BenchFailed
 from benchmarks.places import HOST, Place
+from benchmarks.processes import BenchFailed
 from benchmarks.streams_children import Child, children
 from thunderagent.client import Client
 from thunderagent.doorbells.opening import open_doorbell

@@ -124,8 +124,12 @@ class LedgerEngine:
         self._ledger.add(f"query {_whose(status_value)}", Cost(requests=1, read_units=units))
         return page
 
-    def count(self, status_value: str, *, until: float | None = None) -> int:
-        return self._engine.count(status_value, until=until)
+    @property
+    def most_counted(self) -> int | None:
+        return self._engine.most_counted
+
+    def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
+        return self._engine.count(status_value, until=until, most=most)
 
     def lanes(self) -> list[Lane]:
         self._ledger.add("get lanes", Cost(requests=1, read_units=1.0))

@@ -21,7 +21,7 @@ from typing import Final
 from benchmarks.cronfree_figures import Race
 from benchmarks.cronfree_jobs import INTERVAL_S, SPEC, ticked
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine, total
-from benchmarks.fleet import BenchFailed
+from benchmarks.processes import BenchFailed
 from thunderagent.events import EventBus
 from thunderagent.periodic import Periodic
 from thunderagent.port import Engine

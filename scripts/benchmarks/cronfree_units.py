@@ -17,7 +17,7 @@ from benchmarks.cronfree_figures import Unit
 from benchmarks.cronfree_jobs import GATE, SPEC, STARTED, Nothing, hold, note, ticked
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine
 from benchmarks.cronfree_race import Clock, Moment
-from benchmarks.fleet import BenchFailed
+from benchmarks.processes import BenchFailed
 from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.client import Client

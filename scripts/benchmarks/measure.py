@@ -12,10 +12,10 @@ from statistics import median, quantiles
 from typing import Final
 
 from benchmarks import naive
-from benchmarks.fleet import BenchFailed, Fleet, fleet
 from benchmarks.measurement import TASK_UNITS, Load, Measurement, drained_by
 from benchmarks.nojobs import Number, nothing
 from benchmarks.places import Place
+from benchmarks.processes import BenchFailed, Fleet, fleet
 from benchmarks.tally import total
 from benchmarks.units import verb_units
 from thunderagent.client import Client

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.fleet import BenchFailed
 from benchmarks.naive_queues import Queue, open_queue
+from benchmarks.processes import BenchFailed
 from benchmarks.tally import Tally
 from thunderagent.task import new_task_id
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.fleet import BenchFailed
+from benchmarks.processes import BenchFailed
 from thunderagent import local
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo import DynamoEngine

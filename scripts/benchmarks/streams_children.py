@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.fleet import SCRIPTS, STOP_S, BenchFailed
+from benchmarks.processes import SCRIPTS, STOP_S, BenchFailed
 
 START_S: Final = 60.0
 TAIL_BYTES: Final = 2000

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from thunderagent.prices import MONTH_S, store_dollars
+
 PHASES: Final = ("memory", "cpu", "reconnect", "takeover", "flap", "units")
 HOLDING: Final = frozenset(PHASES[:3])
 """Phases that need many connections."""
@@ -130,11 +132,7 @@ class Units:
     @property
     def dollars_100_month(self) -> float:
         """Of a hundred streams in a month of 730 hours."""
-        return self.stream_hour * 100 * 730 * DOLLARS_A_MILLION / 1e6
-
-
-DOLLARS_A_MILLION: Final = 0.625
-"""Write units on demand, us-east-1, since November 2024: https://aws.amazon.com/dynamodb/pricing/on-demand/."""
+        return store_dollars(write_units=self.stream_hour * 100 * MONTH_S / 3600)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.fleet import BenchFailed
 from benchmarks.places import Place
+from benchmarks.processes import BenchFailed
 from benchmarks.streams_children import Child, Children, children, raise_open_files
 from benchmarks.streams_figures import HOLDING, Figures, Flap, Holding, Plan, Side, Takeover, Units, Variation
 from benchmarks.streams_jobs import BEAT_S, LEASE_S, Nothing, Source, follow, timer

@@ -206,6 +206,10 @@ class Marks:
         until(path.exists, within_s, f"the mark {path.name}; there are {self.names()}")
         return dict(json.loads(path.read_text()))
 
+    def when(self, task_id: str, fence: int, what: str) -> int:
+        """The moment at which a mark was made, in nanoseconds."""
+        return (self.folder / f"{task_id}.{fence}.{what}").stat().st_mtime_ns
+
     def names(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir())
 

@@ -198,9 +198,17 @@ def test_the_local_engine_is_started_used_and_stopped(tmp_path: Path) -> None:
         task = there("enqueue", "quick.add", '{"a": 1}').strip()
         assert there.json("show", task)["status"] == "PENDING"
         assert "is as it should be" in there("table", "check")
+        assert there.json("table", "create") == {"store": there.store, "ready": True, "differences": []}
+        assert {one["check"]: one["state"] for one in there.json("doctor")["checks"]}["permissions"] == "ok"
+        assert there.json("table", "delete", "--yes") == {"store": there.store, "deleted": True}
+        assert there("list", code=3) == ""
+        told = shell.json("local", "--status")
+        assert (told["running"], told["store"], told["pid"]) == (True, there.store, pid)
     finally:
         stopped = shell("local", "--stop")
     assert stopped == "stopped\n"
     assert not is_alive(pid)
     assert "it was not running" in shell("local", "--stop")
+    assert shell.json("local", "--stop") == {"stopped": False}
     assert "was not" not in shell("local", "--status", code=1)
+    assert shell.json("local", "--status", code=1) == {"running": False}

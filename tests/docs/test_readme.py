@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import textwrap
 import threading
@@ -91,25 +92,17 @@ def test_the_first_job_runs_as_it_is_printed(
     assert capsys.readouterr().out == "Hello, Ada!\n"
 
 
-def test_the_tests_of_the_testing_guide_pass_as_they_are_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tests_of_the_testing_guide_pass_as_they_are_printed(tmp_path: Path) -> None:
     package = tmp_path / "myjobs"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "hello.py").write_text(code_blocks("python")[0])
-    monkeypatch.syspath_prepend(str(tmp_path))
     guide = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), flags=re.DOTALL)
-    ran = []
-    try:
-        for block in guide:
-            names: dict[str, object] = {}
-            exec(compile(block, "docs/testing.md", "exec"), names)  # noqa: S102 - the guide is ours
-            for name, test in names.items():
-                if name.startswith("test_") and callable(test):
-                    test()
-                    ran.append(name)
-    finally:
-        for name in ("myjobs", "myjobs.hello"):
-            sys.modules.pop(name, None)
-    assert len(ran) == len(guide) == 4
+    for number, block in enumerate(guide):
+        assert "def test_" in block
+        (tmp_path / f"test_{number}.py").write_text(block)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "."]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert len(guide) == 7
+    assert "8 passed" in ran.stdout

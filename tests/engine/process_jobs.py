@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +28,11 @@ def echo(ctx: Context, payload: dict[str, Any]) -> Any:
 @job("process.parents", isolation="process")
 def parents(ctx: Context, payload: dict[str, Any]) -> Any:
     return ctx.parent_results()
+
+
+@job("process.blocked_signals", isolation="process")
+def blocked_signals(ctx: Context, payload: dict[str, Any]) -> Any:
+    return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
 @job("process.progress", isolation="process")
@@ -57,6 +63,17 @@ def raises(ctx: Context, payload: dict[str, Any]) -> None:
             os._exit(3)
         case "mute":
             raise type("Mute", (Exception,), {"__str__": lambda self: 1 / 0})
+
+
+@job("process.hungry", isolation="process")
+def hungry(ctx: Context, payload: dict[str, Any]) -> None:
+    """Takes so much memory; then it is killed, or has no more than that."""
+    if payload["limited"]:
+        resource.setrlimit(resource.RLIMIT_AS, (payload["mib"] << 20, payload["mib"] << 20))
+        bytearray(payload["mib"] << 21)
+    ballast = bytearray(payload["mib"] << 20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @job("process.strange", isolation="process")

@@ -89,7 +89,7 @@ def put(store: TaskStore, name: str = "a", **changes: Any) -> Task:
 
 def seen(task: Task) -> Candidate:
     """What a fresh index entry tells of a task."""
-    return Candidate(task.task_id, task.status_value, task.created_at, task.job, task.kind)
+    return Candidate(task.task_id, task.status_value, task.created_at, task.job_value, task.kind)
 
 
 def claimed(store: TaskStore, name: str = "a", *, owner: str = "me", lease_s: float = 300.0, **changes: Any) -> Lease:

@@ -328,7 +328,8 @@ def test_a_task_survives_as_many_lost_agents_as_it_may_and_then_fails(at: Settin
     row = at.row()
     assert (row.status, row.crash_count, row.lease_owner) == (Status.FAILED, 4, None)
     assert row.error is not None
-    assert "4 agents were lost while they ran it (max_crashes is 3); the last was agent-3" in row.error
+    assert "4 agents were lost while they ran it (max_crashes is 3); the last was agent-3: look for " in row.error
+    assert "'Out of memory' in the kernel log of its host, as the job test.job may need more memory" in row.error
     assert len(row.errors) == 4
     assert row.expire_at == pytest.approx(at.clock.now() + 2000, abs=1)
     [event] = at.record.of(events.TaskGivenUp)

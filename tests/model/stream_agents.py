@@ -24,6 +24,7 @@ from thunderagent.faults import FaultyEngine
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.port import Applied
 from thunderagent.registry import Registry
+from thunderagent.serving import tick_s
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.streaming.governor import Governor
@@ -222,7 +223,7 @@ class SimProcess(Holder):
         self.agent = SimAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
         self.resumes_at = self.loop_resumes_at = 0.0
         self.is_leaving = False
-        self.beat_s = self.agent._tick_s()
+        self.beat_s = tick_s(self.agent.jobs, self.agent.settings)
         self._judged_at = clock.monotonic()
         self.main = Turn(clock, f"{name} main", self.agent.run)
         self._beat = Turn(clock, f"{name} heartbeat", self._beats)

@@ -18,7 +18,7 @@ from thunderagent import writes
 from thunderagent.journal import Journal, keep_journals
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores import expressions
-from thunderagent.stores.connection import Consumed
+from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.dynamo import DynamoEngine
 
 ENQUEUE = (2, 1)

@@ -185,6 +185,8 @@ def test_a_query_reads_the_index_in_order_and_filters_nothing() -> None:
         "ExclusiveStartKey": after,
     }
     assert expressions.count("TaskTable", "PENDING#reports") == plain | {"Select": "COUNT"}
+    capped = expressions.count("TaskTable", "PENDING#reports", limit=7)
+    assert capped == plain | {"Select": "COUNT", "Limit": 7}, "no more than that is read, nor paid"
 
 
 def test_every_attribute_that_a_verb_names_has_an_alias_and_a_type() -> None:

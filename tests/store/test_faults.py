@@ -13,6 +13,7 @@ from thunderagent import writes
 from thunderagent.conditions import Present, Write
 from thunderagent.errors import CredentialsExpired, StoreError, StoreThrottled, StoreUnavailable
 from thunderagent.store import Beat, TaskStore, Wanted
+from thunderagent.stores.batches import LEFT_OUT
 from thunderagent.stores.connection import Connection
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.failures import Refused
@@ -140,6 +141,7 @@ def test_what_was_left_out_of_a_batch_is_put_again(
     answers = TaskStore(engine).enqueue(tasks, fresh=True)
     assert all(answer.created for answer in answers)
     assert len(slept) == 3
+    assert engine.consumed.throttles() == {LEFT_OUT: 3}
     assert len(dynamo_stand.store.get(task.task_id for task in tasks)) == 6
 
 

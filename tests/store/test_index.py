@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.stands import Stand, eventually
+from thunderagent.statistics import queue_stats
 from thunderagent.task import Candidate, Lane, Page, Status, Task
 
 
@@ -40,6 +41,28 @@ def test_until_cuts_the_page_and_the_count_and_includes_its_moment(stand: Stand)
     assert [entry.task_id for entry in page.entries] == [stand.id(f"n{number}") for number in range(3)]
     assert stand.store.engine.count(pending, until=1760000002.25) == 3
     assert stand.store.engine.count(stand.lane.value(Status.FAILED)) == 0
+
+
+def test_a_count_stops_at_its_cap(stand: Stand) -> None:
+    for number in range(5):
+        stand.enqueue(f"n{number}", created_at=1760000000.25 + number)
+    pending = stand.lane.value(Status.PENDING)
+    assert eventually(lambda: stand.store.engine.count(pending) == 5)
+    for most in (0, 1, 3, 5, 6, 100):
+        assert stand.store.engine.count(pending, most=most) == min(5, most)
+        assert stand.store.engine.count(pending, until=1760000002.25, most=most) == min(3, most)
+        assert stand.store.engine.count(stand.lane.value(Status.FAILED), most=most) == 0
+
+
+def test_on_dynamodb_the_numbers_of_a_queue_stop_at_a_cap(dynamo_stand: Stand) -> None:
+    stand = dynamo_stand
+    assert stand.dynamo.most_counted == 10_000
+    stand.dynamo.most_counted = 3
+    for number in range(5):
+        stand.enqueue(f"n{number}", created_at=1760000000.25 + number)
+    assert eventually(lambda: stand.store.engine.count(stand.lane.value(Status.PENDING)) == 5)
+    [queue] = [one for one in queue_stats(stand.store) if one.queue == stand.lane.queue]
+    assert (queue.ready, queue.delayed, queue.at_least) == (3, 0, ("ready", "delayed"))
 
 
 def test_an_entry_has_what_a_claim_needs(stand: Stand) -> None:

@@ -207,6 +207,32 @@ def test_a_busy_database_is_unavailable_now_and_works_later(path: str, monkeypat
     engine.close()
 
 
+def test_whoever_waits_for_the_writer_asks_again_soon_however_long_it_has_waited(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would sleep up to 100 ms, in which those that come later get the lock: equal agents then claim unequally
+    much."""
+    engine = SqliteEngine(path)
+    engine.check()
+    pauses: list[float] = []
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 50:
+                other.execute("ROLLBACK")
+
+        monkeypatch.setattr("time.sleep", pause)
+        row = {"taskId": "a", "status": "PENDING", "createdAt": 1.0, "submittedAt": 1.0, "job": "j", "fence": 0}
+        assert engine.put([row])[0].won
+    assert len(pauses) == 50
+    assert max(pauses) <= 0.025
+    with engine._reading() as cursor:
+        assert cursor.execute("PRAGMA busy_timeout").fetchone() == (5000,), "everything else waits as before"
+    engine.close()
+
+
 def test_a_batch_that_fails_in_its_middle_leaves_nothing(path: str) -> None:
     engine = SqliteEngine(path)
     good = {"taskId": "a", "status": "PENDING", "createdAt": 1.0, "submittedAt": 1.0, "job": "j", "fence": 0}

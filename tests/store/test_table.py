@@ -36,7 +36,7 @@ def _make(
     types: dict[str, str] = TYPES,
     index: dict[str, Any] | None = None,
 ) -> None:
-    indexes = {"GlobalSecondaryIndexes": [{"IndexName": INDEX, **index}]} if index else {}
+    indexes: dict[str, Any] = {"GlobalSecondaryIndexes": [{"IndexName": INDEX, **index}]} if index else {}
     engine.connection.call(
         "CreateTable",
         TableName=engine.table,

@@ -14,16 +14,20 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "errors attributes task conditions writes shared_writes pacing dependencies events router_events fleet_events "
-    "clock version jsondata zones ticks schedules rings",
-    1: "context job recurring registry port store texts settings doorbell",
-    2: "stores stores.* blobs doorbells doorbells.*",
-    3: "keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload poller "
-    "heartbeat companion signals executor executors isolation child settler dependents intake maintenance "
-    "housekeeping periodic stream streams handoff balance journal pauses controls rung ringer listener "
-    "streaming streaming.*",
-    4: "client commands pause_commands schedule_commands agent statistics waiting __init__",
-    5: "cli cli.* router router.* telemetry testing faults chaos chaos.* fasttime local __main__",
+    0: "errors attributes names versions task conditions writes shared_writes pacing dependencies events "
+    "router_events fleet_events clock version findings jsondata zones ticks schedules rings traceparent redaction "
+    "prices purposes metrics alarms readings dashboard",
+    1: "context meter job hooks recurring registry port store texts settings doorbell",
+    2: "stores stores.* blobs iam metadata cloudwatch prometheus spans doorbells doorbells.*",
+    3: "keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload refusals "
+    "poller heartbeat measuring export marks outage health vitals sdnotify health_file monitor probes companion "
+    "notices signals executor executors delivery scopes tracing isolation child settler dependents intake "
+    "maintenance housekeeping periodic stream streams handoff balance journal pauses drains controls rung ringer "
+    "listener tally memory recycling child_end streaming streaming.*",
+    4: "client commands pause_commands drain_commands schedule_commands agent statistics waiting doctor doubts laps "
+    "supervision explain overview __init__",
+    5: "cli cli.* equipment instruments logwriter router router.* telemetry testing travel faults chaos chaos.* "
+    "fasttime local __main__",
 }
 """Names relative to the package; `__init__` is the package itself, `name.*` is what is in a folder."""
 
@@ -147,10 +151,18 @@ def test_only_adapters_know_aws(name: str) -> None:
     assert layer(name) == 2 or not found & {"boto3", "botocore", "aiobotocore"}
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_only_spans_knows_opentelemetry_and_not_before_it_is_wanted(name: str) -> None:
+    found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] == "opentelemetry"}
+    assert name == "spans" or not found
+    at_the_top = {node.lineno for node in tree(name).body}
+    assert not found & at_the_top
+
+
 SLEEPERS: Final[dict[str, tuple[int, str]]] = {
     "stores.sqlite": (
-        1,
-        "a file that is opened by many processes at once is locked for an instant; bounded",
+        2,
+        "a file that is opened by many processes at once is locked for an instant, and while another writes; bounded",
     ),
 }
 """Modules of the engine that may call `time.sleep`: how often, and why that delays nobody's stop."""

@@ -14,6 +14,7 @@ from thunderagent.pacing import (
     batch_delays,
     first_poll,
     jittered,
+    lock_pause,
     outage_delays,
     wait_delays,
 )
@@ -109,6 +110,19 @@ def test_the_first_poll_is_spread_over_two_seconds(rng: random.Random) -> None:
 
 def test_an_outage_is_waited_out_with_doubling_pauses() -> None:
     assert list(itertools.islice(outage_delays(Full()), 9)) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_all_who_wait_for_a_lock_have_the_same_chance_and_a_long_wait_costs_little() -> None:
+    rng = random.Random(5)
+
+    def longest(waited_s: float) -> float:
+        pauses = [lock_pause(waited_s, rng) for _ in range(500)]
+        assert min(pauses) >= 0.0002
+        assert min(pauses) < max(pauses) / 5
+        return max(pauses)
+
+    assert longest(0.0) <= longest(0.1) + 0.0001 <= 0.0032
+    assert 0.02 < longest(5.0) <= 0.025
 
 
 def test_a_waiting_client_looks_soon_and_then_less_often() -> None:

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -298,6 +299,43 @@ def test_a_request_over_http_becomes_a_task_and_is_told_its_id(shop: Shop, make:
     [(_, request)] = shop.seen
     assert (request.method, request.path, request.request_id) == ("POST", "/orders", "request-1")
     assert request.body == b'{"order": "7"}'
+
+
+TRACE: Final = "0af7651916cd43dd8448eb211c80319c"
+OTHER: Final = f"00-{TRACE}-00f067aa0ba902b7-01"
+XRAY: Final = f"Root=1-{TRACE[:8]}-{TRACE[8:]};Parent=b7ad6b7169203331;Sampled=1"
+
+
+@both_formats
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (
+            {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "X-Amzn-Trace-Id": XRAY},
+            f"00-{TRACE}-00f067aa0ba902b7-01",
+        ),
+        ({"traceparent": "nonsense", "X-Amzn-Trace-Id": XRAY}, f"00-{TRACE}-b7ad6b7169203331-01"),
+        ({"X-Amzn-Trace-Id": XRAY.partition(";")[0]}, None),
+        ({}, None),
+    ],
+)
+def test_a_task_belongs_to_the_trace_of_its_request(
+    shop: Shop, make: Make, headers: dict[str, str], expected: str | None
+) -> None:
+    _, body = shop.post({"order": "7"}, headers, make=make)
+    assert shop.client.get(body["task_id"]).traceparent == expected
+    assert shop.client.enqueue("a.job").traceparent is None, "the next one has none"
+
+
+@pytest.mark.parametrize("event", [eventbridge(), {"no": "event"}], ids=["good", "bad"])
+def test_spans_are_sent_before_lambda_stands_still(
+    shop: Shop, event: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr("thunderagent.spans.flush", lambda: flushed.append(shop.number))
+    with suppress(EventRejected):
+        shop.router.handler(event)
+    assert flushed == [shop.number]
 
 
 def test_options_reach_the_task(shop: Shop) -> None:

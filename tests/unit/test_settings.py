@@ -204,3 +204,22 @@ def test_an_event_loop_that_is_not_installed_is_told_with_the_command_that_insta
 def test_a_wake_queue_that_is_set_to_nothing_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THUNDERAGENT_WAKE_QUEUE_URL", "")
     assert load_settings().wake_queue_url is None
+
+
+@pytest.mark.parametrize("name", ["AWS/EC2", ":a", "a b", "bücher", "x" * 256])
+def test_a_namespace_that_cloudwatch_refuses_is_refused(name: str) -> None:
+    [problem] = problems(cloudwatch_namespace=name)
+    assert problem.startswith(f"THUNDERAGENT_CLOUDWATCH_NAMESPACE is '{name[:50]}")
+
+
+@pytest.mark.parametrize(("given", "kept"), [("Shop/Tasks-1.a_b#c:d", "Shop/Tasks-1.a_b#c:d"), ("", None)])
+def test_a_namespace_is_taken_and_nothing_is_none(given: str, kept: str | None) -> None:
+    assert Settings(cloudwatch_namespace=given).cloudwatch_namespace == kept
+
+
+@pytest.mark.parametrize(("sweep_s", "least"), [(15.0, 30), (600.0, 30), (5.0, 10), (0.2, 2)])
+def test_an_idle_agent_must_not_look_ill(sweep_s: float, least: int) -> None:
+    assert load_settings(health_s=least, sweep_s=sweep_s).health_s == least
+    [problem] = problems(health_s=least - 0.5, sweep_s=sweep_s)
+    assert problem.startswith(f"THUNDERAGENT_HEALTH_S is {least - 0.5:g}; an idle agent asks the store every ")
+    assert problem.endswith(f"so use {least} or more")

@@ -10,7 +10,22 @@ from typing import Annotated
 
 import typer
 
-from thunderagent.cli import engine, fleet, pauses, schedules, streams, tasks
+from thunderagent.cli import (
+    agents,
+    doctor,
+    engine,
+    explain,
+    fleet,
+    health,
+    iam,
+    metrics,
+    pauses,
+    schedules,
+    streams,
+    tasks,
+    top,
+)
+from thunderagent.cli.examples import with_examples
 from thunderagent.cli.output import out
 from thunderagent.version import __version__
 
@@ -25,15 +40,22 @@ app.command()(fleet.run)
 app.command()(tasks.enqueue)
 app.command("list")(tasks.list_)
 app.command()(tasks.show)
+app.command("explain")(explain.explain_)
 app.command()(tasks.retry)
 app.command()(tasks.cancel)
 app.command()(tasks.purge)
 app.command()(pauses.pause)
 app.command()(pauses.resume)
 app.command()(pauses.pauses)
-app.command()(fleet.agents)
 app.command()(fleet.stats)
+app.command()(health.health)
+app.command()(top.top)
+app.command()(doctor.doctor)
+app.command()(metrics.metrics)
+app.command()(metrics.dashboard)
+app.command()(iam.iam)
 app.command()(engine.local)
+app.add_typer(agents.agents_app, name="agents")
 app.add_typer(streams.streams_app, name="streams")
 app.add_typer(schedules.schedules_app, name="schedule")
 app.add_typer(engine.table_app, name="table")
@@ -50,6 +72,9 @@ def _options(
     _: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)] = False,
 ) -> None:
     """A task-queue agent on Amazon DynamoDB, or on one SQLite file."""
+
+
+with_examples(app)
 
 
 def main() -> None:

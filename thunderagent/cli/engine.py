@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -25,12 +25,16 @@ table_app = typer.Typer(help="Create, check or delete the table of a DynamoDB st
 def table_create(
     store: StoreOption = None,
     deletion_protection: Annotated[bool, typer.Option(help="Refuse to delete the table until this is off.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Create the table with its index, time to live and point-in-time recovery; harmless when it exists."""
     with errors():
         engine = _dynamo(store)
-        create_table(engine, deletion_protection=deletion_protection, progress=notes.print)
-        out.print(f"the table of {engine.url} is ready", soft_wrap=True)
+        left = create_table(engine, deletion_protection=deletion_protection, progress=notes.print)
+        if as_json:
+            tell({"store": engine.url, "ready": True, "differences": [asdict(one) for one in left]}, True)
+        else:
+            out.print(f"the table of {engine.url} is ready", soft_wrap=True)
 
 
 @table_app.command("check")
@@ -57,14 +61,18 @@ def table_check(store: StoreOption = None, as_json: JsonOption = False) -> None:
 def table_delete(
     store: StoreOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete the table with all tasks."""
     with errors():
         engine = _dynamo(store)
         if not yes:
-            typer.confirm(f"Delete the table of {engine.url} with all its tasks?", abort=True)
+            typer.confirm(f"Delete the table of {engine.url} with all its tasks?", abort=True, err=as_json)
         delete_table(engine)
-        out.print(f"the table of {engine.url} is deleted", soft_wrap=True)
+        if as_json:
+            tell({"store": engine.url, "deleted": True}, True)
+        else:
+            out.print(f"the table of {engine.url} is deleted", soft_wrap=True)
 
 
 def local(
@@ -74,24 +82,35 @@ def local(
         int | None, typer.Option(help="Loopback port; a free one if not given.", show_default=False)
     ] = None,
     folder: Annotated[Path, typer.Option(help="Where its state is kept.")] = Path(".thunderagent/local"),
+    as_json: JsonOption = False,
 ) -> None:
     """Start a local DynamoDB in the background, with the table, and print the line to use it."""
     with errors():
         if stop:
-            out.print("stopped" if local_engine.stop(folder) else "it was not running")
+            stopped = local_engine.stop(folder)
+            tell({"stopped": stopped} if as_json else "stopped" if stopped else "it was not running", as_json)
             return
         running = local_engine.status(folder)
-        if status:
+        if not status:
+            running = local_engine.start(folder, port)
+            create_table(_dynamo(running.url))
+        if as_json:
+            tell(_local_data(running), True)
+        elif status:
             out.print(
                 f"running as process {running.pid} with state in {running.folder}" if running else "not running",
                 soft_wrap=True,
             )
-            if running is None:
-                raise typer.Exit(REFUSED)
-        else:
-            running = local_engine.start(folder, port)
-            create_table(_dynamo(running.url))
-        typer.echo(f"export THUNDERAGENT_STORE='{running.url}'")
+        if running is None:
+            raise typer.Exit(REFUSED)
+        if not as_json:
+            typer.echo(f"export THUNDERAGENT_STORE='{running.url}'")
+
+
+def _local_data(running: local_engine.LocalEngine | None) -> dict[str, Any]:
+    if running is None:
+        return {"running": False}
+    return {"running": True, "store": running.url, "pid": running.pid, "folder": str(running.folder)}
 
 
 def _dynamo(store: str | None) -> DynamoEngine:

@@ -1,37 +1,42 @@
-"""Commands on agents and queues: run, agents, stats."""
+"""Commands that run an agent and tell of queues: run, stats."""
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.markup import escape
 
 from thunderagent.agent import Agent
 from thunderagent.cli.output import (
+    REFUSED,
     JsonOption,
     StoreOption,
     errors,
     find_here,
     make_table,
-    moment,
     notes,
     opened,
     out,
     tell,
 )
 from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.errors import ConfigurationError
+from thunderagent.equipment import equip
+from thunderagent.errors import ConfigurationError, ThunderAgentError
 from thunderagent.events import EventBus
-from thunderagent.pauses import Pause, PauseKind, names_of
+from thunderagent.pauses import Pause, PauseKind
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope
 from thunderagent.waiting import pause_text
+
+NARROW: Final = 80
+"""Columns of a terminal below which the tasks that cannot run yet are left out; --json always has them."""
 
 
 def run(
@@ -52,49 +57,37 @@ def run(
         settings = load_settings(
             store=store, slots=slots, log_json=log_json or None, log_level=log_level, queues=_queues(queue, slots)
         )
-        configure_logging(settings.log_level, as_json=settings.log_json)
+        configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
         find_here()
         bus = EventBus()
         Telemetry(bus)
         registry = Registry.from_package(jobs)
         store_of_agent, doorbell = open_store(settings, for_agent=True), open_doorbell(settings)
-        agent = Agent(store_of_agent, registry, settings, bus=bus, doorbell=doorbell, scope=task_scope)
-        stuck = agent.run()
+        agent = Agent(
+            store_of_agent, registry, settings, bus=bus, doorbell=doorbell, scope=task_scope, companions=equip
+        )
+        stuck = _served(agent)
     if stuck:  # handlers that ignore every request to stop: their tasks are released, so this process must end now
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        _end(0)
 
 
-def agents(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the agents that are alive."""
-    with errors(), opened(store) as client:
-        found = client.agents()
-        if as_json:
-            tell(
-                [{"name": one.name, "started_at": one.started_at, "seen_at": one.seen_at, **one.info} for one in found],
-                True,
-            )
-            return
-        paused = {pause.name for pause in client.pauses() if pause.kind is PauseKind.AGENT}
-        names = [one.name for one in found]
-        has_streams = any(isinstance(one.info.get("streams"), dict) for one in found)
-        wide = out.width >= 120
-        streams = ("streams",) if has_streams else ()
-        table = make_table("agent", *(("since", "seen") if wide else ()), "slots in use", *streams, "health", ids=names)
-        for one in found:
-            running, health = one.info.get("running", {}), one.info.get("health", {})
-            slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in one.info["queues"].items())
-            fine = health.get("heartbeat_alive") and health.get("store_answers")
-            state = "ok" if fine else "[red]not well[/red]"
-            if health.get("draining"):
-                state = "draining"
-            elif fine and (health.get("paused") or not paused.isdisjoint(names_of(one.name))):
-                state = "[yellow]paused[/yellow]"
-            held = (_streams(one.info.get("streams")),) if has_streams else ()
-            times = (moment(one.started_at), moment(one.seen_at)) if wide else ()
-            table.add_row(escape(one.name), *times, escape(slots), *held, state)
-        out.print(table if found else "no agents")
+def _served(agent: Agent) -> int:
+    """Run the agent. An error that nobody expected ends this process at once, whatever threads of handlers go on: what
+    it held has been given back, or is for others when its leases end, and the supervisor starts a fresh agent."""
+    try:
+        return agent.run()
+    except ThunderAgentError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        notes.print(f"[red]error:[/red] the agent ended by {escape(repr(error))}: report it", soft_wrap=True)
+        _end(REFUSED)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -103,13 +96,21 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
         found, now = client.stats(), client.store.clock.now()
         paused = {pause.name: pause for pause in client.pauses() if pause.kind is PauseKind.QUEUE}
         if as_json:
-            tell([{**asdict(one), "paused": _paused(paused.get(one.queue))} for one in found], True)
+            tell(
+                [
+                    {**asdict(one), "is_capped": one.is_capped, "paused": _paused(paused.get(one.queue))}
+                    for one in found
+                ],
+                True,
+            )
             return
-        table = make_table("queue", "ready", "delayed", "running", "blocked", "failed", "oldest ready", "agents")
+        is_narrow = out.width < NARROW
+        names = ("ready", "running", "failed") if is_narrow else ("ready", "delayed", "running", "blocked", "failed")
+        table = make_table("queue", *names, "oldest ready", "agents")
         for one in found:
             age = "" if one.oldest_ready_s is None else f"{one.oldest_ready_s:.0f} s"
-            numbers = (one.ready, one.delayed, one.running, one.blocked, one.failed)
-            table.add_row(one.queue, *map(str, numbers), age, str(one.agents))
+            numbers = map(one.text, names)
+            table.add_row(one.queue, *numbers, age, str(one.agents))
         out.print(table if found else "no tasks and no agents")
         for name, pause in paused.items():
             notes.print(escape(f"queue {name} is {pause_text(pause, now)}"), style="yellow", soft_wrap=True)
@@ -122,13 +123,6 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 def _paused(pause: Pause | None) -> dict[str, Any] | None:
     return None if pause is None else pause.entry()
-
-
-def _streams(told: Any) -> str:
-    """What an agent tells of its streams; older agents tell nothing."""
-    if not isinstance(told, dict):
-        return ""
-    return f"{told.get('held', 0)}/{told.get('max', 0)}, {told.get('connections', 0)} connected"
 
 
 def _queues(given: list[str] | None, slots: int | None) -> dict[str, int] | None:

@@ -29,6 +29,7 @@ from thunderagent.errors import (
     WaitTimeout,
 )
 from thunderagent.task import Desired, Handoff, Status, Task
+from thunderagent.traceparent import trace_id
 
 REFUSED: Final = 1
 WRONG: Final = 2
@@ -107,7 +108,7 @@ def as_dict(task: Task) -> dict[str, Any]:
 def details(task: Task) -> Iterator[tuple[str, str]]:
     yield "task", escape(task.task_id)
     yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
-    yield "job", escape(task.job)
+    yield "job", escape(task.job_value)
     yield "queue", task.lane.suffix.removeprefix("#") or task.queue
     yield "attempt", f"{task.attempt} (retries {task.retry_count} of {_allowed(task)}, lost agents {task.crash_count})"
     yield "fence", str(task.fence)
@@ -128,6 +129,8 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
     if task.limit_key is not None:
         number = "as many at once as its job says" if task.limit_max is None else f"{task.limit_max} at once"
         yield "limit", escape(f"{task.limit_key}, {number}")
+    if trace := trace_id(task.traceparent):
+        yield "trace", trace
     if task.is_stream:
         yield from _stream_details(task)
     if task.progress_text:
@@ -188,7 +191,20 @@ def make_table(*columns: str, ids: Iterable[str] = ()) -> Table:
 
 
 _NUMBERS: Final = frozenset(
-    {"attempt", "seconds", "ready", "delayed", "running", "blocked", "failed", "oldest ready", "lost", "retries"}
+    {
+        "attempt",
+        "seconds",
+        "ready",
+        "delayed",
+        "running",
+        "blocked",
+        "failed",
+        "claimed",
+        "skew",
+        "oldest ready",
+        "lost",
+        "retries",
+    }
 )
 _LEAST: Final = {"task": 36, "status": 7, "job": 12, "queue": 8, "due": 20, "next": 20, "last": 20, "health": 8}
 _COLOURS: Final = {

@@ -68,7 +68,7 @@ def show_head(task: Task, now: float, run: Run | None) -> None:
 
 def _facts(task: Task, now: float, run: Run | None) -> Iterator[tuple[str, str]]:
     yield "stream", escape(task.task_id)
-    yield "job", escape(f"{task.job} in the queue {task.queue}")
+    yield "job", escape(f"{task.job_value} in the queue {task.queue}")
     since = since_of(task)
     yield "state", colour(task.status) + (f" since {at_text(since)}" if since else "")
     if text := now_of(task, now):

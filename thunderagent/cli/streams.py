@@ -84,7 +84,7 @@ def list_(
         titles += ["since", "lost", "retries", "now"] if wide else ["now"]
         rows = []
         for task in found:
-            row = [task.task_id, str(task.status), *((task.job,) if wide else ())]
+            row = [task.task_id, str(task.status), *((task.job_value,) if wide else ())]
             row.append(short(cursor_text(task.last_seq), 40 if wide else 20))
             if wide:
                 row += [moment(since_of(task)), str(task.crash_count), str(task.retry_count)]

@@ -127,7 +127,7 @@ def list_(
         for task in tasks:
             error = (task.error or task.done_reason or "").partition("\n")[0]
             more = (task.queue, moment(task.created_at), seconds(task)) if wide else ()
-            who = (escape(task.task_id), colour(task.status), escape(task.job))
+            who = (escape(task.task_id), colour(task.status), escape(task.job_value))
             table.add_row(*who, *more, escape(error if len(error) <= room else error[: room - 1] + "…"))
         out.print(table if tasks else "no tasks")
 
@@ -179,7 +179,7 @@ def purge(
         wanted = choice("STATUS", status.upper(), tuple(Status))
         if not yes:
             where = f"of queue {queue} " if queue else ""
-            typer.confirm(f"Delete all {wanted} tasks {where}in {client.store.engine.url}?", abort=True)
+            typer.confirm(f"Delete all {wanted} tasks {where}in {client.store.engine.url}?", abort=True, err=as_json)
         deleted = client.purge(wanted, queue=queue, older_than_s=older_than_days * 86400)
         tell({"deleted": deleted} if as_json else f"{deleted} tasks deleted", as_json)
 

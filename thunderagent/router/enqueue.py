@@ -12,6 +12,7 @@ from thunderagent.client import Client
 from thunderagent.errors import ConfigurationError, DuplicateTask, PayloadInvalid
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_json
+from thunderagent.names import plain_job
 from thunderagent.task import Task
 
 P = TypeVar("P")
@@ -72,8 +73,8 @@ class Enqueue:
 
     @property
     def name(self) -> str:
-        """The name of the job."""
-        return self.job if isinstance(self.job, str) else self.job.name
+        """The name of the job, whatever its version: redeliveries give the same ids before and after a deploy."""
+        return plain_job(self.job) if isinstance(self.job, str) else self.job.name
 
     def check(self) -> None:
         """Check the payload; nothing is written.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
-from thunderagent import router_events
+from thunderagent import router_events, spans
 from thunderagent.client import Client
 from thunderagent.errors import ConfigurationError, EventRejected, StoreError
 from thunderagent.events import EventBus
@@ -159,6 +159,12 @@ class Router:
             Exception: of EventBridge and SNS, what the route raised.
         """
         self._start_log()
+        try:
+            return self._handle(event)
+        finally:
+            spans.flush()  # Lambda lets no thread run between two invocations
+
+    def _handle(self, event: Any) -> dict[str, Any]:
         if isinstance(event, Mapping):
             if shapes.is_http(event):
                 return requests.serve(event, self._http, self._base_path, self.client, self.bus)
@@ -191,7 +197,7 @@ class Router:
                 self._logs = False
                 try:
                     settings = load_settings()
-                    configure_logging(settings.log_level, as_json=settings.log_json)
+                    configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
                 except ConfigurationError:
                     configure_logging()
                 Telemetry(self.bus)

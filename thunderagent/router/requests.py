@@ -15,6 +15,7 @@ from thunderagent.router.envelope import Envelope, body_of, read_http
 from thunderagent.router.routes import AS_IT_IS, HttpRoute
 from thunderagent.router.shapes import HttpRequest
 from thunderagent.settler import raised
+from thunderagent.traceparent import checked, continuing, from_xray
 
 KEY_HEADER: Final = "idempotency-key"
 LONGEST_KEY: Final = 255
@@ -68,7 +69,8 @@ def _enqueue(
     answer = route.function(route.content_of(request), request)
     tasks = answers.wanted(answer, route.name)
     try:
-        put = put_all(client(), tasks, key, may_differ=False) if tasks else []
+        with continuing(trace_of(request.headers)):
+            put = put_all(client(), tasks, key, may_differ=False) if tasks else []
     except DuplicateTask as error:
         is_other_request = key is not None and not any("task_id" in one.options for one in tasks)
         raise EventRejected(
@@ -78,6 +80,11 @@ def _enqueue(
     names = tuple(one.task_id for one in put)
     bus.emit(router_events.EventRouted(route=str(route), event_id=request.request_id, task_ids=names))
     return answers.http_taken(put, answer)
+
+
+def trace_of(headers: Mapping[str, str]) -> str | None:
+    """The trace that a request belongs to: of its `traceparent`, else of the header that AWS puts in."""
+    return checked(headers.get("traceparent")) or from_xray(headers.get("x-amzn-trace-id"))
 
 
 def _check_type(headers: Mapping[str, str]) -> None:

@@ -22,7 +22,8 @@ def open_engine(url: str, *, hasty: bool = False) -> Engine:
     * `sqlite://:memory:`: gone with the process, for tests;
     * `dynamodb://TaskTable?region=eu-central-1`, with `&endpoint=http://127.0.0.1:4566` for a local engine.
 
-    `hasty` has DynamoDB's requests fail within seconds, for callers that try again by themselves.
+    `hasty` has DynamoDB's requests fail within seconds, for callers that try again by themselves, and counts their
+    capacity: that is for agents.
 
     Raises:
         ConfigurationError: the URL is not one of these; or no region is known.
@@ -80,4 +81,4 @@ def _open_dynamodb(url: str, hasty: bool) -> Engine:
     from thunderagent.stores.dynamo import DynamoEngine
 
     purpose: Literal["work", "lease"] = "lease" if hasty else "work"
-    return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint, purpose=purpose)
+    return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint, purpose=purpose, meter=hasty)

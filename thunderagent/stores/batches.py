@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from thunderagent import purposes
 from thunderagent.errors import StoreError, StoreThrottled
 from thunderagent.pacing import batch_delays
 from thunderagent.port import Applied
@@ -25,6 +26,9 @@ PUT_BATCH: Final = 25
 GET_BATCH: Final = 100
 ROUNDS: Final = 8
 """How often what DynamoDB left out of a batch is sent again before that is an error."""
+
+LEFT_OUT: Final = "LeftOutOfBatch"
+"""The reason of a throttle that is counted when DynamoDB leaves members out of a batch."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,15 +64,17 @@ class Batches:
         answers = self.each(lambda some: self._put_some(some, put_one), list(chunks(rows, PUT_BATCH)))
         return [answer for some in answers for answer in some]
 
-    def fetch(self, ids: Iterable[str]) -> dict[str, Item]:
+    def fetch(self, ids: Iterable[str], what_for: purposes.Purpose | None = None) -> dict[str, Item]:
         """Items by id as they are now, 100 to a request, in the order of the ids.
+
+        `what_for` they are counted; None: as the first id of a request tells.
 
         Raises:
             StoreError: one of the requests had no answer.
         """
         wanted = list(dict.fromkeys(ids))
         found: dict[str, Item] = {}
-        for some in self.each(self._fetch_some, list(chunks(wanted, GET_BATCH))):
+        for some in self.each(lambda some: self._fetch_some(some, what_for), list(chunks(wanted, GET_BATCH))):
             found.update(some)
         return {task_id: found[task_id] for task_id in wanted if task_id in found}
 
@@ -91,12 +97,15 @@ class Batches:
             waiting = {}
         if len(waiting) < len(rows):
             return [put_one(row) for row in rows]
+        what_for = purposes.of_put(rows[0]["taskId"])
         problem = StoreThrottled(f"{self._connection.place} left rows out of {ROUNDS} batches: try again later")
         for delay_s in islice(batch_delays(self._random), ROUNDS):
             try:
                 request = {self._table: list(waiting.values())}
-                reply = self._connection.call("BatchWriteItem", RequestItems=request)
+                reply = self._connection.call("BatchWriteItem", what_for=what_for, RequestItems=request)
                 left_out = reply.get("UnprocessedItems", {}).get(self._table, [])
+                if left_out:
+                    self._connection.consumed.add_throttle((LEFT_OUT,))
                 waiting = {put["PutRequest"]["Item"]["taskId"]["S"]: put for put in left_out}
             except StoreThrottled as error:  # the request as a whole: nothing was put
                 problem = error
@@ -110,13 +119,14 @@ class Batches:
             for row in rows
         ]
 
-    def _fetch_some(self, ids: Sequence[str]) -> dict[str, Item]:
+    def _fetch_some(self, ids: Sequence[str], what_for: purposes.Purpose | None) -> dict[str, Item]:
+        what_for = what_for or purposes.of_row(ids[0])
         found: dict[str, Item] = {}
         keys: list[Any] = [expressions.key(task_id) for task_id in ids]
         delays = islice(batch_delays(self._random), ROUNDS)
         while True:
             request = {self._table: {"Keys": keys, "ConsistentRead": True}}
-            reply = self._connection.call("BatchGetItem", RequestItems=request)
+            reply = self._connection.call("BatchGetItem", what_for=what_for, RequestItems=request)
             items = reply["Responses"].get(self._table, [])
             found.update((item["taskId"]["S"], item) for item in items)
             keys = reply.get("UnprocessedKeys", {}).get(self._table, {}).get("Keys", [])
@@ -125,6 +135,7 @@ class Batches:
             if items:  # more than 16 MB, not throttled: go on at once
                 delays = islice(batch_delays(self._random), ROUNDS)
                 continue
+            self._connection.consumed.add_throttle((LEFT_OUT,))
             delay_s = next(delays, None)
             if delay_s is None:
                 place = self._connection.place

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,8 +21,10 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from thunderagent import purposes
 from thunderagent.clock import DateClock
 from thunderagent.errors import ConfigurationError, CredentialsExpired
+from thunderagent.stores.consumed import Consumed, throttle_reasons
 from thunderagent.stores.failures import Place, Refused, code_of, translate
 
 Purpose = Literal["work", "lease"]
@@ -35,7 +37,6 @@ RENEW_PAUSE_S: Final = 5.0
 _METERED: Final = frozenset(
     {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchWriteItem"}
 )
-_READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
 
 _building = threading.Lock()
 """Sessions and clients are made one at a time: botocore's loaders are not safe in threads."""
@@ -64,45 +65,6 @@ def client_config(purpose: Purpose, connections: int) -> Config:
         max_pool_connections=connections,
         tcp_keepalive=True,
     )
-
-
-@dataclass(slots=True)
-class Consumed:
-    """What was asked of DynamoDB since the start; capacity is counted only when `enabled`.
-
-    DynamoDB bills a refused conditional write as one that is done but does not report its capacity: see `refused`.
-    """
-
-    enabled: bool = False
-    requests: int = 0
-    refused: int = 0
-    write_units: float = 0.0
-    index_write_units: float = 0.0
-    """The part of `write_units` that the index took."""
-    read_units: float = 0.0
-    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, action: str, reply: dict[str, Any]) -> None:
-        """Count one reply."""
-        told = reply.get("ConsumedCapacity") or []
-        parts = told if isinstance(told, list) else [told]
-        units = sum(part.get("CapacityUnits", 0.0) for part in parts)
-        index = sum(
-            one.get("CapacityUnits", 0.0) for part in parts for one in part.get("GlobalSecondaryIndexes", {}).values()
-        )
-        with self._guard:
-            self.requests += 1
-            if action in _READS:
-                self.read_units += units
-            else:
-                self.write_units += units
-                self.index_write_units += index
-
-    def add_refused(self) -> None:
-        """Count one write whose condition did not hold."""
-        with self._guard:
-            self.requests += 1
-            self.refused += 1
 
 
 class Connection:
@@ -141,8 +103,10 @@ class Connection:
                     self._client, self._pid = self._build(), os.getpid()
         return self._client
 
-    def call(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Do one request, such as `UpdateItem`, and answer with its reply.
+    def call(
+        self, action: str, *, what_for: purposes.Purpose = purposes.Purpose.OTHER, **arguments: Any
+    ) -> dict[str, Any]:
+        """Do one request, such as `UpdateItem`, and answer with its reply; it is counted under what it is for.
 
         Raises:
             Refused: the condition of a write did not hold.
@@ -153,11 +117,11 @@ class Connection:
             arguments["ReturnConsumedCapacity"] = "INDEXES"
         client = self.client
         try:
-            return self._call(client, action, arguments)
+            return self._call(client, action, arguments, what_for)
         except CredentialsExpired:
             if not self._renew(client):
                 raise
-            return self._call(self.client, action, arguments)
+            return self._call(self.client, action, arguments, what_for)
 
     def close(self) -> None:
         """Close the sockets; a later call opens new ones."""
@@ -165,15 +129,15 @@ class Connection:
         if client is not None and self._pid == os.getpid():
             client.close()
 
-    def _call(self, client: Any, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, client: Any, action: str, arguments: dict[str, Any], what_for: purposes.Purpose) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = getattr(client, xform_name(action))(**arguments)
         except (ClientError, BotoCoreError) as error:
             if code_of(error) == "ConditionalCheckFailedException":
-                self.consumed.add_refused()
+                self.consumed.add_refused(what_for)
                 raise Refused(getattr(error, "response", {}).get("Item")) from error
             raise translate(error, action, self.place) from error
-        self.consumed.add(action, reply)
+        self.consumed.add(action, reply, what_for)
         return reply
 
     def _renew(self, expired: Any) -> bool:
@@ -213,7 +177,12 @@ class Connection:
     def _note_sent(self, **_: Any) -> None:
         self._sent.at = time.monotonic()
 
-    def _note_received(self, response_dict: dict[str, Any] | None = None, **_: Any) -> None:
+    def _note_received(
+        self, response_dict: dict[str, Any] | None = None, parsed_response: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Look at every reply, those that botocore repeats by itself included."""
+        if parsed_response is not None and (reasons := throttle_reasons(parsed_response)):
+            self.consumed.add_throttle(reasons)
         if response_dict is not None:
             date = response_dict["headers"].get("date")
             self.clock.observe(date, sent=self._sent.at, received=time.monotonic())

@@ -39,8 +39,8 @@ def check_table(engine: DynamoEngine) -> list[Difference]:
         return [Difference(f"{engine.connection.place} does not exist", str(error))]
     except AccessDenied as error:
         return [Difference(f"the table cannot be looked at: {error}", _allow("DescribeTable"))]
-    found = list(_of_keys(engine, table))
-    found += _of_index(engine, index_of(table))
+    found = list(of_keys(engine, table))
+    found += of_index(engine, index_of(table))
     found += of_expiry(engine)
     found += of_backups(engine)
     return found
@@ -63,7 +63,8 @@ def index_of(table: dict[str, Any]) -> dict[str, Any] | None:
     return next((index for index in indexes if index["IndexName"] == INDEX), None)
 
 
-def _of_keys(engine: DynamoEngine, table: dict[str, Any]) -> Iterator[Difference]:
+def of_keys(engine: DynamoEngine, table: dict[str, Any]) -> Iterator[Difference]:
+    """How the keys of the table and of its index differ."""
     types = {kind["AttributeName"]: kind["AttributeType"] for kind in table["AttributeDefinitions"]}
     if table["KeySchema"] != KEY or types.get("taskId") != "S":
         yield Difference(
@@ -79,7 +80,8 @@ def _of_keys(engine: DynamoEngine, table: dict[str, Any]) -> Iterator[Difference
         )
 
 
-def _of_index(engine: DynamoEngine, index: dict[str, Any] | None) -> Iterator[Difference]:
+def of_index(engine: DynamoEngine, index: dict[str, Any] | None) -> Iterator[Difference]:
+    """How the index differs from what agents read; None: there is none."""
     if index is None:
         yield Difference(f"there is no index {INDEX}", "add it with: thunderagent table create")
         return

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from thunderagent import purposes
 from thunderagent.clock import DateClock
 from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
 from thunderagent.port import Applied
 from thunderagent.stores import expressions
 from thunderagent.stores.batches import Batches, chunks
-from thunderagent.stores.connection import Connection, Consumed, Purpose
+from thunderagent.stores.connection import Connection, Purpose
+from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused, Rejected
 from thunderagent.task import Lane, Page, Row, Status, StatusValue
@@ -48,6 +50,7 @@ class DynamoEngine:
     """
 
     inline_bytes = 512
+    most_counted: int | None = 10_000
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class DynamoEngine:
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         def put(text_key: str) -> None:
             arguments = expressions.put_text(self.table, text_key, texts[text_key], expire_at)
-            self.connection.call("PutItem", **arguments)
+            self.connection.call("PutItem", what_for=purposes.Purpose.TEXTS, **arguments)
 
         self._batches.each(put, list(texts))
 
@@ -129,7 +132,8 @@ class DynamoEngine:
         return {task_id: expressions.decode_row(item) for task_id, item in items.items()}
 
     def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
-        return {text_key: item["payload"]["S"] for text_key, item in self._batches.fetch(keys).items()}
+        items = self._batches.fetch(keys, purposes.Purpose.TEXTS)
+        return {text_key: item["payload"]["S"] for text_key, item in items.items()}
 
     def page(
         self,
@@ -143,21 +147,22 @@ class DynamoEngine:
         arguments = expressions.query(
             self.table, status_value, until=until, limit=limit, after=after, newest_first=newest_first
         )
-        reply = self.connection.call("Query", **arguments)
+        reply = self.connection.call("Query", what_for=purposes.of_query(status_value), **arguments)
         entries = tuple(map(expressions.decode_candidate, reply["Items"]))
         return Page(entries, reply.get("LastEvaluatedKey"))
 
-    def count(self, status_value: str, *, until: float | None = None) -> int:
+    def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         total = 0
         after: Any = None
-        while True:
-            reply = self.connection.call(
-                "Query", **expressions.count(self.table, status_value, until=until, after=after)
-            )
+        while most is None or total < most:
+            limit = None if most is None else most - total
+            arguments = expressions.count(self.table, status_value, until=until, limit=limit, after=after)
+            reply = self.connection.call("Query", what_for=purposes.Purpose.MEASURE, **arguments)
             total += int(reply["Count"])
             after = reply.get("LastEvaluatedKey")
             if after is None:
-                return total
+                break
+        return total
 
     def lanes(self) -> list[Lane]:
         row = self._read(LANES_ID)
@@ -201,11 +206,12 @@ class DynamoEngine:
     # One row
 
     def _apply_one(self, write: Write) -> Applied:
+        what_for = purposes.of_write(write.verb, write.task_id)
         try:
             if write.delete:
-                reply = self.connection.call("DeleteItem", **expressions.remove(self.table, write))
+                reply = self.connection.call("DeleteItem", what_for=what_for, **expressions.remove(self.table, write))
             else:
-                reply = self.connection.call("UpdateItem", **expressions.update(self.table, write))
+                reply = self.connection.call("UpdateItem", what_for=what_for, **expressions.update(self.table, write))
             return Applied(won=True, row=expressions.decode_row(reply["Attributes"]))
         except Refused as refusal:
             return self._refused(write.task_id, refusal)
@@ -216,7 +222,8 @@ class DynamoEngine:
 
     def _put_one(self, row: Row) -> Applied:
         try:
-            self.connection.call("PutItem", **expressions.put(self.table, row))
+            what_for = purposes.of_put(row["taskId"])
+            self.connection.call("PutItem", what_for=what_for, **expressions.put(self.table, row))
             return Applied(won=True, row=row)
         except Refused as refusal:
             answer = self._refused(row["taskId"], refusal)
@@ -238,8 +245,9 @@ class DynamoEngine:
             return Applied(won=False, error=error)
 
     def _delete_one(self, row: Row) -> Applied:
+        what_for = purposes.of_row(row["taskId"])
         try:
-            reply = self.connection.call("DeleteItem", **expressions.delete(self.table, row))
+            reply = self.connection.call("DeleteItem", what_for=what_for, **expressions.delete(self.table, row))
         except Refused:
             return Applied(won=False)
         except StoreError as error:
@@ -248,12 +256,13 @@ class DynamoEngine:
         for ref in (str(had.get("payloadRef", "")), str(had.get("resultRef", ""))):
             if ref.startswith("item:"):
                 with suppress(StoreError):  # a text that stays has an `expireAt` of its own
-                    text_key = expressions.key(ref.removeprefix("item:"))
-                    self.connection.call("DeleteItem", TableName=self.table, Key=text_key)
+                    text_key = {"TableName": self.table, "Key": expressions.key(ref.removeprefix("item:"))}
+                    self.connection.call("DeleteItem", what_for=purposes.Purpose.TEXTS, **text_key)
         return Applied(won=True, row=had)
 
     def _read(self, task_id: str) -> Row | None:
-        reply = self.connection.call("GetItem", TableName=self.table, Key=expressions.key(task_id), ConsistentRead=True)
+        arguments = {"TableName": self.table, "Key": expressions.key(task_id), "ConsistentRead": True}
+        reply = self.connection.call("GetItem", what_for=purposes.of_row(task_id), **arguments)
         return expressions.decode_row(reply["Item"]) if "Item" in reply else None
 
     def _register_lanes(self, rows: Sequence[Row]) -> None:
@@ -262,5 +271,6 @@ class DynamoEngine:
         suffixes = {place.suffix for place in places if place.status in set(Status)}
         for some in chunks(sorted(suffixes - self._lanes), LANE_BATCH):
             with suppress(Refused):  # they are there already
-                self.connection.call("UpdateItem", **expressions.add_lanes(self.table, LANES_ID, list(some)))
+                arguments = expressions.add_lanes(self.table, LANES_ID, list(some))
+                self.connection.call("UpdateItem", what_for=purposes.of_row(LANES_ID), **arguments)
             self._lanes.update(some)

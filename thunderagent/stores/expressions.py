@@ -264,9 +264,11 @@ def query(
     return arguments
 
 
-def count(table: str, status_value: str, *, until: float | None = None, after: Any = None) -> Arguments:
-    """Query that counts one page of the index."""
-    return {**query(table, status_value, until=until, after=after), "Select": "COUNT"}
+def count(
+    table: str, status_value: str, *, until: float | None = None, limit: int | None = None, after: Any = None
+) -> Arguments:
+    """Query that counts one page of the index, at most `limit` entries."""
+    return {**query(table, status_value, until=until, limit=limit, after=after), "Select": "COUNT"}
 
 
 def add_lanes(table: str, row_id: str, suffixes: list[str]) -> Arguments:

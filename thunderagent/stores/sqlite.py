@@ -9,6 +9,7 @@ the caller tries again.
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import threading
 import time
@@ -20,12 +21,14 @@ from typing import Any, Final
 from thunderagent.clock import HostClock, SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
+from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied
 from thunderagent.stores import sql
 from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
 
 BUSY_S: Final = 5.0
 _SWITCH_PAUSE_S: Final = 0.01
+_random: Final = random.SystemRandom()  # children that were forked together must not wait in step
 MEMORY: Final = ":memory:"
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
@@ -42,6 +45,7 @@ class SqliteEngine:
     """Rows in a SQLite file. One connection behind a lock; safe in threads, reopened after a fork."""
 
     inline_bytes = MAX_TEXT_BYTES
+    most_counted: int | None = None
 
     def __init__(self, path: str, *, clock: SharedClock | None = None) -> None:
         self._guard = threading.RLock()
@@ -142,11 +146,11 @@ class SqliteEngine:
         last = entries[-1] if len(entries) == limit else None
         return Page(entries, [last.created_at, last.task_id] if last else None)
 
-    def count(self, status_value: str, *, until: float | None = None) -> int:
+    def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         with self._reading() as cursor:
             cursor.execute(
-                'SELECT COUNT(*) FROM tasks WHERE "status" = ? AND "createdAt" <= ?',
-                (status_value, float("inf") if until is None else until),
+                'SELECT COUNT(*) FROM (SELECT 1 FROM tasks WHERE "status" = ? AND "createdAt" <= ? LIMIT ?)',
+                (status_value, float("inf") if until is None else until, -1 if most is None else most),
             )
             return int(cursor.fetchone()[0])
 
@@ -198,7 +202,7 @@ class SqliteEngine:
         with self._guard, _translated(self.path):
             connection = self._open()
             cursor = connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
+            _begin(cursor)
             try:
                 yield cursor
                 cursor.execute("COMMIT")
@@ -206,6 +210,28 @@ class SqliteEngine:
                 if connection.in_transaction:
                     cursor.execute("ROLLBACK")
                 raise
+
+
+def _begin(cursor: sqlite3.Cursor) -> None:
+    """Wait for the lock of the one writer, and take it.
+
+    SQLite itself waits longer after each attempt, up to 100 ms: then whoever came last gets the lock again and again,
+    agents that are equal claim unequally much, and the file is idle meanwhile.
+    """
+    begun = time.monotonic()
+    cursor.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                cursor.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                waited_s = time.monotonic() - begun
+                if "locked" not in str(error) or waited_s >= BUSY_S:
+                    raise
+            time.sleep(lock_pause(waited_s, _random))
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
 
 
 def _one(cursor: sqlite3.Cursor, task_id: str) -> Row | None:

@@ -1,0 +1,146 @@
+"""What an operator can type is documented and tried: every command, setting and metric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from tests.docs.test_readme import README, ROOT
+from thunderagent.cli import app
+from thunderagent.cli.examples import EXAMPLES, words_of
+from thunderagent.metrics import METRICS
+from thunderagent.settings import PREFIX, Settings
+
+PAGES: Final = {page.name: page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))}
+TESTS: Final = {
+    path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__).resolve()
+}
+
+WITHOUT_JSON: Final = {
+    "run": "it prints log lines until it ends, as JSON objects with --log-json",
+}
+"""Commands without --json, and why."""
+
+FEW_MEET: Final = {
+    "rebalance_s": "a pace that nobody needs to change",
+    "connect_concurrency": "a pace that nobody needs to change",
+    "batch_page": "a size that nobody needs to change",
+}
+"""Settings that stand in the README alone, and why."""
+
+
+def commands() -> dict[str, Any]:
+    """Every command that does something, by its words."""
+
+    def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        below = getattr(command, "commands", {})
+        if words and (not below or command.invoke_without_command):
+            yield " ".join(words), command
+        for name, one in below.items():
+            yield from walk(one, (*words, name))
+
+    return dict(walk(typer.main.get_command(app), ()))
+
+
+COMMANDS: Final = commands()
+each_command: Final = pytest.mark.parametrize("words", COMMANDS)
+
+
+def options_of(words: str) -> set[str]:
+    return {option for parameter in COMMANDS[words].params for option in parameter.opts}
+
+
+@each_command
+def test_every_command_has_help_with_an_example_of_itself(words: str) -> None:
+    shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "200"}).stdout
+    assert COMMANDS[words].help, f"{words} has no help"
+    assert f"$ thunderagent {words}" in shown, f"add an example of `{words}` to thunderagent/cli/examples.py"
+
+
+@pytest.mark.parametrize("example", [one for lines in EXAMPLES.values() for one in lines])
+def test_every_example_is_a_command_with_options_that_it_has(example: str) -> None:
+    command: Any = typer.main.get_command(app)
+    context, arguments = None, words_of(example)
+    name: str | None = "thunderagent"
+    while hasattr(command, "commands") and arguments and arguments[0] in command.commands:
+        context = command.make_context(name, [arguments[0]], parent=context, resilient_parsing=True)
+        name, command, arguments = arguments[0], command.commands[arguments[0]], arguments[1:]
+    command.make_context(name, list(arguments), parent=context)
+
+
+def test_every_example_belongs_to_a_command() -> None:
+    groups = {words.rpartition(" ")[0] for words in COMMANDS}
+    assert set(EXAMPLES) - set(COMMANDS) - groups == set()
+
+
+@each_command
+def test_every_command_has_a_json_form(words: str) -> None:
+    if words in WITHOUT_JSON:
+        assert "--json" not in options_of(words), f"{words} is no exception any more"
+    else:
+        assert "--json" in options_of(words)
+
+
+@each_command
+def test_every_command_is_in_the_readme_and_in_a_page_of_the_documentation(words: str) -> None:
+    named = re.compile(rf"thunderagent {re.escape(words)}(?![\w-])")
+    assert named.search(README), f"`thunderagent {words}` is not in the README"
+    assert any(named.search(page) for page in PAGES.values()), f"`thunderagent {words}` is in no page of docs/"
+
+
+@each_command
+def test_every_command_is_run_by_a_test(words: str) -> None:
+    first, _, second = words.partition(" ")
+    adjacent = r'",\s*"'.join(words.split())
+    runs = re.compile(rf'[\[(]\s*(?:\w+,\s*)?"{adjacent}"')
+    through = re.compile(rf'"{first}",\s*\*'), re.compile(rf'[\[(]\s*"{second}"')
+    assert any(
+        runs.search(text) or (second and through[0].search(text) and through[1].search(text)) for text in TESTS.values()
+    ), f"no test runs `thunderagent {words}`"
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_in_the_readme_and_where_an_operator_reads_of_it(name: str) -> None:
+    named = re.compile(rf"{PREFIX}{name.upper()}\b|`{name}(?:[` =]|$)")
+    assert f"`{PREFIX}{name.upper()}`" in README
+    is_told = any(named.search(page) for page in PAGES.values())
+    if name in FEW_MEET:
+        assert not is_told, f"{name} is no exception any more"
+    else:
+        assert is_told, f"{name} is in no page of docs/"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda one: one.cloudwatch)
+def test_every_metric_is_in_its_page_with_both_names(metric: Any) -> None:
+    page = PAGES.get("metrics.md", "")
+    assert f"`{metric.cloudwatch}`" in page
+    assert f"`{metric.prometheus}`" in page
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_of_the_documentation_is_found_from_the_readme(page: str) -> None:
+    assert f"docs/{page}" in README
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["exlpain"], "explain"),
+        (["doctr"], "doctor"),
+        (["streams", "lst"], "list"),
+        (["stats", "--jsn"], "--json"),
+        (["top", "--evry", "5"], "--every"),
+    ],
+    ids=" ".join,
+)
+def test_a_typing_error_is_answered_with_what_was_meant(typed: list[str], meant: str) -> None:
+    answer = CliRunner().invoke(app, typed, env={"COLUMNS": "120"})
+    assert answer.exit_code == 2
+    assert answer.stdout == ""
+    assert meant in answer.stderr

@@ -1,0 +1,388 @@
+"""The doctor on an embedded store: each failure staged, named, and told with its remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.engine.support import put
+from thunderagent.cli import app
+from thunderagent.cli import doctor as command
+from thunderagent.cli.output import out
+from thunderagent.doctor import Doctor
+from thunderagent.doubts import doubts_about_settings
+from thunderagent.errors import StoreError, StoreUnavailable
+from thunderagent.faults import FaultyEngine
+from thunderagent.findings import Finding, State
+from thunderagent.port import Engine
+from thunderagent.settings import Settings
+from thunderagent.stores import open_engine
+from thunderagent.stores.opening import open_store
+from thunderagent.stores.sqlite_file import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
+
+CONF: Final = """
+[program:agent]
+command=/opt/thunderagent/.venv/bin/thunderagent run jobs
+autorestart=true
+stopwaitsecs=45
+stopasgroup=true
+"""
+
+
+@pytest.fixture(autouse=True)
+def conf(tmp_path: Path) -> Path:
+    """A configuration of supervisor that fits, so that what runs on this machine is not looked at."""
+    file = tmp_path / "supervisord.conf"
+    file.write_text(CONF)
+    return file
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store with its file."""
+    store = open_store(Settings(store=f"sqlite:///{tmp_path}/tasks.db"))
+    store.engine.check()
+    store.engine.close()
+    return store.engine.url
+
+
+def examine(conf: Path, store: str, **more: Any) -> dict[str, list[Finding]]:
+    """The findings by the name of their check."""
+    found: dict[str, list[Finding]] = {}
+    for one in Doctor(store=store, supervisor_conf=conf, **more).examine():
+        found.setdefault(one.check, []).append(one)
+    return found
+
+
+def told(found: list[Finding]) -> str:
+    return "\n".join(f"{one.state}: {one.found} -> {one.remedy}" for one in found)
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["doctor", *arguments])
+    assert done.exit_code == code, (done.exit_code, done.output, done.exception)
+    return done.stdout
+
+
+# All is well
+
+
+def test_a_good_installation_is_found_good_and_nothing_is_left_behind(conf: Path, url: str) -> None:
+    found = examine(conf, url)
+    states = {one.state for findings in found.values() for one in findings}
+    assert states <= {State.OK, State.SKIPPED}, told([one for all_ in found.values() for one in all_])
+    for check in ("python", "settings", "supervisor", "store", "file", "disk", "write-ahead log", "latency", "clock"):
+        assert [one.state for one in found[check]] == [State.OK], told(found[check])
+    assert "median of 5: read " in found["latency"][0].found
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (0,)
+    connection.close()
+
+
+def test_a_file_that_nobody_has_made_is_not_made(conf: Path, tmp_path: Path) -> None:
+    found = examine(conf, f"sqlite:///{tmp_path}/new.db")
+    assert "is not there yet" in found["file"][0].found
+    assert [one.state for one in found["latency"] + found["queues"]] == [State.SKIPPED, State.SKIPPED]
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_the_command_says_so_and_ends_with_0(conf: Path, url: str) -> None:
+    answer = run("--store", url, "--supervisor-conf", str(conf))
+    assert "all is well" in answer
+    data = json.loads(run("--store", url, "--supervisor-conf", str(conf), "--json"))
+    assert (data["store"], data["state"], data["exit_code"]) == (url, "ok", 0)
+    assert {"check", "state", "found", "remedy"} == set(data["checks"][0])
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_it_fits_every_terminal(conf: Path, url: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "_width", width)
+    monkeypatch.setattr(out, "_height", 50)
+    lines = run("--store", url, "--supervisor-conf", str(conf)).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("ok") and "python:" in line for line in lines)
+
+
+def test_its_progress_is_told_only_on_a_terminal(conf: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    list(Doctor(store=url, supervisor_conf=conf).examine(heard.append))
+    assert heard[:4] == ["python", "settings", "jobs", "supervisor"]
+    with command._progress() as progress:
+        progress("nothing is printed where there is no terminal")
+    assert run("--store", url, "--supervisor-conf", str(conf)).startswith("ok")
+
+
+# Settings and jobs
+
+
+def test_every_wrong_setting_is_named_and_the_rest_is_looked_at_all_the_same(
+    conf: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THUNDERAGENT_SLOTS", "0")
+    monkeypatch.setenv("THUNDERAGENT_HEALHT_S", "5")
+    monkeypatch.setenv("THUNDERAGENT_LEASE_S", "30")
+    found = examine(conf, url)
+    text = told(found["settings"])
+    assert len(found["settings"]) == 3
+    assert all(one.state is State.WRONG for one in found["settings"])
+    assert "THUNDERAGENT_SLOTS is 0" in text
+    assert "did you mean THUNDERAGENT_HEALTH_S?" in text
+    assert "three heartbeats must fit" in text
+    assert found["latency"][0].state is State.OK
+    assert "3 wrong" in run("--store", url, "--supervisor-conf", str(conf), code=1)
+
+
+def test_a_store_that_no_engine_has_is_named(conf: Path) -> None:
+    found = examine(conf, "mysql://here")
+    assert "neither sqlite:// nor dynamodb://" in told(found["store"])
+    assert found["latency"][0].state is State.SKIPPED
+    assert run("--store", "mysql://here", "--supervisor-conf", str(conf), code=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"http_port": 9464, "http_host": "0.0.0.0"}, "may read the metrics"),  # noqa: S104
+        ({"health_folder": "/no/such/folder"}, "no folder that this user can write to"),
+        ({"wake_queue_url": "https://sqs.eu-central-1.amazonaws.com/1/q"}, "an embedded store does not use it"),
+    ],
+)
+def test_a_doubtful_setting_is_a_warning(changes: dict[str, Any], says: str) -> None:
+    [found] = doubts_about_settings(Settings(**changes))
+    assert found.state is State.WARNING
+    assert says in found.found
+    assert found.remedy
+
+
+JOBS: Final = """
+from thunderagent import Context, job, stream
+
+@job("report.build", queue="reports"{options})
+def build(ctx: Context, payload: dict) -> None: ...
+
+@stream("ticker.follow")
+async def follow(ctx, payload: dict) -> None: ...
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Writes a package of jobs and names it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(options: str = "") -> str:
+        (tmp_path / "doctored.py").write_text(JOBS.format(options=options))
+        return "doctored"
+
+    yield make
+    sys.modules.pop("doctored", None)
+
+
+def test_jobs_are_imported_and_fit_the_settings(conf: Path, url: str, package: Callable[..., str]) -> None:
+    [found] = examine(conf, url, jobs=package())["jobs"]
+    assert (found.state, found.found) == (State.OK, "2 jobs in doctored, for reports, streams")
+
+
+def test_a_lease_too_short_for_the_heartbeat_is_named(conf: Path, url: str, package: Callable[..., str]) -> None:
+    [found] = examine(conf, url, jobs=package(", heartbeat_s=150.0"))["jobs"]
+    assert found.state is State.WRONG
+    assert "the heartbeat_s of 'report.build' is 150" in found.found
+
+
+def test_queues_that_nobody_serves_are_named(
+    conf: Path, url: str, package: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THUNDERAGENT_QUEUES", '{"report": 4}')
+    monkeypatch.setenv("THUNDERAGENT_MAX_STREAMS", "0")
+    found = examine(conf, url, jobs=package())["jobs"]
+    text = told(found)
+    assert {one.state for one in found} == {State.WARNING}
+    assert "serves the queue report, to which none of these jobs goes" in text
+    assert "the jobs report.build go to the queue reports" in text
+    assert "ticker.follow are streams" in text
+
+
+def test_a_package_that_does_not_import_is_named_with_its_line(
+    conf: Path, url: str, package: Callable[..., str], tmp_path: Path
+) -> None:
+    name = package()
+    (tmp_path / "doctored.py").write_text("import nothing_of_this_name\n")
+    [found] = examine(conf, url, jobs=name)["jobs"]
+    assert found.state is State.WRONG
+    assert "doctored.py:1" in found.found
+
+
+def test_tasks_that_no_agent_takes_are_named(conf: Path, url: str) -> None:
+    store = open_store(Settings(store=url))
+    put(store, "a")
+    put(store, "b")
+    [found] = examine(conf, url)["queues"]
+    assert found.state is State.WARNING
+    assert found.found == "queue default: 2 tasks are ready and no live agent serves it"
+    assert found.remedy == "thunderagent run JOBS --queue default"
+    info: dict[str, Any] = {"queues": {"default": 2}, "jobs": ["other"], "health": {}}
+    store.announce("host:1:a", info, lives_s=60.0)
+    [found] = examine(conf, url)["queues"]
+    assert found.found == "queue default: no live agent has the jobs test.job"
+    store.engine.close()
+
+
+# The file
+
+
+def look(path: Path, **changes: Any) -> dict[str, Finding]:
+    return {one.check: one for one in look_at_file(str(path), **changes)}
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    [found] = look_at_file("/no/such/folder/tasks.db")
+    assert (found.state, found.remedy) == (State.WRONG, "mkdir -p /no/such/folder")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named() -> None:
+    [found] = [one for one in look_at_file("/proc/tasks.db") if one.check == "file"]
+    assert found.state is State.WRONG
+    assert "cannot write to the folder /proc" in found.found
+
+
+def test_a_file_that_cannot_be_written_to_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = Path(url.removeprefix("sqlite:///")), os.open
+
+    def refusing(name: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if os.fspath(name) == str(path) and flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied")
+        return real(name, flags, *rest, **more)
+
+    monkeypatch.setattr("thunderagent.stores.sqlite_file.os.open", refusing)
+    found = look(path)["file"]
+    assert found.state is State.WRONG
+    assert f"cannot write to {path}: Permission denied" in found.found
+    assert "run agents and commands as one user" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(EMPTY_BYTES - 1, State.WRONG), (LOW_BYTES - 1, State.WARNING), (LOW_BYTES, State.OK)]
+)
+def test_a_full_disk_is_named(url: str, free: int, state: State) -> None:
+    assert look(Path(url.removeprefix("sqlite:///")), free=lambda folder: free)["disk"].state is state
+
+
+def test_a_file_system_over_the_network_is_named(url: str, tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/root / ext4 rw 0 0\nserver:/x {tmp_path.parent} nfs4 rw 0 0\n")
+    found = look(Path(url.removeprefix("sqlite:///")), mounts=mounts)["file system"]
+    assert found.state is State.WRONG
+    assert "is on nfs4" in found.found
+
+
+def test_what_is_no_database_is_named(conf: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.db").write_text("no database\n" * 100)
+    found = look(tmp_path / "notes.db")["database"]
+    assert found.state is State.WRONG
+    assert "file is not a database" in found.found
+
+
+def test_a_database_of_a_newer_version_is_named(url: str) -> None:
+    path = Path(url.removeprefix("sqlite:///"))
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    found = look(path)["database"]
+    assert found.state is State.WRONG
+    assert "schema version 999" in found.found
+
+
+def test_a_log_that_grows_is_named(url: str) -> None:
+    path = Path(url.removeprefix("sqlite:///"))
+    with Path(f"{path}-wal").open("wb") as file:
+        file.truncate(LONG_LOG_BYTES + 1)
+    assert look(path)["write-ahead log"].state is State.WARNING
+
+
+def test_a_clock_that_was_set_back_is_named(url: str) -> None:
+    path = Path(url.removeprefix("sqlite:///"))
+    os.utime(path, (time.time() + 7200, time.time() + 7200))
+    found = look(path)["clock"]
+    assert found.state is State.WARNING
+    assert "in the future" in found.found
+    assert look(path, now=lambda: time.time() + 7200 - AHEAD_S / 2)["clock"].state is State.OK
+
+
+# A store that does not answer
+
+
+def test_a_store_that_does_not_answer_ends_with_3_and_the_rest_is_told(
+    conf: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opening(url: str) -> Engine:
+        engine = FaultyEngine(open_engine(url))
+        engine.outage()
+        return engine
+
+    found = examine(conf, url, opening=opening)
+    assert found["latency"][0].state is State.WRONG
+    assert found["latency"][0].remedy.startswith("look who holds the file")
+    assert found["queues"][0] == Finding("queues", State.SKIPPED, "the store does not answer")
+    assert found["python"][0].state is State.OK
+    monkeypatch.setattr(command, "Doctor", lambda **given: Doctor(**given, opening=opening))
+    assert "cannot be used" in run("--store", url, "--supervisor-conf", str(conf), code=3)
+    data = json.loads(run("--store", url, "--supervisor-conf", str(conf), "--json", code=3))
+    assert (data["exit_code"], data["state"]) == (3, "wrong")
+
+
+def test_a_check_that_hangs_is_left_behind(conf: Path, url: str) -> None:
+    ended = threading.Event()
+
+    def hanging(url: str) -> Engine:
+        ended.wait(30.0)
+        raise StoreUnavailable
+
+    begin = time.monotonic()
+    doctor = Doctor(store=url, supervisor_conf=conf, opening=hanging, limit_s=0.2)
+    found = {one.check: one for one in doctor.examine()}
+    ended.set()
+    assert time.monotonic() - begin < 20.0
+    assert found["store"].found == "it has not ended within 0.2 s"
+    assert not doctor.is_reachable
+    assert found["queues"].state is State.SKIPPED
+
+
+def test_a_check_that_fails_by_itself_is_told_and_the_others_go_on(conf: Path, url: str) -> None:
+    def broken(url: str) -> Engine:
+        raise ZeroDivisionError("division by zero")
+
+    found = examine(conf, url, opening=broken)
+    assert "the check itself failed: ZeroDivisionError" in found["store"][0].found
+    assert found["clock" if "clock" in found else "queues"]
+
+
+def test_a_write_that_is_refused_leaves_nothing_behind(conf: Path, url: str) -> None:
+    class Refusing(FaultyEngine):
+        def apply(self, batch: Any) -> Any:
+            if batch[0].verb == "probe":
+                raise StoreError("attempt to write a readonly database")
+            return super().apply(batch)
+
+    found = examine(conf, url, opening=lambda url: Refusing(open_engine(url)))
+    assert "readonly database" in told(found["latency"])
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+    assert connection.execute("SELECT COUNT(*) FROM tasks").fetchone() == (0,)
+    connection.close()
+
+
+def test_a_slow_store_is_a_warning(conf: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderagent.doctor.run_laps", lambda engine: ([0.01] * 5, [0.3] * 5))
+    [found] = examine(conf, url)["latency"]
+    assert found.state is State.WARNING
+    assert "read 10.0 ms, write 300.0 ms: that is slow" in found.found

@@ -1,0 +1,420 @@
+"""The printed IAM policies: what each role really asks of AWS in a whole life, no more and no less."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import boto3
+import pytest
+import typer
+from botocore.client import BaseClient
+from typer.testing import CliRunner
+
+from tests.engine.support import LONG_S, Recorder, settings
+from tests.stands import eventually
+from thunderagent import events
+from thunderagent.agent import Agent
+from thunderagent.blobs import S3Blobs
+from thunderagent.cli import app
+from thunderagent.client import Client
+from thunderagent.context import Context, Snooze
+from thunderagent.doorbells.sqs import SqsDoorbell
+from thunderagent.equipment import equip
+from thunderagent.errors import ConfigurationError, ParentNotFound, TaskNotFound
+from thunderagent.events import EventBus
+from thunderagent.iam import (
+    BUCKET_ACTIONS,
+    INDEX_ACTIONS,
+    METRICS_ACTION,
+    METRICS_ROLES,
+    QUEUE_ACTIONS,
+    TABLE_ACTIONS,
+    Resources,
+    Role,
+    policy,
+    resources,
+)
+from thunderagent.job import Job, job
+from thunderagent.recurring import periodic
+from thunderagent.registry import Registry
+from thunderagent.schedules import Tick
+from thunderagent.store import TaskStore
+from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.table import create_table
+from thunderagent.stream import StreamContext, stream
+from thunderagent.task import Status
+from thunderagent.ticks import every
+from thunderagent.writes import request_cancel
+
+WHOLE = Resources(
+    table="TaskTable",
+    region="eu-central-1",
+    account="123456789012",
+    queue_url="https://sqs.eu-west-1.amazonaws.com/210987654321/wake",
+    bucket="texts",
+    namespace="ThunderAgent",
+)
+LARGE = "x" * 400_000
+MEDIUM = "x" * 20_000
+
+
+def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {statement["Sid"]: statement for statement in document["Statement"]}
+
+
+def test_a_policy_names_the_resources_and_nothing_else() -> None:
+    told = by_name(policy(Role.AGENT, WHOLE))
+    assert {name: statement["Resource"] for name, statement in told.items()} == {
+        "Tasks": "arn:aws:dynamodb:eu-central-1:123456789012:table/TaskTable",
+        "Index": "arn:aws:dynamodb:eu-central-1:123456789012:table/TaskTable/index/status-createdAt-index",
+        "WakeQueue": "arn:aws:sqs:eu-west-1:210987654321:wake",
+        "LargeTexts": "arn:aws:s3:::texts/thunderagent/*",
+        "Metrics": "*",
+    }
+    assert told["Metrics"]["Condition"] == {"StringEquals": {"cloudwatch:namespace": "ThunderAgent"}}
+    assert not any("*" in action for statement in told.values() for action in statement["Action"])
+    assert {statement["Effect"] for statement in told.values()} == {"Allow"}
+
+
+def test_what_is_not_set_needs_no_permission() -> None:
+    assert by_name(policy(Role.AGENT, Resources(table="TaskTable"))).keys() == {"Tasks", "Index"}
+    assert "Metrics" not in by_name(policy(Role.PRODUCER, WHOLE))
+
+
+def test_no_agent_and_no_application_may_change_the_table_itself() -> None:
+    for role in (Role.AGENT, Role.PRODUCER):
+        assert not {one for one in TABLE_ACTIONS[role] if one.endswith("Table")} - {"DescribeTable"}
+
+
+def test_the_roles_grow() -> None:
+    for actions in (TABLE_ACTIONS, INDEX_ACTIONS, QUEUE_ACTIONS, BUCKET_ACTIONS):
+        assert actions[Role.PRODUCER] <= actions[Role.AGENT] <= actions[Role.OPERATOR]
+
+
+def test_what_nobody_knows_is_a_placeholder_that_an_arn_may_have() -> None:
+    found = resources(settings(store="dynamodb://T12", wake_queue_url="http://127.0.0.1:1/000000000000/wake"))
+    told = by_name(policy(Role.PRODUCER, found))
+    assert told["Tasks"]["Resource"] == "arn:aws:dynamodb:*:*:table/T12"
+    assert told["WakeQueue"]["Resource"] == "arn:aws:sqs:*:000000000000:wake"
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov"), ("eu-central-1", "aws")]
+)
+def test_the_partition_follows_the_region(region: str, partition: str) -> None:
+    found = resources(settings(store=f"dynamodb://T12?region={region}"))
+    assert by_name(policy(Role.AGENT, found))["Tasks"]["Resource"].startswith(f"arn:{partition}:dynamodb:{region}:")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"account": "12"}, {"region": "Frankfurt"}, {"partition": "azure"}, {"region": 'x","Action":"*'}]
+)
+def test_a_value_that_is_none_is_refused_with_an_example(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="write for example"):
+        resources(settings(store="dynamodb://T12"), **wrong)
+
+
+def test_a_file_needs_no_policy() -> None:
+    done = CliRunner().invoke(app, ["iam", "agent", "--store", "sqlite:///tasks.db"])
+    assert done.exit_code == 2
+    assert "needs no IAM policy" in done.stderr
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_command_prints_the_policy_of_the_settings(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_STORE", "dynamodb://TaskTable?region=eu-central-1")
+    monkeypatch.setenv("THUNDERAGENT_WAKE_QUEUE_URL", str(WHOLE.queue_url))
+    monkeypatch.setenv("THUNDERAGENT_BLOB_BUCKET", "texts")
+    monkeypatch.setenv("THUNDERAGENT_CLOUDWATCH_NAMESPACE", "ThunderAgent")
+    for form in ([], ["--json"]):
+        done = CliRunner().invoke(app, ["iam", str(role), "--account", "123456789012", *form])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout) == policy(role, WHOLE)
+
+
+# What is really asked
+
+
+class Asked:
+    """Which actions were asked of which service, by whom: the thread of the test, or the agent's threads."""
+
+    PERMISSIONS: Final = {
+        "SendMessageBatch": "SendMessage",
+        "DeleteMessageBatch": "DeleteMessage",
+        "ChangeMessageVisibilityBatch": "ChangeMessageVisibility",
+    }
+    """The permission of an action, where it has another name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.actions: dict[tuple[Role, str], set[str]] = defaultdict(set)
+        self.tables: set[tuple[str, bool]] = set()
+        self.others = Role.AGENT
+        self.here = Role.PRODUCER
+        self._thread = threading.current_thread()
+        ask = BaseClient._make_api_call
+
+        def noted(client: Any, action: str, arguments: Any) -> Any:
+            service = client.meta.service_model.service_name
+            role = self.here if threading.current_thread() is self._thread else self.others
+            self.actions[role, service].add(self.PERMISSIONS.get(action, action))
+            if service == "dynamodb" and action == "Query":
+                assert "IndexName" in arguments, "the policy allows queries on the index only"
+            return ask(client, action, arguments)
+
+        monkeypatch.setattr(BaseClient, "_make_api_call", noted)
+
+
+@dataclass
+class World:
+    """A table, a queue and a bucket on the local engine."""
+
+    endpoint: str
+    store: str
+    queue_url: str
+    bucket: str
+    clients: list[Client] = field(default_factory=list)
+
+    def options(self, **changes: Any) -> dict[str, Any]:
+        options = {"store": self.store, "wake_queue_url": self.queue_url, "blob_bucket": self.bucket}
+        return {**options, "cloudwatch_namespace": "Test", **changes}
+
+    def open(self) -> TaskStore:
+        """A store whose requests are all made in the thread that asks."""
+        table = self.store.removeprefix("dynamodb://").partition("?")[0]
+        return TaskStore(DynamoEngine(table, endpoint=self.endpoint, threads=1), blobs=S3Blobs(self.bucket))
+
+    def client(self) -> Client:
+        made = Client(self.open(), settings(**self.options()), doorbell=SqsDoorbell(self.queue_url))
+        self.clients.append(made)
+        return made
+
+
+@pytest.fixture
+def world(ministack_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    name = f"life-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ministack_endpoint)
+    sqs, s3 = boto3.client("sqs"), boto3.client("s3")
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
+    s3.create_bucket(Bucket=name)
+    engine = DynamoEngine(name, endpoint=ministack_endpoint)
+    create_table(engine)
+    queue_url = f"{ministack_endpoint}/000000000000/{name}"
+    made = World(ministack_endpoint, f"dynamodb://{name}?endpoint={ministack_endpoint}", queue_url, name)
+    yield made
+    for client in made.clients:
+        client.close()
+    engine.close()
+    sqs.delete_queue(QueueUrl=url)
+    sqs.close()
+    s3.close()
+
+
+@job("life.plain", max_retry=0)
+def plain(ctx: Context, payload: dict[str, Any]) -> Any:
+    """Answers what it is asked to."""
+    if payload.get("fail"):
+        raise ValueError("as asked")
+    if payload.get("snooze") and ctx.fence == 1:
+        return Snooze(0.01)
+    return payload.get("answer", "done")
+
+
+@job("life.held")
+def held(ctx: Context, payload: dict[str, Any]) -> None:
+    """Goes on until it is told to stop."""
+    ctx.wait(LONG_S)
+    ctx.check()
+
+
+@job("life.limited", limit=1)
+def limited(ctx: Context, payload: dict[str, Any]) -> None:
+    """One at a time."""
+
+
+@stream("life.stream", lease_s=6.0, heartbeat_s=0.2)
+async def following(ctx: StreamContext, payload: dict[str, Any]) -> None:
+    """Goes on until it is stopped."""
+    ctx.checkpoint(seq=1)
+    await asyncio.Event().wait()
+
+
+def ticking(ctx: Context, payload: Tick) -> None:
+    """One run a tick."""
+
+
+TICKING: Job[Any] = periodic(every(1).seconds)(job("life.tick")(ticking))
+
+
+@pytest.mark.ministack
+def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(monkeypatch)
+
+    # An application, before any agent runs, and while one does.
+    client = world.client()
+    first = client.enqueue(plain, {})
+    ends = [
+        first,
+        client.enqueue(plain, {}, depends_on=[first]),
+        client.enqueue(plain, {"text": MEDIUM, "answer": MEDIUM}),
+        client.enqueue(plain, {"text": LARGE, "answer": LARGE}),
+        client.enqueue(plain, {"fail": True}),
+        client.enqueue(plain, {"snooze": True}),
+        client.enqueue(plain, {}, unique_key="one"),
+        client.enqueue(plain, {}, delay_s=0.2),
+        *(one.task for one in client.enqueue_many(plain, [{"n": n} for n in range(30)])),
+        *(one.task for one in client.enqueue_many(limited, [{}, {}, {}])),
+    ]
+    assert client.enqueue(plain, {}, unique_key="one").id == ends[6].id
+    child_of = client.enqueue(plain, {}, delay_s=1000, unique_key="two")
+    client.enqueue(plain, {}, depends_on=[child_of])
+    client.cancel(child_of)
+    client.cancel(client.enqueue(limited, {}, delay_s=1000))
+    with pytest.raises(TaskNotFound):
+        client.cancel("nobody")
+    with pytest.raises(ParentNotFound):
+        client.enqueue(plain, {}, depends_on=["nobody"])
+    # A row may go between the look and the write of a cancel; the engine looks where it is then.
+    gone = client.enqueue(plain, {}, delay_s=1000)
+    client.store.engine.delete([gone.to_row()])
+    [answer] = client.store.engine.apply([request_cancel(gone, now=0.0)])
+    assert (answer.won, answer.row) == (False, None)
+    following_it = client.enqueue(following, {}, task_id=f"stream-{uuid.uuid4().hex[:8]}")
+    to_stop = client.enqueue(held, {})
+
+    inner = world.client()
+
+    @job("life.fan_out")
+    def fan_out(ctx: Context, payload: dict[str, Any]) -> None:
+        """Jobs enqueue too."""
+        inner.enqueue_many(plain, [{"m": m} for m in range(3)])
+
+    ends.append(client.enqueue(fan_out, {}))
+    bus = EventBus()
+    record = Recorder(bus)
+    agent = Agent(
+        world.open(),
+        Registry(plain, held, fan_out, limited, following, TICKING),
+        settings(**world.options(lease_s=6.0)),
+        bus=bus,
+        doorbell=SqsDoorbell(world.queue_url),
+        companions=equip,
+        first_poll_s=0.0,
+    )
+    thread = threading.Thread(target=agent.run, name="agent", daemon=True)
+    thread.start()
+    try:
+        for task in ends:
+            assert client.wait(task, timeout_s=LONG_S * 2).status in (Status.SUCCESS, Status.FAILED)
+        assert client.wait(ends[3]).result == LARGE
+        record.wait(events.TickPut)
+        client.cancel(to_stop)
+        client.wait(to_stop, timeout_s=LONG_S)
+        client.retry(ends[4])
+        client.enqueue("life.of_others", {})  # a ring that is of no use here
+        eventually(lambda: asked.actions[Role.AGENT, "sqs"] >= QUEUE_ACTIONS[Role.AGENT])
+        client.stop(following_it)
+        client.start(following_it)
+    finally:
+        agent.stop()
+        thread.join(LONG_S * 2)
+    assert not thread.is_alive()
+
+    for role in (Role.PRODUCER, Role.AGENT):
+        compare(role, asked)
+
+    asked.here = asked.others = Role.OPERATOR
+    operate(world, [task.id for task in ends], following_it.id, monkeypatch)
+    compare(Role.OPERATOR, asked)
+
+
+QUIET: Final = frozenset({"run", "local", "health", "metrics", "dashboard", "iam"})
+"""Commands that ask AWS for nothing, or are an agent, or ask an engine of this machine."""
+
+
+def commands(app: typer.Typer, before: str = "") -> Iterator[str]:
+    """The words of every command."""
+    for info in app.registered_commands:
+        name = info.name or (info.callback.__name__.replace("_", "-") if info.callback else "")
+        yield f"{before}{name}"
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance, f"{before}{group.name} ")
+
+
+def operate(world: World, ends: list[str], followed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command that there is, on what the life has left."""
+    for name, value in world.options().items():
+        monkeypatch.setenv(f"THUNDERAGENT_{name.upper()}", value)
+    done: set[str] = set()
+
+    def say(words: str, *arguments: str, code: int | None = 0) -> None:
+        ended = CliRunner().invoke(app, [*words.split(), *arguments])
+        assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
+        assert code is None or ended.exit_code == code, (words, ended.exit_code, ended.output)
+        done.add(words)
+
+    say("enqueue", "life.plain", '{"a": 1}', "--task-id", "queued")
+    say("enqueue", "life.plain", json.dumps({"text": LARGE}), "--unique-key", "two")
+    say("list")
+    say("show", ends[3])
+    say("explain", "queued")
+    say("retry", ends[4])
+    say("cancel", "queued")
+    say("purge", "success", "--yes")
+    say("pause", "queue", "default")
+    say("pauses")
+    say("resume", "queue", "default")
+    say("stats")
+    say("agents")
+    say("agents drain", "nobody", code=None)
+    say("top", "--once")
+    say("streams list")
+    say("streams stop", followed)
+    say("streams start", followed)
+    say("streams explain", followed)
+    say("schedule list")
+    say("schedule next", "life.tick")
+    say("schedule run-now", "life.tick")
+    say("schedule pause", "life.tick")
+    say("schedule resume", "life.tick")
+    say("doctor", code=None)
+    say("table check", code=None)
+    say("table create", "--deletion-protection")
+    say("table delete", "--yes", code=None)
+    DynamoEngine(world.bucket, endpoint=world.endpoint).connection.call(
+        "UpdateTable", TableName=world.bucket, DeletionProtectionEnabled=False
+    )
+    say("table delete", "--yes")
+    say("table create")
+    every_one = {"agents", *commands(app)}
+    assert done <= every_one, "a command that is not there any more"
+    assert every_one - done <= QUIET, "try the new command here, for what it asks of AWS"
+
+
+def compare(role: Role, asked: Asked) -> None:
+    """What was asked beside what the policy allows."""
+    allowed = {
+        "dynamodb": TABLE_ACTIONS[role] | INDEX_ACTIONS[role],
+        "sqs": QUEUE_ACTIONS[role],
+        "s3": BUCKET_ACTIONS[role],
+    }
+    for service, actions in allowed.items():
+        assert asked.actions[role, service] == actions, f"{role} and {service}"
+    others = {service: found for (whose, service), found in asked.actions.items() if whose is role}
+    others = {service: actions for service, actions in others.items() if service not in allowed}
+    metrics = {METRICS_ACTION.partition(":")[2]} if role in METRICS_ROLES else set()
+    assert others.pop("cloudwatch", set()) <= metrics
+    assert others.pop("sts", set()) <= {"GetCallerIdentity"}, "which needs no permission"
+    assert others == {}

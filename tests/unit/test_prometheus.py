@@ -1,0 +1,87 @@
+"""The page of metrics: read by the parser of Prometheus itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from thunderagent import events, fleet_events, prometheus
+from thunderagent.errors import ConfigurationError
+from thunderagent.events import EventBus
+from thunderagent.meter import Meter
+from thunderagent.metrics import METRICS, Kind
+from thunderagent.prometheus import FRESH_S, prometheus_text
+from thunderagent.testing import FakeClock
+
+
+def about(**changes: Any) -> dict[str, Any]:
+    return {"task_id": "a", "job": "test.job", "queue": "default", "fence": 1, "attempt": 1, **changes}
+
+
+def families(meter: Meter) -> dict[str, Any]:
+    return {one.name: one for one in text_string_to_metric_families(prometheus_text(meter).decode())}
+
+
+def test_every_metric_is_on_the_page_with_its_type_and_meaning() -> None:
+    found = families(Meter(EventBus()))
+    kinds = {Kind.COUNTER: "counter", Kind.GAUGE: "gauge", Kind.DISTRIBUTION: "histogram"}
+    for metric in METRICS:
+        family = found.pop(metric.prometheus.removesuffix("_total"))
+        assert (family.type, family.documentation) == (kinds[metric.kind], metric.help)
+    assert list(found) == ["thunderagent_info"]
+
+
+def test_counters_gauges_and_histograms_have_their_values() -> None:
+    bus = EventBus()
+    meter = Meter(bus)
+    for seconds in (0.004, 0.25, 0.26, 9000.0):
+        bus.emit(events.TaskSucceeded(**about(), seconds=seconds))
+    bus.emit(events.Counted(running=3, slots=10, skew_s=-0.5))
+    samples = {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in families(meter).values()
+        for sample in family.samples
+    }
+    assert samples["thunderagent_tasks_succeeded_total", ("default",)] == 4
+    assert samples["thunderagent_slots_used", ()] == 3
+    assert samples["thunderagent_clock_skew_seconds", ()] == -0.5
+    name = "thunderagent_run_time_seconds"
+    assert samples[f"{name}_bucket", ("test.job", "0.005")] == 1
+    assert samples[f"{name}_bucket", ("test.job", "0.25")] == 2
+    assert samples[f"{name}_bucket", ("test.job", "0.5")] == 3
+    assert samples[f"{name}_bucket", ("test.job", "7200.0")] == 3
+    assert samples[f"{name}_bucket", ("test.job", "+Inf")] == samples[f"{name}_count", ("test.job",)] == 4
+    assert samples[f"{name}_sum", ("test.job",)] == pytest.approx(9000.514)
+
+
+def test_a_name_of_any_kind_is_a_label() -> None:
+    bus = EventBus()
+    meter = Meter(bus)
+    bus.emit(events.TaskSucceeded(**about(job='a"b\\c\nü'), seconds=1.0))
+    [job] = {sample.labels["job"] for sample in families(meter)["thunderagent_run_time_seconds"].samples}
+    assert job == 'a"b\\c\nü'
+
+
+def test_reading_the_page_changes_nothing() -> None:
+    bus = EventBus()
+    meter = Meter(bus)
+    bus.emit(events.TaskSucceeded(**about(), seconds=1.0))
+    assert prometheus_text(meter) == prometheus_text(meter)
+
+
+def test_what_this_agent_once_measured_for_the_fleet_is_not_shown_for_ever() -> None:
+    bus, clock = EventBus(), FakeClock()
+    meter = Meter(bus, monotonic=clock.monotonic)
+    bus.emit(fleet_events.QueueMeasured(queue="a", ready=7, oldest_ready_s=3.0))
+    clock.advance(FRESH_S)
+    assert [sample.value for sample in families(meter)["thunderagent_queue_depth"].samples] == [7]
+    clock.advance(1.0)
+    assert families(meter)["thunderagent_queue_depth"].samples == []
+
+
+def test_a_page_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'thunderagent\[prometheus\]'"):
+        prometheus.check_installed()

@@ -1,0 +1,91 @@
+"""How a child process ended: its exit code or signal, the most memory that it had, and whether the kernel killed it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+
+from thunderagent.memory import kernel_kills, of_usage, peak_mib
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnd:
+    """The end of a child process."""
+
+    code: int
+    """Its exit code; of a signal the negative number."""
+    peak_mib: float | None = None
+    """The most resident memory that it or a process that it waited for had; or the agent, of which it was a copy."""
+    agent_mib: float = 0.0
+    """The most that the agent had: below that, the peak of the child is not known exactly."""
+    kernel_kills: int | None = None
+    """Processes that the kernel had killed in the control group, as memory ran out, since the child was started."""
+
+    def __str__(self) -> str:
+        """For the error of its task."""
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        with suppress(ValueError):
+            name = signal.Signals(-self.code).name
+            if name != "SIGKILL":
+                return name
+            cause = "by the kernel's OOM killer: out of memory" if self.kernel_kills else "out of memory?"
+            return f"{name}{' ' if self.kernel_kills else ', '}{cause}"
+        return f"signal {-self.code}"
+
+    def memory(self, job: str) -> str:
+        """How much memory it had, for the error of a task that was killed; the empty string if that is not known."""
+        if self.code != -signal.SIGKILL or self.peak_mib is None:
+            return ""
+        if self.peak_mib > self.agent_mib:
+            return f"; the process of {job} had {self.peak_mib:.0f} MiB of memory at its peak"
+        return f"; the process of {job} never had more than {self.peak_mib:.0f} MiB of memory"
+
+
+def reap(child: subprocess.Popen[str], seconds: float, *, kills_before: int | None = None) -> ChildEnd:
+    """Wait for the end of a child, and learn what the kernel tells of it.
+
+    Args:
+        child: the process.
+        seconds: longest wait.
+        kills_before: `kernel_kills()` from before its start.
+
+    Raises:
+        subprocess.TimeoutExpired: it goes on.
+    """
+    agent_mib = peak_mib()
+    ended = _waited(child, seconds)
+    code, usage = ended if ended is not None else (child.wait(seconds), None)
+    kills = kernel_kills() if code == -signal.SIGKILL and kills_before is not None else None
+    return ChildEnd(
+        code=code,
+        peak_mib=usage,
+        agent_mib=agent_mib,
+        kernel_kills=None if kills is None or kills_before is None else max(0, kills - kills_before),
+    )
+
+
+def _waited(child: subprocess.Popen[str], seconds: float) -> tuple[int, float] | None:
+    """Exit code and peak memory in MiB of a child once it has ended; None when the kernel does not tell the second."""
+    if child.returncode is not None or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        descriptor = os.pidfd_open(child.pid)
+    except OSError:  # it was waited for by another thread, or the kernel is older than 5.3
+        return None
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        if not ended.poll(seconds * 1000):
+            raise subprocess.TimeoutExpired(child.args, seconds)
+        _, status, usage = os.wait4(child.pid, 0)
+    except ChildProcessError:
+        return None
+    finally:
+        os.close(descriptor)
+    child.returncode = code = os.waitstatus_to_exitcode(status)
+    return code, of_usage(usage.ru_maxrss)  # a thread that asks meanwhile may take the end for one without a code

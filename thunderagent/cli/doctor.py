@@ -1,0 +1,99 @@
+"""The command doctor: everything that an agent here would need, checked, with the remedy for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from thunderagent.cli.output import REFUSED, STORE, JsonOption, StoreOption, errors, find_here, notes, out, tell
+from thunderagent.doctor import Doctor
+from thunderagent.findings import Finding, State, worst
+
+_SIGNS: Final = {
+    State.OK: "[green]ok[/green]",
+    State.WARNING: "[yellow]warning[/yellow]",
+    State.WRONG: "[red]wrong[/red]",
+    State.SKIPPED: "[dim]skipped[/dim]",
+}
+_WIDTH: Final = 7
+
+
+def doctor(
+    jobs: Annotated[
+        str | None, typer.Argument(help="Package whose jobs are looked at too, for example: jobs", show_default=False)
+    ] = None,
+    supervisor_conf: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="supervisord.conf to read, instead of the one that runs or is installed here.",
+            show_default=False,
+        ),
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check what agents need here: settings, store, permissions, clock, supervisor; with the remedy for what is wrong.
+
+    Run it as the user and with the environment of the agents. It leaves nothing behind: what it writes is one row,
+    which it deletes. Exit code 0: agents can work (a warning does not change that), 1: something is wrong, 3: the store
+    cannot be used.
+    """
+    with errors():
+        find_here()
+        one = Doctor(store=store, jobs=jobs, supervisor_conf=supervisor_conf)
+        found: list[Finding] = []
+        with _progress() as progress:
+            for finding in one.examine(progress):
+                found.append(finding)
+                if not as_json:
+                    _show(finding)
+        code = STORE if not one.is_reachable else REFUSED if worst(found) is State.WRONG else 0
+        if as_json:
+            checks = [{**asdict(finding), "remedy": finding.remedy or None} for finding in found]
+            tell({"store": one.url, "state": worst(found), "exit_code": code, "checks": checks}, True)
+        else:
+            _sum_up(found, one)
+        if code:
+            raise typer.Exit(code)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Tells on a terminal what is looked at, which may take seconds where something does not answer."""
+    if not notes.is_terminal:
+        yield lambda check: None
+        return
+    with notes.status("looking") as status:
+        yield lambda check: status.update(f"looking at: {check}")
+
+
+def _show(finding: Finding) -> None:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=_WIDTH)
+    table.add_column(overflow="fold")
+    text = f"{escape(finding.check)}: {escape(finding.found)}"
+    table.add_row(_SIGNS[finding.state], f"[dim]{text}[/dim]" if finding.state is State.SKIPPED else text)
+    if finding.remedy:
+        table.add_row("", f"[dim]{'' if finding.state is State.SKIPPED else '-> '}{escape(finding.remedy)}[/dim]")
+    out.print(table)
+
+
+def _sum_up(found: list[Finding], one: Doctor) -> None:
+    counts = {state: len([finding for finding in found if finding.state is state]) for state in State}
+    if not one.is_reachable:
+        what = f"[red]the store {escape(one.url)} cannot be used[/red]"
+    elif counts[State.WRONG]:
+        what = f"[red]{counts[State.WRONG]} wrong[/red], {counts[State.WARNING]} warnings"
+    elif counts[State.WARNING]:
+        what = f"agents can work; [yellow]{counts[State.WARNING]} warnings[/yellow]"
+    else:
+        what = "[green]all is well[/green]"
+    out.print(f"\n{what}")

@@ -1,0 +1,90 @@
+"""An example for each command, as `--help` shows it below the options. One place, so that they can be tried."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import typer
+from rich.markup import escape
+
+PROGRAM: Final = "thunderagent"
+
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "": ("thunderagent run jobs", "thunderagent explain report-2026-07"),
+    "run": ("thunderagent run jobs --queue reports:4 --queue default:10",),
+    "enqueue": (
+        """thunderagent enqueue report.build '{"month": "2026-07"}' --task-id report-2026-07""",
+        """thunderagent enqueue report.build '{"month": "2026-07"}' --jobs jobs --wait 60 --json""",
+    ),
+    "list": ("thunderagent list --status failed --queue reports",),
+    "show": ("thunderagent show report-2026-07 --json",),
+    "explain": ("thunderagent explain report-2026-07",),
+    "retry": ("thunderagent retry report-2026-07",),
+    "cancel": ("thunderagent cancel report-2026-07",),
+    "purge": ("thunderagent purge success --older-than-days 7 --yes",),
+    "pause": ("""thunderagent pause queue reports --for 2h --reason "database upgrade\"""",),
+    "resume": ("thunderagent resume queue reports",),
+    "pauses": ("thunderagent pauses --json",),
+    "agents": ("thunderagent agents",),
+    "agents drain": ("thunderagent agents drain host-1:4711:0a1b2c3d",),
+    "stats": ("thunderagent stats --json",),
+    "top": ("thunderagent top --every 5", "thunderagent top --once"),
+    "doctor": (
+        "thunderagent doctor jobs",
+        "thunderagent doctor --supervisor-conf /opt/thunderagent/current/systemd/supervisord.conf --json",
+    ),
+    "health": ("thunderagent health --folder /run/thunderagent/health",),
+    "metrics": ("thunderagent metrics --json",),
+    "dashboard": ("thunderagent dashboard --namespace ThunderAgent --region eu-central-1",),
+    "iam": ("thunderagent iam agent --store 'dynamodb://TaskTable?region=eu-central-1' --account 123456789012",),
+    "local": ("thunderagent local", "thunderagent local --status --json"),
+    "streams": ("thunderagent streams list",),
+    "streams list": ("thunderagent streams list --status running",),
+    "streams stop": ("thunderagent streams stop ticker-eurusd --wait 30",),
+    "streams start": ("thunderagent streams start ticker-eurusd",),
+    "streams explain": ("thunderagent streams explain ticker-eurusd --since 03:12",),
+    "schedule": ("thunderagent schedule list",),
+    "schedule list": ("thunderagent schedule list",),
+    "schedule next": ("thunderagent schedule next report.monthly --number 3",),
+    "schedule run-now": ("thunderagent schedule run-now report.monthly",),
+    "schedule pause": ("thunderagent schedule pause report.monthly --for 2h",),
+    "schedule resume": ("thunderagent schedule resume report.monthly",),
+    "table": ("thunderagent table check",),
+    "table create": ("thunderagent table create --store 'dynamodb://TaskTable?region=eu-central-1'",),
+    "table check": ("thunderagent table check --json",),
+    "table delete": ("thunderagent table delete --yes",),
+}
+"""By the words of the command; the empty word is the program itself."""
+
+
+def example_text(*lines: str) -> str:
+    """Examples in the one form that they have below the options."""
+    title = "Examples:" if len(lines) > 1 else "Example:"
+    return "\n".join((title, *(f"$ {escape(line)}" for line in lines)))
+
+
+def with_examples(app: typer.Typer) -> None:
+    """Give every command of a program its examples."""
+    for words, info in _parts(app, ()):
+        if lines := EXAMPLES.get(" ".join(words)):
+            info.epilog = example_text(*lines)
+
+
+def words_of(example: str) -> list[str]:
+    """The arguments of an example, as a shell would give them to the program."""
+    program, *arguments = shlex.split(example)
+    assert program == PROGRAM, example
+    return arguments
+
+
+def _parts(app: typer.Typer, before: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield before, app.info
+    for command in app.registered_commands:
+        name = command.name or (command.callback.__name__.replace("_", "-") if command.callback else "")
+        yield (*before, name), command
+    for group in app.registered_groups:
+        if group.typer_instance is not None and isinstance(group.name, str):
+            yield (*before, group.name), group
+            yield from list(_parts(group.typer_instance, (*before, group.name)))[1:]

@@ -1,0 +1,291 @@
+"""The command top: the fleet in a live view that fits the terminal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from types import FrameType
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from thunderagent.cli.output import JsonOption, StoreOption, errors, opened, out, tell
+from thunderagent.client import Client
+from thunderagent.errors import StoreError, StoreUnavailable
+from thunderagent.overview import AgentView, Overview, overview
+from thunderagent.statistics import QueueStats
+from thunderagent.waiting import at_text, span_text
+
+LEAST_EVERY_S: Final = 1.0
+WIDE: Final = 110
+NARROW: Final = 72
+COMPLAINTS: Final = 3
+"""Agents that are not well whose reasons are told."""
+
+_OTHER_LINES: Final = 12
+"""Lines of a frame beside the rows of queues and agents, and beside the error of the store."""
+
+_COLOURS: Final = {"ok": "green", "paused": "yellow", "draining": "cyan", "not well": "red"}
+
+
+def top(
+    every_s: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=LEAST_EVERY_S, help="Time between two looks.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch queues, agents, streams and cost in a live view; Ctrl-C ends it.
+
+    A look reads each queue's numbers, which stop at 10,000 on DynamoDB, and the rows of the agents. There a look at a
+    small fleet costs some ten read units, and one at queues with 10,000 tasks in each of five states some 500 a queue,
+    which is 0.00006 dollars: with many such queues, look seldom. --json prints one frame as JSON.
+    """
+    with errors():
+        if as_json or once or not out.is_terminal:
+            with opened(store) as client:
+                found = overview(client.store)
+            if as_json:
+                tell(frame_data(found), True)
+            else:
+                out.print(Group(*draw(found, None, out.width, None)))
+            return
+        client = Client.from_settings(store=store)
+        try:
+            with suppress(StoreUnavailable):  # it may come back: the view says that it is away
+                client.store.engine.check()
+            watch(lambda: overview(client.store), client.store.engine.url, every_s)
+        finally:
+            client.close()
+
+
+def watch(
+    look: Callable[[], Overview],
+    url: str,
+    every_s: float,
+    *,
+    console: Console = out,
+    stop: threading.Event | None = None,
+) -> None:
+    """Draw frames on the alternate screen until `stop`, SIGTERM or Ctrl-C; the terminal is left as it was.
+
+    A store that does not answer is shown as such, with the last frame that there was, and asked again.
+    """
+    ended = stop or threading.Event()
+    last: Overview | None = None
+    with _stopping(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+        live.update(Text(f"looking at {url}"), refresh=True)
+        while not ended.is_set():
+            begin, error = time.monotonic(), None
+            try:
+                last = look()
+            except StoreError as failure:
+                error = str(failure)
+            lines = console.height
+            live.update(Group(*draw(last, error, console.width, lines, url=url, every_s=every_s)), refresh=True)
+            ended.wait(max(LEAST_EVERY_S if error else 0.0, every_s - (time.monotonic() - begin)))
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """End on Ctrl-C and SIGTERM, also while the store does not answer.
+
+    The handler raises and does nothing else: setting an event that the thread it interrupts waits for would wait for
+    ever, as that thread may hold the event's lock.
+    """
+    asked: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        raise _Ended if len(asked) == 1 else KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except _Ended:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Ended(BaseException):
+    """Somebody has asked for the end."""
+
+
+# A frame
+
+
+def frame_data(found: Overview) -> dict[str, Any]:
+    """A frame as JSON data."""
+    cost = None if found.cost is None else {**asdict(found.cost), "dollars_per_1000": found.cost.dollars_per_1000}
+    return {**asdict(found), "cost": cost}
+
+
+def draw(
+    found: Overview | None,
+    error: str | None,
+    width: int,
+    height: int | None,
+    *,
+    url: str = "",
+    every_s: float | None = None,
+) -> Iterator[RenderableType]:
+    """A frame within a width and, unless `height` is None, a height; what does not fit is told by its number."""
+    at = "" if found is None else at_text(found.at)
+    every = "" if every_s is None else f"  every {every_s:g} s, Ctrl-C ends"
+    yield Text.from_markup(
+        f"[bold]ThunderAgent[/bold]  {escape(url or (found.store if found else ''))}", overflow="fold"
+    )
+    yield Text.from_markup(f"[dim]{at}{every}[/dim]")
+    if error is not None:
+        yield Text.from_markup(f"[red]the store does not answer:[/red] {escape(error)}", overflow="fold")
+    if found is None:
+        return
+    yield Text.from_markup(_totals(found))
+    said = 0 if error is None else len(error) // width + 2
+    complaints = list(_complaints(found))
+    room = None if height is None else max(4, height - _OTHER_LINES - said - len(complaints))
+    most_queues = len(found.queues) if room is None else max(2, room - min(len(found.agents), room // 2))
+    most_agents = None if room is None else max(2, room - min(len(found.queues), most_queues))
+    yield Text("")
+    yield _queues(found, width, most_queues)
+    yield Text("")
+    yield _agents(found, width, most_agents)
+    yield from complaints
+    yield Text("")
+    yield Text.from_markup(cost_text(found))
+
+
+def _totals(found: Overview) -> str:
+    states = [one.state for one in found.agents]
+    told = ", ".join(
+        f"[{_COLOURS[state]}]{states.count(state)} {state}[/]" for state in _COLOURS if states.count(state)
+    )
+    held, connected = (
+        sum(getattr(one, name) for one in found.agents) for name in ("streams_held", "streams_connected")
+    )
+    most = sum(one.streams_most for one in found.agents)
+    streams = f"   streams {held} of {most} held, {connected} connected" if most else ""
+    return f"agents {len(states)}" + (f" ({told})" if told else "") + streams
+
+
+def _queues(found: Overview, width: int, most: int) -> RenderableType:
+    if not found.queues:
+        return Text("no queues", style="dim")
+    names = ["ready", "oldest", "running", *(("delayed", "blocked") if width >= NARROW else ()), "failed", "agents"]
+    table = _table("queue", names)
+    paused = {pause.name for pause in found.paused if pause.kind == "queue"}
+    ordered = (
+        sorted(found.queues, key=lambda one: -(one.oldest_ready_s or 0.0)) if len(found.queues) > most else found.queues
+    )
+    for one in ordered[:most]:
+        mark = " [yellow]paused[/yellow]" if one.queue in paused else ""
+        table.add_row(escape(one.queue) + mark, *(_cell(one, name) for name in names))
+    return _with_rest(table, len(found.queues) - most, "queues", len(names))
+
+
+def _cell(one: QueueStats, name: str) -> str:
+    match name:
+        case "oldest":
+            return "" if one.oldest_ready_s is None else span_text(one.oldest_ready_s)
+        case "agents":
+            return f"[red]{one.agents}[/red]" if one.ready and not one.agents else str(one.agents)
+        case "failed" if one.failed:
+            return f"[red]{one.text(name)}[/red]"
+        case _:
+            return one.text(name)
+
+
+def _agents(found: Overview, width: int, most: int | None) -> RenderableType:
+    if not found.agents:
+        return Text("no agents", style="yellow")
+    has_streams = any(one.streams_most for one in found.agents)
+    columns = ["slots", *(("streams",) if has_streams and width >= NARROW else ()), "health"]
+    columns += ["up", "version"] if width >= WIDE else []
+    ill_first = sorted(found.agents, key=lambda one: (one.state != "not well", one.name))
+    number = len(ill_first) if most is None else most
+    rows = [
+        [Text.from_markup(_agent_cell(one, name, found.at, width)) for name in columns] for one in ill_first[:number]
+    ]
+    # Where there is no room for whole names, slots and health are what one looks for.
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rest = sum(max(have, len(name)) + 2 for have, name in zip(widths, columns, strict=True))
+    room = max(12, width - rest - 2)
+    names = [one.name for one in ill_first[:number]]
+    if max(map(len, names)) > room:
+        names = [_short(name) for name in names]
+    table = _table("agent", columns, justify="left", first_width=min(room, max(map(len, names))))
+    for name, row in zip(names, rows, strict=True):
+        table.add_row(escape(name), *row)
+    return _with_rest(table, len(ill_first) - number, "agents", len(columns))
+
+
+def _short(name: str) -> str:
+    """Host without its domain, and process, of the name of an agent."""
+    host, _, rest = name.partition(":")
+    return f"{host.partition('.')[0]}:{rest.partition(':')[0]}"
+
+
+def _complaints(found: Overview) -> Iterator[RenderableType]:
+    """Why the first of those are not well that are not."""
+    told = [(one.name, reason) for one in found.agents if one.state == "not well" for reason in one.reasons]
+    for name, reason in told[:COMPLAINTS]:
+        yield Text.from_markup(f"[red]{escape(_short(name))}[/red] {escape(reason)}", overflow="ellipsis")
+
+
+def _agent_cell(one: AgentView, name: str, now: float, width: int) -> str:
+    match name:
+        case "slots":
+            if width < WIDE:
+                return f"{sum(part.running for part in one.slots)}/{sum(part.slots for part in one.slots)}"
+            return escape(", ".join(f"{part.queue} {part.running}/{part.slots}" for part in one.slots))
+        case "streams":
+            return f"{one.streams_connected}/{one.streams_held}" if one.streams_most else ""
+        case "health":
+            return f"[{_COLOURS[one.state]}]{one.state}[/]"
+        case "up":
+            return span_text(now - one.since)
+        case _:
+            return escape(one.version)
+
+
+def _table(
+    first: str, others: Sequence[str], *, justify: JustifyMethod = "right", first_width: int | None = None
+) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), expand=False)
+    table.add_column(first, no_wrap=True, overflow="ellipsis", min_width=8, width=first_width)
+    for name in others:
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=justify)
+    return table
+
+
+def _with_rest(table: Table, rest: int, what: str, columns: int) -> RenderableType:
+    if rest > 0:
+        table.add_row(f"[dim]and {rest} more {what}[/dim]", *[""] * columns)
+    return table
+
+
+def cost_text(found: Overview) -> str:
+    """What the work costs, in a line."""
+    cost = found.cost
+    if cost is None:
+        what = "nothing, the store is a file" if found.store.startswith("sqlite") else "not told by these agents"
+        return f"[dim]cost: {what}[/dim]"
+    units = f"{cost.read_units:,.0f} read and {cost.write_units:,.0f} write units"
+    each = cost.dollars_per_1000
+    per = "" if each is None else f", [bold]${each:.4f}[/bold] for 1,000 tasks"
+    return f"cost: {units} for {cost.tasks:,} tasks since these agents started{per}"

@@ -1,0 +1,167 @@
+"""Sends readings to Amazon CloudWatch: the data of one reading in as few PutMetricData requests as its limits allow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+
+from thunderagent.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CredentialsExpired,
+    CredentialsMissing,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+    ThunderAgentError,
+)
+from thunderagent.metrics import OTHER, Metric
+from thunderagent.readings import Distribution, Reading, Series
+from thunderagent.stores.batches import chunks
+from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.failures import DENIED, EXPIRED, THROTTLES, code_of
+
+MOST_DATA: Final = 1000
+"""Data of one request."""
+MOST_BYTES: Final = 900_000
+"""Of one request, below the megabyte that CloudWatch allows, by a guess that is above what is sent."""
+MOST_VALUES: Final = 150
+"""Different values of one datum."""
+
+LONGEST_LABEL: Final = 255
+
+Datum = dict[str, Any]
+
+
+def data_of(reading: Reading) -> Iterator[tuple[Series, Datum]]:
+    """The data of a reading; a distribution of more values than one may have is several."""
+    for series, value in (*reading.counters.items(), *reading.gauges.items()):
+        yield series, {**_head(*series), "Value": value}
+    for series, distribution in reading.distributions.items():
+        for values, counts in _arrays(distribution):
+            yield series, {**_head(*series), "Values": values, "Counts": counts}
+
+
+def portions_of(data: Iterable[tuple[Series, Datum]]) -> Iterator[list[tuple[Series, Datum]]]:
+    """The data in portions, each of which one request may have."""
+    portion: list[tuple[Series, Datum]] = []
+    size = 0
+    for series, datum in data:
+        more = _size(datum)
+        if portion and (len(portion) >= MOST_DATA or size + more > MOST_BYTES):
+            yield portion
+            portion, size = [], 0
+        portion.append((series, datum))
+        size += more
+    if portion:
+        yield portion
+
+
+class CloudWatch:
+    """Puts data into one namespace. Safe in threads and after a fork; the client is made on first use.
+
+    Args:
+        namespace: of the metrics.
+        region: AWS region; None: the one of the environment.
+        endpoint: of a local engine; None: AWS.
+        now: epoch seconds, the moment that data are sent with.
+    """
+
+    def __init__(
+        self, namespace: str, *, region: str | None = None, endpoint: str | None = None, now: Callable[[], float]
+    ) -> None:
+        self.namespace = namespace
+        self.region = region
+        self.endpoint = endpoint
+        self._now = now
+        self._clients: dict[tuple[int, bool], Any] = {}
+
+    def put(self, data: Iterable[Datum], *, hurry: bool = False) -> None:
+        """Send the data of one portion. In a hurry nothing is tried twice or for long.
+
+        Raises:
+            AccessDenied: `cloudwatch:PutMetricData` is not allowed.
+            ConfigurationError: no region is known.
+            CredentialsMissing: there are no credentials.
+            CredentialsExpired: they are over.
+            StoreError: CloudWatch did not answer, or did not take the data.
+        """
+        moment = datetime.fromtimestamp(self._now(), UTC)
+        dated = [{**datum, "Timestamp": moment} for datum in data]
+        try:
+            self._client(hurry).put_metric_data(Namespace=self.namespace, MetricData=dated)
+        except (ClientError, BotoCoreError) as error:
+            raise self._problem(error) from error
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for (pid, _), client in self._clients.items():
+            if pid == os.getpid():
+                client.close()
+        self._clients = {}
+
+    def _client(self, hurry: bool) -> Any:
+        key = os.getpid(), hurry
+        if key not in self._clients:
+            self._clients[key] = build(lambda: self._make(hurry))
+        return self._clients[key]
+
+    def _make(self, hurry: bool) -> Any:
+        local = is_loopback(self.endpoint)
+        session = new_session(local=local)
+        return session.client(
+            "cloudwatch",
+            region_name=self.region or session.region_name or (LOCAL_REGION if local else None),
+            endpoint_url=self.endpoint,
+            config=Config(
+                connect_timeout=1,
+                read_timeout=1 if hurry else 3,
+                retries={"mode": "standard", "total_max_attempts": 1 if hurry else 2},
+            ),
+        )
+
+    def _problem(self, error: ClientError | BotoCoreError) -> ThunderAgentError:
+        place = f"CloudWatch in region {self.region or '(of the environment)'}"
+        if isinstance(error, NoRegionError):
+            return ConfigurationError(f"no AWS region for {place}: set AWS_DEFAULT_REGION")
+        if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
+            return CredentialsMissing(
+                f"no usable AWS credentials for {place} ({error}): give this machine an instance role that allows "
+                "cloudwatch:PutMetricData, or set AWS_PROFILE"
+            )
+        if not isinstance(error, ClientError):
+            return StoreUnavailable(f"no answer from {place}: {error}")
+        code = code_of(error)
+        if code in DENIED:
+            return AccessDenied(
+                f"not allowed: cloudwatch:PutMetricData in the namespace {self.namespace!r}; add the action to the "
+                f"agents' policy ({code}); see: thunderagent iam agent"
+            )
+        if code in EXPIRED or code == "InvalidClientTokenId":
+            return CredentialsExpired(f"the AWS credentials for {place} are expired or unknown ({error})")
+        if code in THROTTLES:
+            return StoreThrottled(f"{place} takes no more data now ({error})")
+        return StoreError(f"{place} did not take the metrics ({error})")
+
+
+def _head(metric: Metric, label: str) -> Datum:
+    head: Datum = {"MetricName": metric.cloudwatch, "Unit": str(metric.unit)}
+    if metric.dimension is not None:
+        plain = label.encode("ascii", "replace").decode()[:LONGEST_LABEL]  # others are refused, with all their request
+        head["Dimensions"] = [{"Name": str(metric.dimension), "Value": plain or OTHER}]
+    return head
+
+
+def _arrays(distribution: Distribution) -> Iterator[tuple[list[float], list[float]]]:
+    for some in chunks(sorted(distribution.counts.items()), MOST_VALUES):
+        yield [value for value, _ in some], [float(number) for _, number in some]
+
+
+def _size(datum: Mapping[str, Any]) -> int:
+    """Bytes of a datum in the widest of the formats that the service has spoken, with every name spelt out."""
+    return 600 + 100 * len(datum.get("Values", ())) + sum(3 * len(one["Value"]) for one in datum.get("Dimensions", ()))

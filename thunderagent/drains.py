@@ -1,0 +1,45 @@
+"""Agents that are asked to drain: entries of the row that tells what is paused, named `drain:` and the agent.
+
+The name of an agent is that of one process, so an entry does not concern the agent that the supervisor starts next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thunderagent.pauses import info_of
+from thunderagent.task import Row, timestamp
+
+PREFIX: Final = "drain:"
+
+ASKED: Final = "somebody has asked for it"
+"""What an agent tells that was given no reason."""
+
+
+def drain_entry(*, since: float, reason: str | None) -> dict[str, Any]:
+    """The content of an entry."""
+    return {"since": timestamp(since), "reason": reason or None}
+
+
+def drain_asked(row: Row | None, agent: str) -> str | None:
+    """Why an agent is asked to drain, None if it is not. An entry of whatever content is one."""
+    info = info_of(row)
+    if f"{PREFIX}{agent}" not in info:
+        return None
+    entry = info[f"{PREFIX}{agent}"]
+    reason = entry.get("reason") if isinstance(entry, Mapping) else None
+    return reason if isinstance(reason, str) and reason else ASKED
+
+
+def drains_of(row: Row | None) -> dict[str, float]:
+    """The agents that are asked to drain, and since when in epoch seconds."""
+    found = {key.removeprefix(PREFIX): entry for key, entry in info_of(row).items() if key.startswith(PREFIX)}
+    return {name: _since(entry) for name, entry in found.items() if name}
+
+
+def _since(entry: object) -> float:
+    since = entry.get("since") if isinstance(entry, Mapping) else None
+    is_number = isinstance(since, (int, float)) and not isinstance(since, bool) and math.isfinite(since)
+    return float(since) if is_number else 0.0  # type: ignore[arg-type] # a number

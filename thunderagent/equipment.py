@@ -1,0 +1,58 @@
+"""What runs beside the loop of an agent, as its settings ask for it. `thunderagent run` uses it, and nothing hidden."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from thunderagent.agent import Agent
+from thunderagent.companion import Companion
+from thunderagent.health_file import HealthFile
+from thunderagent.instruments import make_meter, measuring_companions
+from thunderagent.metadata import Metadata
+from thunderagent.monitor import Monitor
+from thunderagent.notices import Notices
+from thunderagent.probes import Metrics, Probes
+from thunderagent.prometheus import prometheus_text
+from thunderagent.recycling import Recycling
+from thunderagent.sdnotify import Systemd
+
+
+def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
+    """The companions of an agent, for `Agent(..., companions=equip)`.
+
+    Args:
+        agent: the one that they run beside.
+        metrics: what `/metrics` answers, in the text format of Prometheus; None: those of a meter.
+
+    Raises:
+        ConfigurationError: the folder of `health_folder` or the ports of `http_port` are not to be had,
+            or the library that writes the metrics is missing.
+    """
+    settings, companions = agent.settings, list[Companion]()
+    meter = make_meter(agent)
+    if meter is not None:
+        metrics = metrics or partial(prometheus_text, meter)
+        companions += measuring_companions(agent, meter)
+    if settings.ec2_notices:
+        companions.append(Notices(Metadata(), agent.bus, retire=agent.retire, hold=agent.controls.hold))
+    if settings.http_port:
+        probes = Probes(
+            settings.http_host, settings.http_port, agent=agent.name, health=agent.vitals.health, metrics=metrics
+        )
+        agent.told["http"] = probes.url
+        companions.append(probes)
+    recycling = Recycling(settings, agent.bus, retire=agent.retire, held=agent.vitals.held)
+    if recycling.is_needed:
+        companions.append(recycling.companion())
+    file = HealthFile(settings.health_folder, now=time.time) if settings.health_folder else None
+    monitor = Monitor(
+        agent.name,
+        agent.vitals,
+        agent.bus,
+        file=file,
+        systemd=Systemd(),
+        http=agent.told.get("http"),
+        wake=agent.wake,
+    )
+    return [*companions, monitor.companion()]

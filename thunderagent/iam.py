@@ -1,0 +1,170 @@
+"""The AWS permissions that each part needs, and no more, as IAM policies for the resources of the settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from thunderagent.errors import ConfigurationError
+from thunderagent.settings import Settings
+from thunderagent.stores.expressions import INDEX
+
+BLOBS: Final = "thunderagent/*"
+"""Where the objects of a bucket are."""
+
+
+class Role(StrEnum):
+    """Who uses the table."""
+
+    PRODUCER = "producer"
+    """An application: enqueues, asks by id, waits, cancels, retries; it does not list tasks."""
+    AGENT = "agent"
+    """Runs tasks."""
+    OPERATOR = "operator"
+    """A person with the command line."""
+
+
+_PRODUCER: Final = frozenset({"BatchGetItem", "BatchWriteItem", "DeleteItem", "GetItem", "PutItem", "UpdateItem"})
+_OPERATOR: Final = frozenset(
+    {
+        "CreateTable",
+        "DeleteTable",
+        "DescribeContinuousBackups",
+        "DescribeTimeToLive",
+        "UpdateContinuousBackups",
+        "UpdateTable",
+        "UpdateTimeToLive",
+    }
+)
+TABLE_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
+    Role.PRODUCER: _PRODUCER,
+    Role.AGENT: _PRODUCER | {"DescribeTable"},
+    Role.OPERATOR: _PRODUCER | {"DescribeTable"} | _OPERATOR,
+}
+"""Actions of DynamoDB on the table."""
+
+INDEX_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
+    Role.PRODUCER: frozenset(),
+    Role.AGENT: frozenset({"Query"}),
+    Role.OPERATOR: frozenset({"Query"}),
+}
+"""Actions of DynamoDB on the index, which lists tasks; the table itself is read by the ids of its rows only."""
+
+QUEUE_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
+    Role.PRODUCER: frozenset({"SendMessage"}),
+    Role.AGENT: frozenset({"ChangeMessageVisibility", "DeleteMessage", "ReceiveMessage", "SendMessage"}),
+    Role.OPERATOR: frozenset(
+        {"ChangeMessageVisibility", "DeleteMessage", "GetQueueAttributes", "ReceiveMessage", "SendMessage"}
+    ),
+}
+"""Actions of SQS on the wake queue; an operator's `doctor` tries all of them."""
+
+BUCKET_ACTIONS: Final[Mapping[Role, frozenset[str]]] = dict.fromkeys(Role, frozenset({"GetObject", "PutObject"}))
+"""Actions of S3 on the objects of the bucket."""
+
+METRICS_ACTION: Final = "cloudwatch:PutMetricData"
+METRICS_ROLES: Final = frozenset({Role.AGENT, Role.OPERATOR})
+
+_ACCOUNT: Final = re.compile(r"\d{12}|\*")
+_REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d|\*")
+_PARTITION: Final = re.compile(r"aws(-[a-z]+)*")
+_QUEUE_REGION: Final = re.compile(r"(?:^|\.)sqs(?:-fips)?\.([a-z]{2}[a-z0-9-]*-\d)\.|^([a-z]{2}[a-z0-9-]*-\d)\.queue\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the permissions are for. `*` in place of a region or an account means any, and is legal in an ARN."""
+
+    table: str
+    region: str = "*"
+    account: str = "*"
+    partition: str = "aws"
+    queue_url: str | None = None
+    bucket: str | None = None
+    namespace: str | None = None
+
+
+def resources(
+    settings: Settings, *, account: str | None = None, region: str | None = None, partition: str | None = None
+) -> Resources:
+    """What the settings name.
+
+    Args:
+        settings: store, wake queue, bucket and namespace.
+        account: 12 digits; None: any.
+        region: None: that of the store's URL, else any.
+        partition: `aws`, `aws-cn` or `aws-us-gov`; None: that of the region.
+
+    Raises:
+        ConfigurationError: the store is not in DynamoDB, or one of the values is none.
+    """
+    parts = urlsplit(settings.store)
+    if parts.scheme != "dynamodb" or not parts.netloc:
+        raise ConfigurationError(
+            f"the store {settings.store} is a file and needs no IAM policy: name a table with --store "
+            "dynamodb://TaskTable?region=eu-central-1, or in THUNDERAGENT_STORE"
+        )
+    region = region or (parse_qs(parts.query).get("region") or ["*"])[0]
+    account = account or "*"
+    partition = partition or _partition_of(region)
+    for name, value, allowed, example in (
+        ("account", account, _ACCOUNT, "123456789012"),
+        ("region", region, _REGION, "eu-central-1"),
+        ("partition", partition, _PARTITION, "aws"),
+    ):
+        if not allowed.fullmatch(value):
+            raise ConfigurationError(f"the {name} is {value!r}; write for example {example}")
+    return Resources(
+        table=parts.netloc,
+        region=region,
+        account=account,
+        partition=partition,
+        queue_url=settings.wake_queue_url,
+        bucket=settings.blob_bucket,
+        namespace=settings.cloudwatch_namespace,
+    )
+
+
+def policy(role: Role, to: Resources) -> dict[str, Any]:
+    """The policy document of a role, which `aws iam put-role-policy` takes."""
+    table = f"arn:{to.partition}:dynamodb:{to.region}:{to.account}:table/{to.table}"
+    statements = [
+        _allow("Tasks", "dynamodb", TABLE_ACTIONS[role], table),
+    ]
+    if INDEX_ACTIONS[role]:
+        statements.append(_allow("Index", "dynamodb", INDEX_ACTIONS[role], f"{table}/index/{INDEX}"))
+    if to.queue_url:
+        statements.append(_allow("WakeQueue", "sqs", QUEUE_ACTIONS[role], _queue_arn(to.queue_url, to)))
+    if to.bucket:
+        statements.append(
+            _allow("LargeTexts", "s3", BUCKET_ACTIONS[role], f"arn:{to.partition}:s3:::{to.bucket}/{BLOBS}")
+        )
+    if to.namespace and role in METRICS_ROLES:
+        only = {"StringEquals": {"cloudwatch:namespace": to.namespace}}
+        metrics = {"Sid": "Metrics", "Effect": "Allow", "Action": METRICS_ACTION, "Resource": "*", "Condition": only}
+        statements.append(metrics)
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _allow(name: str, service: str, actions: frozenset[str], resource: str) -> dict[str, Any]:
+    told = [f"{service}:{action}" for action in sorted(actions)]
+    return {"Sid": name, "Effect": "Allow", "Action": told, "Resource": resource}
+
+
+def _partition_of(region: str) -> str:
+    return next((f"aws-{name}" for name in ("cn", "us-gov") if region.startswith(f"{name}-")), "aws")
+
+
+def _queue_arn(url: str, to: Resources) -> str:
+    """The queue's name and account stand in its URL, its region mostly."""
+    parts = urlsplit(url)
+    account, _, name = parts.path.strip("/").partition("/")
+    found = _QUEUE_REGION.search(parts.hostname or "")
+    region = (found[1] or found[2]) if found else to.region
+    if account == "queue" or not _ACCOUNT.fullmatch(account):
+        account = to.account
+    return f"arn:{to.partition}:sqs:{region}:{account}:{name}"

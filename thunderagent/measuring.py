@@ -1,0 +1,68 @@
+"""Counts the queues for the whole fleet: one agent at a time does so each minute, and reads no more than it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from thunderagent import events
+from thunderagent.errors import StoreError
+from thunderagent.events import EventBus
+from thunderagent.fleet_events import QueueMeasured
+from thunderagent.metrics import MOST_LABELS
+from thunderagent.store import TaskStore
+from thunderagent.task import Lane, Status
+
+MEASURE_S: Final = 60.0
+TURN_S: Final = 55.0
+"""How long one agent's turn lasts: it is over when the same agent looks again."""
+CAP: Final = 10_000
+"""Ready tasks of a queue that are counted; of more it is said that there are at least so many."""
+
+
+class QueueMeasure:
+    """What a thread does each minute for the metrics of the queues."""
+
+    def __init__(self, store: TaskStore, bus: EventBus, *, owner: str) -> None:
+        self._store = store
+        self._bus = bus
+        self._owner = owner
+
+    def look(self) -> None:
+        """Measure, if it is this agent's turn; a store that does not answer is told, and asked again in a minute."""
+        try:
+            if self._store.take_turn("measure", owner=self._owner, lasts_s=TURN_S):
+                for measured in measure(self._store):
+                    self._bus.emit(measured)
+        except StoreError as error:
+            self._bus.emit(events.StoreFailed(during="measuring the queues", error=str(error), next_try_s=MEASURE_S))
+
+
+def measure(store: TaskStore) -> Iterator[QueueMeasured]:
+    """Each queue that ever held a task, in the order of their names; no more than metrics tell apart.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    queues: dict[str, list[Lane]] = {}
+    for lane in store.engine.lanes():
+        queues.setdefault(lane.queue, []).append(lane)
+    for queue in sorted(queues)[:MOST_LABELS]:
+        yield _measure(store, queue, queues[queue])
+
+
+def _measure(store: TaskStore, queue: str, lanes: list[Lane]) -> QueueMeasured:
+    now, ready, oldest = store.clock.now(), 0, None
+    for lane in lanes:
+        value = lane.value(Status.PENDING)
+        found = store.engine.count(value, until=now, most=CAP - ready) if ready < CAP else 0
+        ready += found
+        if found or ready >= CAP:  # an empty lane needs no second look
+            first = [entry.created_at for entry in store.engine.page(value, limit=1, until=now).entries]
+            oldest = min([*first, now if oldest is None else oldest])
+    return QueueMeasured(
+        queue=queue,
+        ready=ready,
+        oldest_ready_s=max(0.0, now - oldest) if oldest is not None else 0.0,
+        is_capped=ready >= CAP,
+    )

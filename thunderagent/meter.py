@@ -1,0 +1,226 @@
+"""Counts what happens in an agent: a listener that fills the metrics, for readers that know how far they have read.
+
+Nothing grows without a bound: a dimension has at most `MOST_LABELS` values, and a distribution keeps numbers of two
+digits. It is on the path of each task, so it does little: a lock, and an entry of a dict for each number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from thunderagent import events, fleet_events, metrics
+from thunderagent.events import Event, EventBus
+from thunderagent.metrics import MOST_LABELS, OTHER, Dimension, Kind, Metric
+from thunderagent.prices import store_dollars
+from thunderagent.readings import Distribution, Reading, Series, two_digits
+
+Source = Callable[[], Iterable[tuple[Metric, str, float]]]
+"""Tells counters and gauges as they are now, counters since the start; asked before each reading."""
+
+_TAKEN_OVER_KEPT: Final = 1000
+
+_ENDED: Final = (metrics.TASKS_SUCCEEDED, metrics.TASKS_FAILED, metrics.TASKS_CLOSED, metrics.TASKS_GIVEN_UP)
+
+
+class Meter:
+    """Listens to the events of one agent. Safe in threads.
+
+    Args:
+        bus: of the agent.
+        monotonic: the clock by which a gauge is old.
+    """
+
+    def __init__(self, bus: EventBus, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._guard = threading.Lock()
+        self._counters: dict[Series, float] = {}
+        self._gauges: dict[Series, float] = {}
+        self._set_at: dict[Series, float] = {}
+        self._counts: dict[Series, dict[float, int]] = {}
+        self._totals: dict[Series, float] = {}
+        self._labels: dict[Dimension, set[str]] = {}
+        self._taken_over: dict[tuple[str, int], None] = {}
+        self._sources: list[Source] = []
+        self._cost_seen = (0.0, 0.0)
+        bus.subscribe(self.listen)
+
+    def add_source(self, source: Source) -> None:
+        """Ask this for counters and gauges before each reading."""
+        self._sources.append(source)
+
+    def listen(self, event: Event) -> None:
+        """Count an event."""
+        note = _NOTES.get(type(event))
+        if note is None:
+            return
+        told = self._ask() if isinstance(event, events.Counted) else ()
+        with self._guard:
+            self._take_in(told)
+            note(self, event)
+
+    def read(self) -> Reading:
+        """Everything as it is now, counters and distributions since the start."""
+        told = self._ask()
+        with self._guard:
+            self._take_in(told)
+            return Reading(
+                dict(self._counters),
+                dict(self._gauges),
+                {series: Distribution(dict(counts), self._totals[series]) for series, counts in self._counts.items()},
+                dict(self._set_at),
+                self._monotonic(),
+            )
+
+    def _ask(self) -> list[tuple[Metric, str, float]]:
+        return [one for source in self._sources for one in source()]
+
+    # The rest is called under the guard.
+
+    def _take_in(self, told: Iterable[tuple[Metric, str, float]]) -> None:
+        counters: dict[Series, float] = {}
+        for metric, label, value in told:
+            if metric.kind is Kind.COUNTER:
+                series = self._series(metric, label)
+                counters[series] = counters.get(series, 0.0) + value
+            else:
+                self._set(metric, value, label)
+        self._counters.update(counters)
+
+    def _series(self, metric: Metric, label: str) -> Series:
+        if metric.dimension is None:
+            return metric, ""
+        known = self._labels.setdefault(metric.dimension, set())
+        if label not in known:
+            if len(known) >= MOST_LABELS:
+                return metric, OTHER
+            known.add(label)
+        return metric, label
+
+    def _count(self, metric: Metric, label: str = "", number: float = 1) -> None:
+        series = metric, label
+        if series not in self._counters:  # as good as never
+            series = self._series(metric, label)
+        self._counters[series] = self._counters.get(series, 0.0) + number
+
+    def _set(self, metric: Metric, value: float, label: str = "") -> None:
+        series = self._series(metric, label)
+        self._gauges[series], self._set_at[series] = value, self._monotonic()
+
+    def _note(self, metric: Metric, value: float, label: str = "") -> None:
+        series = metric, label
+        if series not in self._totals:  # as good as never
+            series = self._series(metric, label)
+            self._counts.setdefault(series, {})
+            self._totals.setdefault(series, 0.0)
+        counts, rounded = self._counts[series], two_digits(value)
+        counts[rounded] = counts.get(rounded, 0) + 1
+        self._totals[series] += max(0.0, value)
+
+    def _started(self, event: events.TaskStarted) -> None:
+        if self._taken_over and (event.task_id, event.fence) in self._taken_over:
+            del self._taken_over[event.task_id, event.fence]  # it was due for the agent that is lost
+            return
+        self._note(metrics.CLAIM_LATENCY, event.waited_s, event.queue)
+
+    def _took_over(self, event: events.TaskTakenOver) -> None:
+        self._count(metrics.TASKS_TAKEN_OVER, event.queue)
+        self._taken_over[event.task_id, event.fence] = None
+        if len(self._taken_over) > _TAKEN_OVER_KEPT:  # those of a drain never start
+            del self._taken_over[next(iter(self._taken_over))]
+
+    def _polled(self, event: events.Polled) -> None:
+        if event.tried:
+            self._count(metrics.TASKS_CLAIMED, event.queue, event.won)
+            self._count(metrics.CLAIMS_LOST, event.queue, event.tried - event.won)
+
+    def _succeeded(self, event: events.TaskSucceeded) -> None:
+        self._count(metrics.TASKS_SUCCEEDED, event.queue)
+        self._note(metrics.RUN_TIME, event.seconds, event.job)
+
+    def _failed(self, event: events.TaskFailed) -> None:
+        self._count(metrics.TASKS_FAILED, event.queue)
+        self._count(metrics.HANDLER_ERRORS, event.job)
+
+    def _retried(self, event: events.TaskRetried) -> None:
+        self._count(metrics.TASKS_RETRIED, event.queue)
+        self._count(metrics.HANDLER_ERRORS, event.job)
+
+    def _counted(self, event: events.Counted) -> None:
+        self._set(metrics.SLOTS_USED, event.running)
+        self._set(metrics.SLOTS, event.slots)
+        if event.skew_s is not None:
+            self._set(metrics.CLOCK_SKEW, event.skew_s)
+        read_units, write_units = self._sum(metrics.READ_UNITS), self._sum(metrics.WRITE_UNITS)
+        spent, ended = store_dollars(read_units=read_units, write_units=write_units), self._sum(*_ENDED)
+        before, self._cost_seen = self._cost_seen, (spent, ended)
+        if spent > before[0] and ended > before[1]:
+            self._set(metrics.COST, (spent - before[0]) / (ended - before[1]) * 1000)
+        else:
+            self._gauges.pop((metrics.COST, ""), None)
+
+    def _connections(self, event: events.ActiveConnections) -> None:
+        self._set(metrics.ACTIVE_CONNECTIONS, event.connections)
+        self._set(metrics.STREAMS_HELD, event.streams)
+
+    def _measured(self, event: fleet_events.QueueMeasured) -> None:
+        self._set(metrics.QUEUE_DEPTH, event.ready, event.queue)
+        self._set(metrics.OLDEST_READY_AGE, event.oldest_ready_s, event.queue)
+
+    def _sum(self, *wanted: Metric) -> float:
+        return sum(value for (metric, _), value in self._counters.items() if metric in wanted)
+
+
+def _counts(metric: Metric) -> Callable[[Meter, Any], None]:
+    return lambda meter, event: meter._count(metric)
+
+
+def _counts_queue(metric: Metric) -> Callable[[Meter, Any], None]:
+    return lambda meter, event: meter._count(metric, event.queue)
+
+
+def _counts_job(metric: Metric) -> Callable[[Meter, Any], None]:
+    return lambda meter, event: meter._count(metric, event.job)
+
+
+def _late_tick(meter: Meter, event: events.TickPut) -> None:
+    meter._count(metrics.TICKS)
+    meter._note(metrics.TICK_LATENESS, event.late_s)
+
+
+_NOTES: Final[dict[type[Event], Callable[[Meter, Any], None]]] = {
+    events.AgentStarted: lambda meter, event: meter._set(metrics.HEALTHY, 1.0),
+    events.Counted: Meter._counted,
+    events.Polled: Meter._polled,
+    events.TaskStarted: Meter._started,
+    events.TaskSucceeded: Meter._succeeded,
+    events.TaskRetried: Meter._retried,
+    events.TaskFailed: Meter._failed,
+    events.TaskClosed: _counts_queue(metrics.TASKS_CLOSED),
+    events.TaskSnoozed: _counts_queue(metrics.TASKS_SNOOZED),
+    events.TaskReleased: _counts_queue(metrics.TASKS_RELEASED),
+    events.TaskLimited: _counts_queue(metrics.TASKS_LIMITED),
+    events.TaskTakenOver: Meter._took_over,
+    events.TaskGivenUp: _counts_queue(metrics.TASKS_GIVEN_UP),
+    events.TaskOverran: _counts_job(metrics.HANDLER_OVERRUNS),
+    events.LeaseLost: _counts_queue(metrics.LEASES_LOST),
+    events.SettleRefused: _counts_queue(metrics.OUTCOMES_REFUSED),
+    events.HeartbeatLate: lambda meter, event: meter._note(metrics.HEARTBEAT_LATENESS, event.seconds),
+    events.ThreadDied: _counts(metrics.THREADS_DIED),
+    events.StoreFailed: _counts(metrics.STORE_FAILURES),
+    events.DoorbellFailed: _counts(metrics.DOORBELL_FAILURES),
+    events.ActiveConnections: Meter._connections,
+    events.StreamConnected: _counts_job(metrics.STREAM_CONNECTS),
+    events.StreamDisconnected: _counts_job(metrics.STREAM_DISCONNECTS),
+    events.StreamGap: _counts_job(metrics.STREAM_GAPS),
+    events.StreamWedged: _counts_job(metrics.STREAMS_WEDGED),
+    events.StreamHandedOff: _counts_job(metrics.STREAMS_HANDED_OFF),
+    events.TickPut: _late_tick,
+    events.TicksSkipped: lambda meter, event: meter._count(metrics.TICKS_SKIPPED, "", event.number),
+    fleet_events.HealthChanged: lambda meter, event: meter._set(metrics.HEALTHY, float(event.healthy)),
+    fleet_events.AgentRetires: _counts(metrics.AGENTS_RETIRED),
+    fleet_events.QueueMeasured: Meter._measured,
+}
+"""What each event adds; called under the guard of the meter."""

@@ -1,0 +1,228 @@
+"""The metrics, once, as data: what agents count and measure, under which names, and in which unit.
+
+Everything else is made from this list: what is sent to CloudWatch, what Prometheus reads, the dashboard, the page
+`docs/metrics.md` and what `thunderagent metrics` prints. `meter.py` fills it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Kind(StrEnum):
+    """How a metric is read."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    DISTRIBUTION = "distribution"
+
+
+class Unit(StrEnum):
+    """Base units. The value is how CloudWatch calls it; it knows neither dollars nor units of capacity."""
+
+    COUNT = "Count"
+    SECONDS = "Seconds"
+    NONE = "None"
+
+
+class Dimension(StrEnum):
+    """What tells the values of one metric apart; never a task, and in CloudWatch never an agent."""
+
+    QUEUE = "Queue"
+    JOB = "Job"
+    PURPOSE = "Purpose"
+    REASON = "Reason"
+
+
+MOST_LABELS: Final = 50
+"""Different values of a dimension that an agent tells apart; whatever comes after them is `OTHER`."""
+OTHER: Final = "other"
+
+
+class Group(StrEnum):
+    """Where a metric stands in the dashboard and in the documentation."""
+
+    WORK = "Work"
+    QUEUES = "Queues"
+    LEASES = "Leases and health"
+    STORE = "Store and cost"
+    STREAMS = "Streams"
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Metric:
+    """One metric. Compared by identity, as it is a key of every count."""
+
+    name: str
+    """Words with spaces, without the unit; the names elsewhere are made of it."""
+    kind: Kind
+    unit: Unit
+    group: Group
+    help: str
+    dimension: Dimension | None = None
+    of_fleet: bool = False
+    """One agent at a time measures it for all, so that of several values the largest counts and not the sum."""
+
+    @property
+    def cloudwatch(self) -> str:
+        """Its name in CloudWatch: `TasksSucceeded`."""
+        return "".join(word[0].upper() + word[1:] for word in re.split(r"[ -]", self.name))
+
+    @property
+    def prometheus(self) -> str:
+        """Its name for Prometheus: `thunderagent_tasks_succeeded_total`, `thunderagent_claim_latency_seconds`."""
+        words = re.sub(r"[ -]", "_", self.name)
+        unit = "_seconds" if self.unit is Unit.SECONDS else ""
+        return f"thunderagent_{words}{unit}" + ("_total" if self.kind is Kind.COUNTER else "")
+
+
+def _counter(name: str, group: Group, help_: str, dimension: Dimension | None = None) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, unit=Unit.COUNT, group=group, help=help_, dimension=dimension)
+
+
+def _seconds(name: str, group: Group, help_: str, dimension: Dimension | None = None) -> Metric:
+    return Metric(name=name, kind=Kind.DISTRIBUTION, unit=Unit.SECONDS, group=group, help=help_, dimension=dimension)
+
+
+_QUEUE, _JOB = Dimension.QUEUE, Dimension.JOB
+
+TASKS_CLAIMED: Final = _counter("tasks claimed", Group.WORK, "Claims won.", _QUEUE)
+TASKS_SUCCEEDED: Final = _counter("tasks succeeded", Group.WORK, "Tasks that are SUCCESS.", _QUEUE)
+TASKS_FAILED: Final = _counter(
+    "tasks failed", Group.WORK, "Tasks that are FAILED, as retries are used up or the error was fatal.", _QUEUE
+)
+TASKS_CLOSED: Final = _counter("tasks closed", Group.WORK, "Tasks that are DONE: cancelled, stopped.", _QUEUE)
+TASKS_RETRIED: Final = _counter("tasks retried", Group.WORK, "Handlers that failed and run again later.", _QUEUE)
+TASKS_SNOOZED: Final = _counter("tasks snoozed", Group.WORK, "Handlers that asked for later.", _QUEUE)
+TASKS_RELEASED: Final = _counter(
+    "tasks released", Group.WORK, "Tasks that went back to their queue as their agent stopped.", _QUEUE
+)
+TASKS_LIMITED: Final = _counter(
+    "tasks limited", Group.WORK, "Claimed tasks that went to stand in line, as no slot of their limit was free.", _QUEUE
+)
+HANDLER_ERRORS: Final = _counter("handler errors", Group.WORK, "Runs that ended with an error.", _JOB)
+HANDLER_OVERRUNS: Final = _counter(
+    "handler overruns", Group.WORK, "Handlers that went on although they were told to stop.", _JOB
+)
+RUN_TIME: Final = _seconds("run time", Group.WORK, "How long runs took that succeeded.", _JOB)
+SLOTS_USED: Final = Metric(
+    name="slots used", kind=Kind.GAUGE, unit=Unit.COUNT, group=Group.WORK, help="Tasks that the agent holds."
+)
+SLOTS: Final = Metric(
+    name="slots", kind=Kind.GAUGE, unit=Unit.COUNT, group=Group.WORK, help="Tasks that the agent can hold at once."
+)
+TICKS: Final = _counter("ticks", Group.WORK, "Tasks that were put for ticks of periodic jobs.")
+TICK_LATENESS: Final = _seconds("tick lateness", Group.WORK, "From a tick to the moment its task was put.")
+TICKS_SKIPPED: Final = _counter("ticks skipped", Group.WORK, "Ticks of periodic jobs that were left out.")
+
+QUEUE_DEPTH: Final = Metric(
+    name="queue depth",
+    kind=Kind.GAUGE,
+    unit=Unit.COUNT,
+    group=Group.QUEUES,
+    dimension=_QUEUE,
+    of_fleet=True,
+    help="Tasks that are ready: due, and not claimed. Counted once a minute for the whole fleet, up to 10,000.",
+)
+OLDEST_READY_AGE: Final = Metric(
+    name="oldest ready age",
+    kind=Kind.GAUGE,
+    unit=Unit.SECONDS,
+    group=Group.QUEUES,
+    dimension=_QUEUE,
+    of_fleet=True,
+    help="For how long the oldest ready task has been due; 0 when none is ready.",
+)
+CLAIM_LATENCY: Final = _seconds(
+    "claim latency", Group.QUEUES, "From the moment a task was due to the start of its handler.", _QUEUE
+)
+CLAIMS_LOST: Final = _counter(
+    "claims lost", Group.QUEUES, "Claims that another agent won, or that came to nothing otherwise.", _QUEUE
+)
+
+LEASES_LOST: Final = _counter(
+    "leases lost", Group.LEASES, "Leases that another agent took, or that could not be renewed in time.", _QUEUE
+)
+TASKS_TAKEN_OVER: Final = _counter("tasks taken over", Group.LEASES, "Tasks of lost agents that were taken.", _QUEUE)
+TASKS_GIVEN_UP: Final = _counter(
+    "tasks given up", Group.LEASES, "Tasks that are FAILED as they lost too many agents.", _QUEUE
+)
+OUTCOMES_REFUSED: Final = _counter(
+    "outcomes refused", Group.LEASES, "Outcomes that came late: the task was another agent's by then.", _QUEUE
+)
+HEARTBEAT_LATENESS: Final = _seconds(
+    "heartbeat lateness", Group.LEASES, "How late a round of heartbeats was; rounds in time are not in it."
+)
+CLOCK_SKEW: Final = Metric(
+    name="clock skew",
+    kind=Kind.GAUGE,
+    unit=Unit.SECONDS,
+    group=Group.LEASES,
+    help="The host's clock less that of DynamoDB. Nothing depends on it.",
+)
+HEALTHY: Final = Metric(
+    name="healthy",
+    kind=Kind.GAUGE,
+    unit=Unit.NONE,
+    group=Group.LEASES,
+    help="1 while the agent is healthy, 0 while it is not. Its number of samples is that of the agents.",
+)
+THREADS_DIED: Final = _counter("threads died", Group.LEASES, "Threads of the agent that ended by an error.")
+AGENTS_RETIRED: Final = _counter("agents retired", Group.LEASES, "Agents that drained by themselves.")
+
+STORE_FAILURES: Final = _counter("store failures", Group.STORE, "Calls to the store that failed.")
+STORE_REQUESTS: Final = _counter("store requests", Group.STORE, "Requests to DynamoDB.")
+THROTTLES: Final = _counter(
+    "throttles",
+    Group.STORE,
+    "Replies of DynamoDB that asked for less, those included that the AWS SDK repeated by itself.",
+    Dimension.REASON,
+)
+READ_UNITS: Final = Metric(
+    name="read units",
+    kind=Kind.COUNTER,
+    unit=Unit.COUNT,
+    group=Group.STORE,
+    dimension=Dimension.PURPOSE,
+    help="Read units of DynamoDB, by what they were for.",
+)
+WRITE_UNITS: Final = Metric(
+    name="write units",
+    kind=Kind.COUNTER,
+    unit=Unit.COUNT,
+    group=Group.STORE,
+    dimension=Dimension.PURPOSE,
+    help="Write units of DynamoDB, by what they were for; a refused write, whose units nobody tells, counts as one.",
+)
+COST: Final = Metric(
+    name="dollars per 1000 tasks",
+    kind=Kind.GAUGE,
+    unit=Unit.NONE,
+    group=Group.STORE,
+    help="What the units of the last minute cost, for each 1,000 tasks that ended in it; none when no task ended.",
+)
+DOORBELL_FAILURES: Final = _counter("doorbell failures", Group.STORE, "Attempts to listen at the doorbell that failed.")
+
+ACTIVE_CONNECTIONS: Final = Metric(
+    name="active connections",
+    kind=Kind.GAUGE,
+    unit=Unit.COUNT,
+    group=Group.STREAMS,
+    help="Open connections of streams; each half minute.",
+)
+STREAMS_HELD: Final = Metric(
+    name="streams held", kind=Kind.GAUGE, unit=Unit.COUNT, group=Group.STREAMS, help="Streams that the agent holds."
+)
+STREAM_CONNECTS: Final = _counter("stream connects", Group.STREAMS, "Connections that went live.", _JOB)
+STREAM_DISCONNECTS: Final = _counter(
+    "stream disconnects", Group.STREAMS, "Connections, or attempts to connect, that ended.", _JOB
+)
+STREAM_GAPS: Final = _counter("stream gaps", Group.STREAMS, "Times that messages were missing.", _JOB)
+STREAMS_WEDGED: Final = _counter("streams wedged", Group.STREAMS, "Streams that made no progress.", _JOB)
+STREAMS_HANDED_OFF: Final = _counter("streams handed off", Group.STREAMS, "Streams that went to another agent.", _JOB)
+
+METRICS: Final[tuple[Metric, ...]] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""All, in the order in which they stand here."""

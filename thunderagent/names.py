@@ -1,0 +1,66 @@
+"""Names as they stand in the table: of jobs with their versions, and keys.
+
+The attribute `job` of a row is the name of the job while its version is 1, and `name@2` from then on. So an agent that
+does not know the version reads past the task as it does past a job that it does not have, whatever its own age.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from thunderagent.errors import ConfigurationError
+
+NEWEST: Final = 999_999
+"""The highest version that a job can have."""
+
+LONGEST_KEY: Final = 256
+
+_OF_A_VERSION: Final = re.compile(r"(.+)@([2-9]|[1-9][0-9]{1,5})", re.DOTALL)
+_LIKE_A_VERSION: Final = re.compile(r"(.*)@([0-9]+)", re.DOTALL)
+
+
+def job_value(name: str, version: int) -> str:
+    """The attribute `job` of a task: the name of its job, with the version unless that is 1."""
+    return name if version == 1 else f"{name}@{version}"
+
+
+def parse_job(value: str) -> tuple[str, int]:
+    """Name and version of a job, from the attribute `job`."""
+    found = _OF_A_VERSION.fullmatch(value)
+    return (found[1], int(found[2])) if found else (value, 1)
+
+
+def plain_job(value: str) -> str:
+    """The name of a job, from the attribute `job`."""
+    return parse_job(value)[0] if "@" in value else value
+
+
+def wanted_job(text: str) -> tuple[str, int]:
+    """Name and version of a job that a caller names: `report.build`, or `report.build@2`.
+
+    Raises:
+        ConfigurationError: it ends like a version, and is none.
+    """
+    found = _LIKE_A_VERSION.fullmatch(text)
+    if found is None:
+        return text, 1
+    name, digits = found[1], found[2]
+    if not name or digits[0] == "0" or len(digits) > len(str(NEWEST)) or has_version(name):
+        raise ConfigurationError(f"{text[:200]!r} is no job of a version: write name@2, with a version up to {NEWEST}")
+    return name, int(digits)
+
+
+def has_version(name: str) -> bool:
+    """True for a text that ends like the version of a job, as no name of a job may."""
+    return _LIKE_A_VERSION.fullmatch(name) is not None
+
+
+def key_problem(name: str, value: object) -> str | None:
+    """What is wrong with a text that is to be a unique key or the key of a limit; None: nothing."""
+    if not isinstance(value, str):
+        return f"{name} is {value!r:.80}; use a text"
+    size = len(value.encode(errors="replace"))
+    if 1 <= size <= LONGEST_KEY and value.isprintable():
+        return None
+    return f"{name} is {value[:80]!r} with {size} bytes; use 1 to {LONGEST_KEY} bytes of printable text"

@@ -1,0 +1,144 @@
+"""The fleet at one moment: queues, agents, streams and what the work costs, as far as agents tell it in their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
+from thunderagent.prices import store_dollars
+from thunderagent.statistics import QueueStats, queue_stats
+from thunderagent.store import AgentInfo, TaskStore
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How many slots of a queue an agent has, and how many are taken."""
+
+    queue: str
+    running: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """An agent as its row told it."""
+
+    name: str
+    version: str
+    since: float
+    seen: float
+    state: str
+    """`ok`, `paused`, `draining` or `not well`."""
+    reasons: tuple[str, ...]
+    slots: tuple[Slots, ...]
+    streams_held: int
+    streams_most: int
+    streams_connected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the agents that are alive have spent on the table since they started."""
+
+    tasks: int
+    """Runs that came to an end."""
+    read_units: float
+    write_units: float
+    dollars: float
+
+    @property
+    def dollars_per_1000(self) -> float | None:
+        """Of the table, for a thousand tasks; None before the first."""
+        return self.dollars / self.tasks * 1000 if self.tasks else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Everything at the moment `at` of the shared clock."""
+
+    at: float
+    store: str
+    queues: tuple[QueueStats, ...]
+    paused: tuple[Pause, ...]
+    agents: tuple[AgentView, ...]
+    cost: Cost | None
+    """None: no agent tells it, as those of an embedded store do not."""
+
+
+def overview(store: TaskStore) -> Overview:
+    """Look at the fleet. Reads what `stats` reads, and the rows of the agents.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    pauses = read_pauses(store)
+    agents = store.agents()
+    return Overview(
+        at=store.clock.now(),
+        store=store.engine.url,
+        queues=tuple(queue_stats(store)),
+        paused=tuple(pauses.values()),
+        agents=tuple(_view(agent, pauses) for agent in agents),
+        cost=_cost(agents),
+    )
+
+
+def state_of(agent: AgentInfo, pauses: Mapping[str, Pause]) -> tuple[str, tuple[str, ...]]:
+    """How an agent is, and the reasons that it tells. One of an older version tells less."""
+    health = _map(agent.info.get("health"))
+    fine = health.get("healthy", health.get("heartbeat_alive") and health.get("store_answers"))
+    paused = health.get("paused") or any(f"{PauseKind.AGENT}:{name}" in pauses for name in names_of(agent.name))
+    reasons = tuple(map(str, told)) if isinstance(told := health.get("reasons"), (list, tuple)) else ()
+    if health.get("draining"):
+        return "draining", reasons
+    if not fine:
+        return "not well", reasons
+    return ("paused" if paused else "ok"), reasons
+
+
+def _view(agent: AgentInfo, pauses: Mapping[str, Pause]) -> AgentView:
+    info = agent.info
+    streams = _map(info.get("streams"))
+    state, reasons = state_of(agent, pauses)
+    return AgentView(
+        name=agent.name,
+        version=str(info.get("version", "")),
+        since=agent.started_at,
+        seen=agent.seen_at,
+        state=state,
+        reasons=reasons,
+        slots=tuple(_slots(info)),
+        streams_held=_number(streams.get("held")),
+        streams_most=_number(streams.get("max")),
+        streams_connected=_number(streams.get("connections")),
+    )
+
+
+def _slots(info: Mapping[str, Any]) -> Iterator[Slots]:
+    running = _map(info.get("running"))
+    for queue, number in sorted(_map(info.get("queues")).items()):
+        yield Slots(queue, _number(running.get(queue)), _number(number))
+
+
+def _cost(agents: Sequence[AgentInfo]) -> Cost | None:
+    told = [counts for agent in agents if "write_units" in (counts := _map(agent.info.get("counts")))]
+    if not told:
+        return None
+    reads, writes = (sum(_amount(one.get(name)) for one in told) for name in ("read_units", "write_units"))
+    ended = sum(_number(one.get(name)) for one in told for name in ("succeeded", "failed", "closed"))
+    dollars = store_dollars(read_units=reads, write_units=writes)
+    return Cost(tasks=ended, read_units=reads, write_units=writes, dollars=dollars)
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _amount(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+def _number(value: Any) -> int:
+    return int(_amount(value))

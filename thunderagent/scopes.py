@@ -1,0 +1,137 @@
+"""What surrounds each handler: the trace of its task, its log lines, the `around` hooks; composed once for an agent.
+
+Each part is guarded: one that raises, before or after, is told as `HookFailed`, and the handler runs all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from thunderagent import spans
+from thunderagent.companion import Companion
+from thunderagent.delivery import Complaints, Delivery
+from thunderagent.events import EventBus
+from thunderagent.executor import Running, Scope, no_scope
+from thunderagent.hooks import EventHook, Hook, JobRun, RunHook
+from thunderagent.redaction import Redactor
+from thunderagent.settings import Settings
+from thunderagent.settler import in_words, raised
+from thunderagent.tracing import carrying, run_spans
+
+Failed = Callable[[str, str], None]
+"""Told the name of a part of a scope and what went wrong in it."""
+
+
+def scope_of(
+    logs: Scope, *, hooks: Sequence[RunHook] = (), spans_of_runs: Scope | None = None, failed: Failed
+) -> Scope:
+    """The scope of an agent: spans outside, then log lines, then hooks in the order in which they were found.
+
+    Args:
+        logs: names the task in log lines.
+        hooks: what the user wants around runs.
+        spans_of_runs: makes a span of each run; None: only the trace that a task has is passed on.
+        failed: told of parts that raise.
+    """
+    outer = spans_of_runs or carrying
+    if not hooks and spans_of_runs is None:
+
+        def plain(running: Running) -> AbstractContextManager[Any]:
+            """Most agents have no more: nothing is added for tasks without a trace."""
+            return (
+                logs(running) if running.lease.task.traceparent is None else _Scope(running, (outer, logs), (), failed)
+            )
+
+        return plain
+    scopes = (outer,) if logs is no_scope else (outer, logs)
+    return lambda running: _Scope(running, scopes, hooks, failed)
+
+
+class Surroundings:
+    """What an agent has around its handlers, and the companions that this needs.
+
+    Args:
+        settings: whether spans are made.
+        logs: names the task in log lines.
+        hooks: those of the user.
+        bus: events for hooks, and complaints about them.
+
+    Raises:
+        ConfigurationError: there are to be traces, and OpenTelemetry is not installed.
+    """
+
+    def __init__(self, settings: Settings, logs: Scope, hooks: Sequence[Hook], bus: EventBus) -> None:
+        complaints = Complaints(bus)
+        around = [hook for hook in hooks if isinstance(hook, RunHook)]
+        told = [hook for hook in hooks if isinstance(hook, EventHook)]
+        self.companions: list[Companion] = []
+        """To be started before all others and closed after them: the first and the last event are for hooks too."""
+        run_span = None
+        if settings.traces:
+            spans.start()
+            run_span = run_spans(Redactor(settings.log_redact).text)
+        if hooks or settings.traces:
+            self.companions.append(Delivery(told, bus, complaints, last=spans.flush))
+        self.scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=complaints.tell)
+
+
+class _Scope:
+    """One run's scope. Nothing leaves it but what was raised inside."""
+
+    __slots__ = ("_ends", "_failed", "_hooks", "_run", "_running", "_scopes")
+
+    def __init__(self, running: Running, scopes: Sequence[Scope], hooks: Sequence[RunHook], failed: Failed) -> None:
+        self._running = running
+        self._scopes = scopes
+        self._hooks = hooks
+        self._failed = failed
+        self._run: JobRun | None = None
+        self._ends: list[tuple[str, Callable[[], object]]] = []
+
+    def __enter__(self) -> None:
+        running, task = self._running, self._running.lease.task
+        for scope in self._scopes:
+            name = getattr(scope, "__name__", "scope")
+            try:
+                manager = scope(running)
+                manager.__enter__()
+            except BaseException as error:
+                self._failed(name, raised(error).error)
+            else:
+                self._ends.append((name, lambda manager=manager: manager.__exit__(None, None, None)))  # type: ignore[misc]
+        for hook in self._hooks:
+            if hook.jobs is None or task.job in hook.jobs:
+                self._run = self._run or JobRun(job=task.job, queue=task.queue, context=running.context)
+                self._begin(hook, self._run)
+
+    def _begin(self, hook: RunHook, run: JobRun) -> None:
+        try:
+            steps = hook.function(run)
+            next(steps)
+        except StopIteration:
+            self._failed(hook.name, "it ended without a `yield`")
+        except BaseException as error:
+            self._failed(hook.name, raised(error).error)
+        else:
+            self._ends.append((hook.name, lambda: _finish(steps)))
+
+    def __exit__(self, *_: object) -> None:
+        if self._run is not None:
+            self._run.outcome, self._run.error = in_words(self._running.outcome)
+        for name, end in reversed(self._ends):
+            try:
+                end()
+            except BaseException as error:
+                self._failed(name, raised(error).error)
+
+
+def _finish(steps: Generator[Any, Any, Any]) -> None:
+    """JobRun a hook to its end; what came of the handler is in its `JobRun` and is not thrown into it."""
+    try:
+        next(steps)
+    except StopIteration:
+        return
+    steps.close()
+    raise RuntimeError("it has more than one `yield`")

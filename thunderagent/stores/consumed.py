@@ -1,0 +1,98 @@
+"""What was asked of DynamoDB, in requests and units, and what for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from thunderagent.purposes import Purpose
+from thunderagent.stores.failures import THROTTLES
+
+_READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
+
+
+@dataclass(slots=True)
+class Spent:
+    """What requests came to.
+
+    DynamoDB bills a refused conditional write as one that is done but does not report its capacity: see `refused`.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    write_units: float = 0.0
+    index_write_units: float = 0.0
+    """The part of `write_units` that the index took."""
+    read_units: float = 0.0
+
+    @property
+    def billed_write_units(self) -> float:
+        """Write units with the refused writes, each at one unit: that of a row of up to 1 KB, as nearly all are."""
+        return self.write_units + self.refused
+
+    def add(self, action: str, reply: Mapping[str, Any]) -> None:
+        """Count one reply."""
+        told = reply.get("ConsumedCapacity") or []
+        parts = told if isinstance(told, list) else [told]
+        units = sum(part.get("CapacityUnits", 0.0) for part in parts)
+        self.requests += 1
+        if action in _READS:
+            self.read_units += units
+            return
+        self.write_units += units
+        self.index_write_units += sum(
+            one.get("CapacityUnits", 0.0) for part in parts for one in part.get("GlobalSecondaryIndexes", {}).values()
+        )
+
+
+@dataclass(slots=True)
+class Consumed(Spent):
+    """Everything since the start, in all and by purpose; capacity is counted only when `enabled`. Safe in threads."""
+
+    enabled: bool = False
+    _by_purpose: dict[Purpose, Spent] = field(default_factory=dict, repr=False)
+    _throttles: dict[str, int] = field(default_factory=dict, repr=False)
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, action: str, reply: Mapping[str, Any], purpose: Purpose = Purpose.OTHER) -> None:
+        """Count one reply."""
+        with self._guard:
+            Spent.add(self, action, reply)
+            self._of(purpose).add(action, reply)
+
+    def add_refused(self, purpose: Purpose = Purpose.OTHER) -> None:
+        """Count one write whose condition did not hold."""
+        with self._guard:
+            for spent in (self, self._of(purpose)):
+                spent.requests += 1
+                spent.refused += 1
+
+    def add_throttle(self, reasons: Iterable[str]) -> None:
+        """Count a reply that asked for less, once for each reason that it named."""
+        with self._guard:
+            for reason in reasons:
+                self._throttles[reason] = self._throttles.get(reason, 0) + 1
+
+    def by_purpose(self) -> dict[Purpose, Spent]:
+        """What each purpose came to so far."""
+        with self._guard:
+            return {purpose: replace(spent) for purpose, spent in self._by_purpose.items()}
+
+    def throttles(self) -> dict[str, int]:
+        """How often DynamoDB asked for less, by reason; what botocore repeated by itself is in it."""
+        with self._guard:
+            return dict(self._throttles)
+
+    def _of(self, purpose: Purpose) -> Spent:
+        return self._by_purpose.setdefault(purpose, Spent())
+
+
+def throttle_reasons(reply: Mapping[str, Any]) -> list[str]:
+    """Why a reply asks for less; empty when it does not. Without reasons in it, its error code is the reason."""
+    code = str(reply.get("Error", {}).get("Code", ""))
+    if code not in THROTTLES:
+        return []
+    told = {str(one["reason"]): None for one in reply.get("ThrottlingReasons") or () if one.get("reason")}
+    return list(told) or [code]

@@ -1,0 +1,148 @@
+"""Looks at a table on DynamoDB, and tries on it what an agent must be allowed to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from thunderagent.conditions import Present, Write
+from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
+from thunderagent.findings import Finding, State
+from thunderagent.stores import expressions
+from thunderagent.stores.connection import is_loopback
+from thunderagent.stores.differences import (
+    EXPIRY,
+    Difference,
+    describe,
+    index_of,
+    of_backups,
+    of_expiry,
+    of_index,
+    of_keys,
+)
+from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.expressions import INDEX
+from thunderagent.stores.failures import Place, Refused
+from thunderagent.task import Row, Status
+
+# The table
+
+
+def look_at_table(engine: DynamoEngine) -> Iterator[Finding]:
+    """The table, its index, its time to live, its backups and how it is paid.
+
+    Raises:
+        StoreUnavailable: DynamoDB did not answer.
+        TableMissing: there is no such table.
+    """
+    place = engine.connection.place
+    try:
+        table = describe(engine)
+    except AccessDenied as error:
+        engine.page(Status.PENDING, limit=1)
+        remedy = f"an agent needs no more; to see it here: {policy_line('DescribeTable', place)}"
+        yield Finding("table", State.WARNING, f"{place} answers, but may not be described: {error}", remedy)
+        return
+    status = table["TableStatus"]
+    if status not in ("ACTIVE", "UPDATING"):
+        yield Finding("table", State.WRONG, f"{place} is {status}", "wait until it is ACTIVE")
+        return
+    yield from _told("table", f"{place} is {status}", of_keys(engine, table))
+    yield from _told("index", f"{INDEX} is there", of_index(engine, index_of(table)))
+    yield _billing(engine, table)
+    yield from _told("time to live", f"on {EXPIRY}", of_expiry(engine))
+    yield from _told("point-in-time recovery", "on", of_backups(engine))
+
+
+def _told(check: str, fine: str, differences: Iterator[Difference]) -> Iterator[Finding]:
+    found = list(differences)
+    for one in found:
+        yield Finding(check, State.WARNING if one.is_warning else State.WRONG, one.what, one.remedy)
+    if not found:
+        yield Finding(check, State.OK, fine)
+
+
+def _billing(engine: DynamoEngine, table: dict[str, Any]) -> Finding:
+    mode = table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
+    if mode == "PAY_PER_REQUEST":
+        return Finding("billing", State.OK, "on demand")
+    units = table.get("ProvisionedThroughput", {})
+    reads, writes = units.get("ReadCapacityUnits", "?"), units.get("WriteCapacityUnits", "?")
+    return Finding(
+        "billing",
+        State.WARNING,
+        f"provisioned, {reads} read and {writes} write units a second: above that DynamoDB throttles",
+        f"aws dynamodb update-table --table-name {engine.table} --billing-mode PAY_PER_REQUEST",
+    )
+
+
+# Permissions
+
+
+def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
+    """Try each action that an agent needs, on a row of its own, and name those that are denied.
+
+    Whatever happens, the row is deleted in the end; where neither DeleteItem nor BatchWriteItem is allowed, the time to
+    live of the table does it within days.
+
+    Raises:
+        StoreUnavailable: DynamoDB did not answer.
+    """
+    place, call = engine.connection.place, engine.connection.call
+    table, key = engine.table, expressions.key(row["taskId"])
+    touch = Write(verb="probe", task_id=row["taskId"], increase={"fence": 1}, require=[Present("taskId")])
+    forget = {table: [{"DeleteRequest": {"Key": key}}]}
+    tries: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("PutItem", lambda: call("PutItem", **expressions.put(table, row))),
+        ("GetItem", lambda: call("GetItem", TableName=table, Key=key, ConsistentRead=True)),
+        ("BatchGetItem", lambda: call("BatchGetItem", RequestItems={table: {"Keys": [key], "ConsistentRead": True}})),
+        ("Query", lambda: engine.page(Status.PENDING, limit=1)),
+        ("UpdateItem", lambda: call("UpdateItem", **expressions.update(table, touch))),
+        ("DeleteItem", lambda: call("DeleteItem", TableName=table, Key=key)),
+        ("BatchWriteItem", lambda: call("BatchWriteItem", RequestItems=forget)),
+    )
+    allowed: list[str] = []
+    denied: list[str] = []
+    try:
+        for action, attempt in tries:
+            try:
+                attempt()
+            except AccessDenied as error:
+                denied.append(action)
+                yield Finding("permissions", State.WRONG, _denial(action, error), policy_line(action, place))
+            except Refused:
+                allowed.append(action)
+            except TableMissing:
+                pass  # the table, or its index: that was told
+            except StoreUnavailable:
+                raise
+            except ThunderAgentError as error:
+                yield Finding("permissions", State.WRONG, f"{action} does not work: {error}")
+            else:
+                allowed.append(action)
+    except BaseException:
+        if "PutItem" not in denied:  # done, or without an answer
+            with suppress(StoreError, Refused):
+                call("DeleteItem", TableName=table, Key=key)
+        raise
+    if "PutItem" in allowed and {"DeleteItem", "BatchWriteItem"} <= set(denied):
+        left = f"the probe row {row['taskId']} could not be deleted"
+        yield Finding("permissions", State.WARNING, left, "its time to live deletes it within two days")
+    if not denied and allowed:
+        how = "all allowed" if not is_loopback(place.endpoint) else "all work; a local engine checks no permissions"
+        yield Finding("permissions", State.OK, f"{', '.join(allowed)}: {how}")
+
+
+ADD: Final = "add to the policy, which `thunderagent iam agent` prints whole"
+
+
+def policy_line(action: str, place: Place) -> str:
+    """The statement that a policy lacks."""
+    table = f"arn:aws:dynamodb:{place.region or '*'}:*:table/{place.table}"
+    resource = f"{table}/index/{INDEX}" if action == "Query" else table
+    return f'{ADD}: {{"Effect": "Allow", "Action": "dynamodb:{action}", "Resource": "{resource}"}}'
+
+
+def _denial(action: str, error: AccessDenied) -> str:
+    return f"dynamodb:{action} is denied ({error})"

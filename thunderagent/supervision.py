@@ -1,0 +1,248 @@
+"""Reads how supervisor and systemd stop the agents here, and says what of it cuts a drain off."""
+
+from __future__ import annotations
+
+import configparser
+import glob
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from thunderagent.findings import Finding, State
+from thunderagent.settings import PREFIX, Settings
+
+MARGIN_S: Final = 5.0
+"""By so much the supervisor must wait longer than the drain."""
+
+PLACES: Final = (
+    "/opt/thunderagent/current/systemd/supervisord.conf",
+    "/etc/thunderagent/supervisord.conf",
+    "/etc/supervisor/supervisord.conf",
+    "/etc/supervisord.conf",
+)
+UNITS: Final = ("/etc/systemd/system/thunderagent.service", "/lib/systemd/system/thunderagent.service")
+AGENT_UNITS: Final = ("/etc/systemd/system/thunderagent@.service", "/lib/systemd/system/thunderagent@.service")
+
+_ITS_STOP_S: Final = 10.0
+"""What supervisor waits when it is not told."""
+
+_SYSTEMD_STOP_S: Final = 90.0
+_UNITS_OF_TIME: Final = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hr": 3600.0, "ms": 0.001}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How supervisor keeps one program: what matters for a stop."""
+
+    name: str
+    command: str
+    stop_wait_s: float | None
+    """None: what stands there is no number."""
+    stop_signal: str
+    as_group: bool
+    kill_as_group: bool
+    autorestart: str
+    environment: Mapping[str, str]
+
+
+def find_conf(
+    environ: Mapping[str, str], *, processes: Path = Path("/proc"), places: tuple[str, ...] = PLACES
+) -> Path | None:
+    """The configuration of the supervisord that runs here, else the one that is installed; None: there is none.
+
+    Args:
+        environ: `AGENT_HOME` leads to a project with a configuration of its own.
+        processes: where the system tells of its processes.
+        places: where a configuration may be installed.
+    """
+    home = environ.get("AGENT_HOME")
+    own = (f"{home}/systemd/supervisord.conf", f"{home}/supervisord.conf") if home else ()
+    known = (Path(place) for place in (*own, *places))
+    return next(_running(processes), None) or next((place for place in known if place.is_file()), None)
+
+
+def _running(processes: Path) -> Iterator[Path]:
+    for told in sorted(processes.glob("[0-9]*/cmdline")):
+        try:
+            words = told.read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            if not any(Path(word).name == "supervisord" for word in words[:2]):
+                continue
+            for number, word in enumerate(words):
+                name = words[number + 1] if word in ("-c", "--configuration") and number + 1 < len(words) else ""
+                name = name or (word.partition("=")[2] if word.startswith("--configuration=") else "")
+                found = (told.parent / "cwd").resolve() / name
+                if name and found.is_file():
+                    yield found
+        except OSError:  # it has ended, or is somebody else's
+            continue
+
+
+def read_programs(conf: Path, environ: Mapping[str, str]) -> list[Program]:
+    """The programs of a supervisord configuration that run agents, files that it includes too.
+
+    Raises:
+        OSError: it cannot be read.
+        configparser.Error: it is no such configuration.
+    """
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"), strict=False)
+    parser.read_string(conf.read_text(encoding="utf-8"), str(conf))
+    if parser.has_option("include", "files"):
+        for pattern in parser.get("include", "files").split():
+            for name in sorted(glob.glob(str(conf.parent / pattern.replace("%(here)s", str(conf.parent))))):
+                parser.read_string(Path(name).read_text(encoding="utf-8"), name)
+    found = []
+    for section in parser.sections():
+        kind, _, name = section.partition(":")
+        if kind == "program" and _is_agent(command := parser.get(section, "command", fallback="")):
+            found.append(_program(name.strip(), command, dict(parser.items(section)), environ))
+    return found
+
+
+def _is_agent(command: str) -> bool:
+    return re.search(r"\bthunderagent\b.*\brun\b", command) is not None
+
+
+def _program(name: str, command: str, options: Mapping[str, str], environ: Mapping[str, str]) -> Program:
+    def told(option: str, default: str) -> str:
+        return re.sub(r"%\(ENV_(\w+)\)s", lambda one: environ.get(one[1], one[0]), options.get(option, default)).strip()
+
+    try:
+        stop_wait_s = float(told("stopwaitsecs", str(_ITS_STOP_S)))
+    except ValueError:
+        stop_wait_s = None
+    as_group = _is_true(told("stopasgroup", "false"))
+    return Program(
+        name=name,
+        command=command,
+        stop_wait_s=stop_wait_s,
+        stop_signal=told("stopsignal", "TERM").upper().removeprefix("SIG"),
+        as_group=as_group,
+        kill_as_group=_is_true(told("killasgroup", str(as_group))),
+        autorestart=told("autorestart", "unexpected").lower(),
+        environment=_pairs(told("environment", "")),
+    )
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() in ("true", "yes", "on", "1")
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """`A="1",B='2'` as supervisor reads it; what is broken there is told by supervisor itself."""
+    try:
+        lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError:
+        return {}
+    return {name: value for word in words if "=" in word for name, _, value in (word.partition("="),)}
+
+
+def look_at_supervisor(
+    settings: Settings, conf: Path, environ: Mapping[str, str], *, units: tuple[str, ...] = UNITS
+) -> Iterator[Finding]:
+    """What of a supervisord configuration, and of the systemd unit around it, does not fit the drain of the agents."""
+    try:
+        programs = read_programs(conf, environ)
+    except (OSError, configparser.Error, UnicodeDecodeError) as error:
+        remedy = "name a file that can be read: thunderagent doctor --supervisor-conf PATH"
+        yield Finding("supervisor", State.WRONG, f"{conf} cannot be read: {error}", remedy)
+        return
+    if not programs:
+        what = f"{conf} has no program that runs `thunderagent run`"
+        yield Finding("supervisor", State.WARNING, what, "name another file: --supervisor-conf PATH")
+        return
+    for program in programs:
+        yield from _look_at(program, settings, conf)
+    longest = max((one.stop_wait_s or 0.0 for one in programs), default=0.0)
+    yield from _look_at_units(longest, units)
+
+
+def _look_at(program: Program, settings: Settings, conf: Path) -> Iterator[Finding]:
+    where = f"[program:{program.name}] of {conf}"
+    if program.stop_wait_s is None:
+        yield Finding("supervisor", State.WRONG, f"{where}: stopwaitsecs is no number", "write it in seconds")
+        return
+    drain_s = _number(program.environment, "DRAIN_S", settings.drain_s)
+    said_s = _number(program.environment, "STOP_WAIT_S", settings.stop_wait_s)
+    stops = f"stopwaitsecs is {program.stop_wait_s:g} s, the drain takes up to {drain_s:g} s"
+    needed = f"stopwaitsecs={drain_s + MARGIN_S:g} or more in {where}, then: supervisorctl reread, supervisorctl update"
+    fine = True
+    if program.stop_wait_s < drain_s + MARGIN_S:
+        yield Finding("supervisor", State.WRONG, f"{stops}: agents are killed in the middle of it", f"set {needed}")
+        fine = False
+    elif program.stop_wait_s != said_s:
+        what = f"stopwaitsecs is {program.stop_wait_s:g} s, {PREFIX}STOP_WAIT_S says {said_s:g}"
+        remedy = f"set {PREFIX}STOP_WAIT_S={program.stop_wait_s:g}, so that agents check it at their start"
+        yield Finding("supervisor", State.WARNING, what, remedy)
+        fine = False
+    if program.stop_signal not in ("TERM", "INT"):
+        what = f"{where}: stopsignal is {program.stop_signal}, on which no agent drains"
+        yield Finding("supervisor", State.WRONG, what, "set stopsignal=TERM")
+        fine = False
+    if program.autorestart != "true" and not _is_true(program.autorestart):
+        what = (
+            f"{where}: autorestart is {program.autorestart}: an agent that recycled itself ends with 0 and stays away"
+        )
+        yield Finding("supervisor", State.WARNING, what, "set autorestart=true")
+        fine = False
+    if not program.kill_as_group:
+        what = f"{where}: killasgroup is false: children of an agent that is killed live on"
+        yield Finding("supervisor", State.WARNING, what, "set killasgroup=true")
+        fine = False
+    if fine:
+        group = "true" if program.as_group else "false"
+        yield Finding("supervisor", State.OK, f"{stops}; stopasgroup={group}, autorestart=true ({conf})")
+
+
+def _number(environment: Mapping[str, str], name: str, otherwise: float) -> float:
+    try:
+        return float(environment.get(f"{PREFIX}{name}", otherwise))
+    except ValueError:
+        return otherwise
+
+
+def _look_at_units(stop_wait_s: float, units: tuple[str, ...]) -> Iterator[Finding]:
+    unit = next((Path(name) for name in units if os.access(name, os.R_OK)), None)
+    if unit is not None:
+        yield _of_unit(unit, stop_wait_s, f"supervisor waits up to {stop_wait_s:g} s")
+
+
+def look_at_agent_units(settings: Settings, units: tuple[str, ...] = AGENT_UNITS) -> Iterator[Finding]:
+    """Whether the unit that runs agents without a supervisor between, if there is one, waits for their drain."""
+    unit = next((Path(name) for name in units if os.access(name, os.R_OK)), None)
+    if unit is not None:
+        yield _of_unit(unit, settings.drain_s, f"the drain takes up to {settings.drain_s:g} s")
+
+
+def _of_unit(unit: Path, needed_s: float, why: str) -> Finding:
+    found = None
+    for file in (unit, *sorted(Path(f"{unit}.d").glob("*.conf"))):
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        found = next(iter(re.findall(r"^\s*TimeoutStopSec\s*=\s*(.+?)\s*$", text, re.MULTILINE)[-1:]), found)
+    seconds = _SYSTEMD_STOP_S if found is None else span_of(found)
+    if seconds is None:
+        return Finding("systemd", State.WARNING, f"{unit}: TimeoutStopSec={found} is no time", "write it in seconds")
+    if seconds < needed_s + MARGIN_S:
+        what = f"TimeoutStopSec is {seconds:g} s, {why}: the drain is cut off"
+        remedy = f"set TimeoutStopSec={needed_s + 30:g} in {unit}, then: systemctl daemon-reload"
+        return Finding("systemd", State.WRONG, what, remedy)
+    return Finding("systemd", State.OK, f"TimeoutStopSec is {seconds:g} s, {why} ({unit})")
+
+
+def span_of(text: str) -> float | None:
+    """Seconds of a time of systemd, such as 75, 75s or 1min 15s; None: it is none. `infinity` and 0 wait for ever."""
+    if text in ("infinity", "0"):
+        return float("inf")
+    parts = _PART.findall(text)
+    if _PART.sub("", text).strip() or not parts or any(unit not in _UNITS_OF_TIME for _, unit in parts):
+        return None
+    return sum(float(number) * _UNITS_OF_TIME[unit] for number, unit in parts)
