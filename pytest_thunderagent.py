@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
+    from thunderagent.bus import EventBus
     from thunderagent.client import Client
-    from thunderagent.events import EventBus
     from thunderagent.faults import FaultyEngine
     from thunderagent.job import Job
     from thunderagent.registry import Registry
@@ -133,7 +133,7 @@ def thunder_client(
 
 @pytest.fixture
 def _thunder_bus() -> EventBus:
-    from thunderagent.events import EventBus
+    from thunderagent.bus import EventBus
 
     return EventBus()
 

@@ -11,6 +11,7 @@ import pytest
 
 from thunderagent import events, writes
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.errors import (
@@ -21,7 +22,6 @@ from thunderagent.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.port import Engine
 from thunderagent.registry import Registry

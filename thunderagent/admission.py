@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import inf
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
-from thunderagent.events import EventBus
 from thunderagent.free_slots import FreeSlots
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from thunderagent import events, fleet_events
 from thunderagent.balance import Fleet
+from thunderagent.bus import EventBus
 from thunderagent.commands import Commands
 from thunderagent.companion import Companion, Companions
 from thunderagent.controls import Controls
@@ -22,7 +23,6 @@ from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.errors import AgentDraining, StoreError
-from thunderagent.events import EventBus
 from thunderagent.executor import Executors, Scope, no_scope
 from thunderagent.executors import make_executors
 from thunderagent.heartbeat import Heartbeat

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from thunderagent import writes
+from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.doorbell import Doorbell
 from thunderagent.errors import NotAllowed, TaskNotFound
-from thunderagent.events import EventBus
 from thunderagent.intake import Intake
 from thunderagent.journal import Run, read_journals
 from thunderagent.keys import Keys

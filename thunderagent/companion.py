@@ -1,7 +1,7 @@
 """Threads that run beside an agent's loop: each does one thing at its own pace until the agent ends.
 
 The loop looks after them: one that has died of something that nobody expected is told and started again, never more
-often than once in `AGAIN_S`.
+often than once in `COMPANION_AGAIN_S`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from thunderagent import events
-from thunderagent.events import EventBus
-from thunderagent.pacing import COMPANION_AGAIN_S, COMPANION_JOIN_S
+from thunderagent.bus import EventBus
+from thunderagent.pacing import COMPANION_AGAIN_S, COMPANION_JOIN_S, COMPANIONS_END_S
 
 
 class Companion(Protocol):
@@ -110,10 +110,14 @@ class Companions:
                 self._bus.emit(events.ThreadDied(thread=one.name, restarted=True))
 
     def close(self) -> None:
-        """End all, the last one first."""
+        """End all at once, so that several that hang cost no more time than one."""
         self._is_closed = True
-        for one in reversed(self._companions):
-            one.close()
+        ends = [threading.Thread(target=one.close, name=f"end of {one.name}", daemon=True) for one in self._companions]
+        for end in ends:
+            end.start()
+        until = self._monotonic() + COMPANIONS_END_S
+        for end in ends:
+            end.join(max(0.0, until - self._monotonic()))
 
     def _start(self, one: Companion) -> None:
         self._started[one.name] = self._monotonic()

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Collection
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.drains import drain_asked
 from thunderagent.errors import StoreError
-from thunderagent.events import EventBus
 from thunderagent.names import plain_job
 from thunderagent.pacing import CONTROL_LOOK_S
 from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 from thunderagent.fleet_events import HookFailed
 from thunderagent.hooks import EventHook
 from thunderagent.pacing import HOOK_TOLD_S, HOOKS_END_S

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.dependencies import Verdict, reason, verdict
-from thunderagent.events import EventBus
 from thunderagent.keys import Keys
 from thunderagent.store import TaskStore
 from thunderagent.task import Status, Task

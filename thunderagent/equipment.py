@@ -13,7 +13,7 @@ from thunderagent.metadata import Metadata
 from thunderagent.monitor import Monitor
 from thunderagent.notices import Notices
 from thunderagent.probes import Metrics, Probes
-from thunderagent.prometheus import prometheus_text
+from thunderagent.prometheus import is_installed, prometheus_text
 from thunderagent.recycling import Recycling
 from thunderagent.sdnotify import Systemd
 
@@ -26,13 +26,12 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
         metrics: what `/metrics` answers, in the text format of Prometheus; None: those of a meter.
 
     Raises:
-        ConfigurationError: the folder of `health_folder` or the ports of `http_port` are not to be had,
-            or the library that writes the metrics is missing.
+        ConfigurationError: the folder of `health_folder` or the ports of `http_port` are not to be had.
     """
     settings, companions = agent.settings, list[Companion]()
     meter = make_meter(agent)
     if meter is not None:
-        metrics = metrics or partial(prometheus_text, meter)
+        metrics = metrics or (partial(prometheus_text, meter) if is_installed() else None)
         companions += measuring_companions(agent, meter)
     if settings.ec2_notices:
         companions.append(Notices(Metadata(), agent.bus, retire=agent.retire, hold=agent.controls.hold))

@@ -1,13 +1,10 @@
-"""What happens in the engine, as frozen classes, and the bus that tells who listens.
+"""What happens in the engine, as frozen classes.
 
-The engine never logs: it emits. `telemetry.py` alone turns events into log lines and counters, tests await them.
+The engine never logs: it emits on a bus (`bus.py`). `telemetry.py` alone turns events into log lines, tests await them.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -358,36 +355,3 @@ class ScheduleUnreadable(Event):
 
     job: str
     error: str
-
-
-Listener = Callable[[Event], None]
-
-
-class EventBus:
-    """Tells each event to every listener, in the thread in which it happened.
-
-    A listener that raises is reported on standard error and does not hurt the engine.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
-        self._guard = threading.Lock()
-
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call the listener for every event from now on; the answer is a function that ends this."""
-        with self._guard:
-            self._listeners = (*self._listeners, listener)
-
-        def unsubscribe() -> None:
-            with self._guard:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
-
-        return unsubscribe
-
-    def emit(self, event: Event) -> None:
-        """Tell all listeners."""
-        for listener in self._listeners:
-            try:
-                listener(event)
-            except Exception as error:
-                sys.stderr.write(f"a listener of {type(event).__name__} failed: {error!r}\n")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from thunderagent import fleet_events, metrics
+from thunderagent.bus import EventBus
 from thunderagent.cloudwatch import CloudWatch, data_of, portions_of
 from thunderagent.errors import ThunderAgentError
-from thunderagent.events import EventBus
 from thunderagent.meter import Meter
 from thunderagent.readings import Reader, Reading
 

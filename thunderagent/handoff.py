@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from thunderagent import events, writes
 from thunderagent.balance import Fleet
+from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
 from thunderagent.errors import StoreError, StreamFailed, TaskStopped
-from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.journal import read_cursor

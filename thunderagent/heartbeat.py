@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Final
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.errors import LeaseLost, StoreError, StreamStopped, StreamWedged, TaskCancelled
-from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
 from thunderagent.settler import about, time_limit

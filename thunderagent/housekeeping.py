@@ -12,8 +12,8 @@ import schedule
 
 from thunderagent import events
 from thunderagent.balance import is_paused
+from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
-from thunderagent.events import EventBus
 from thunderagent.maintenance import Janitor
 from thunderagent.marks import Marks
 from thunderagent.memory import resident_mib

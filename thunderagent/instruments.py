@@ -13,21 +13,15 @@ from thunderagent.companion import Companion, Repeated
 from thunderagent.measuring import MEASURE_S, QueueMeasure
 from thunderagent.meter import Meter
 from thunderagent.metrics import Metric
-from thunderagent.prometheus import check_installed
+from thunderagent.prometheus import is_installed
 from thunderagent.settings import Settings
 
 
 def make_meter(agent: Agent) -> Meter | None:
-    """The meter of an agent; None when its settings let nobody read it.
-
-    Raises:
-        ConfigurationError: there is to be a page of metrics, and what writes it is not installed.
-    """
+    """The meter of an agent; None when its settings let nobody read it."""
     settings = agent.settings
-    if not (settings.cloudwatch_namespace or settings.http_port):
+    if not (settings.cloudwatch_namespace or (settings.http_port and is_installed())):
         return None
-    if settings.http_port:
-        check_installed()
     meter = Meter(agent.bus, monotonic=agent.store.monotonic)
     meter.add_source(lambda: [(metrics.SLOTS_USED, "", float(agent.running))])
     consumed = getattr(agent.store.engine, "consumed", None)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.doorbell import Doorbell
 from thunderagent.errors import DoorbellError
-from thunderagent.events import Event, EventBus
+from thunderagent.events import Event
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
 from thunderagent.poller import QueuePoller, Served

@@ -88,12 +88,13 @@ class LogWriter:
             and not self._context.get()
         )
 
-    def write(self, level: str, message: str, facts: Iterable[Fact]) -> None:
-        """Write one line. Facts that are None are left out by the caller."""
-        line = self._line(level, message, facts)
-        with self._guard:
-            self._stream.write(line)
-            self._stream.flush()
+    def write(self, lines: Iterable[tuple[str, str, Iterable[Fact]]]) -> None:
+        """Write lines, each of a level, a message and facts, at once; the caller leaves out facts that are None."""
+        text = "".join([self._line(*line) for line in lines])
+        if text:
+            with self._guard:
+                self._stream.write(text)
+                self._stream.flush()
 
     def _json(self, level: str, message: str, facts: Iterable[Fact]) -> str:
         parts = [f'{{"time": "{self._stamps.iso()}", "level": "{level}", "message": {_escape(message)}']

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.events import EventBus
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
 from thunderagent.settler import about

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
-from thunderagent.events import EventBus
 from thunderagent.fleet_events import QueueMeasured
 from thunderagent.metrics import MOST_LABELS
 from thunderagent.store import TaskStore

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from thunderagent import events, fleet_events, metrics
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 from thunderagent.metrics import MOST_LABELS, OTHER, Dimension, Kind, Metric
 from thunderagent.prices import store_dollars
 from thunderagent.readings import Distribution, Reading, Series, two_digits

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from thunderagent import events, fleet_events
+from thunderagent.bus import EventBus
 from thunderagent.companion import Repeated
-from thunderagent.events import EventBus
 from thunderagent.health import Health
 from thunderagent.health_file import HealthFile
 from thunderagent.sdnotify import Systemd

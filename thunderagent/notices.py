@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from thunderagent import fleet_events
+from thunderagent.bus import EventBus
 from thunderagent.companion import Repeated
-from thunderagent.events import EventBus
 from thunderagent.metadata import Metadata, MetadataUnavailable, Outlook
 from thunderagent.pacing import NOTICES_RARELY_S, NOTICES_S
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterator
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.choice import Choice
 from thunderagent.errors import StoreError, StoreThrottled
-from thunderagent.events import EventBus
 from thunderagent.marks import Marks
 from thunderagent.pacing import THROTTLED_S, outage_delays
 

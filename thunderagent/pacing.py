@@ -223,6 +223,9 @@ COMPANION_AGAIN_S: Final = 5.0
 COMPANION_JOIN_S: Final = 2.0
 """Longest wait for such a thread to end."""
 
+COMPANIONS_END_S: Final = 2.5
+"""Longest wait for all of them: hooks and metrics may still be sent for 2 s, whatever else hangs."""
+
 HOOKS_END_S: Final = 2.0
 """How long events that wait for hooks are worked off when an agent ends."""
 

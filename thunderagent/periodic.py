@@ -17,9 +17,9 @@ from typing import Any, Final
 from zlib import crc32
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound
-from thunderagent.events import EventBus
 from thunderagent.job import Job
 from thunderagent.names import plain_job
 from thunderagent.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered

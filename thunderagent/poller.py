@@ -9,7 +9,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from thunderagent import events
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
 from thunderagent.pacing import AHEAD_S, PollPace
 from thunderagent.refusals import Refusals
 from thunderagent.store import TaskStore, Wanted

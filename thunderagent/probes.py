@@ -89,6 +89,9 @@ class Probes:
         self._server.serve_forever(poll_interval=0.2)
 
 
+NO_METRICS: Final = b"This agent shows no metrics: pip install 'thunderagent[prometheus]' and start it again.\n"
+
+
 class _Answers:
     """What is answered to a path."""
 
@@ -107,7 +110,7 @@ class _Answers:
         if path == "/metrics" and self._metrics is not None:
             return HTTPStatus.OK, PROMETHEUS, self._metrics()
         if path == "/metrics":
-            return HTTPStatus.NOT_FOUND, TEXT, b"This agent keeps no metrics.\n"
+            return HTTPStatus.NOT_FOUND, TEXT, NO_METRICS
         return HTTPStatus.NOT_FOUND, TEXT, b"Here are /health and /metrics, and nothing else.\n"
 
 

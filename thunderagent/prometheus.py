@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from thunderagent.errors import ConfigurationError
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, Kind, Metric
 from thunderagent.readings import Distribution, Reading
@@ -21,17 +20,9 @@ FRESH_S: Final = 150.0
 """A gauge that one agent sets for the fleet is not shown any longer after it was set: another agent may do it now."""
 
 
-def check_installed() -> None:
-    """See that the library is there.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if find_spec("prometheus_client") is None:
-        raise ConfigurationError(
-            "THUNDERAGENT_HTTP_PORT is set, and /metrics needs prometheus_client, which is not installed: "
-            "pip install 'thunderagent[prometheus]', or set the port to 0"
-        )
+def is_installed() -> bool:
+    """Whether the library is there; without it `/metrics` says what to install, and `/health` works."""
+    return find_spec("prometheus_client") is not None
 
 
 def prometheus_text(meter: Meter) -> bytes:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from thunderagent import fleet_events
+from thunderagent.bus import EventBus
 from thunderagent.companion import Repeated
-from thunderagent.events import EventBus
 from thunderagent.memory import resident_mib
 from thunderagent.pacing import RECYCLE_LOOK_S, STUCK_WAIT_S
 from thunderagent.settings import PREFIX, Settings

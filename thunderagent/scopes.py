@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thunderagent import spans
+from thunderagent.bus import EventBus
 from thunderagent.companion import Companion
 from thunderagent.delivery import Complaints, Delivery
-from thunderagent.events import EventBus
 from thunderagent.executor import Running, Scope, no_scope
 from thunderagent.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.redaction import Redactor

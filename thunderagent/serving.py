@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from thunderagent.balance import Fleet, StreamPoller
+from thunderagent.bus import EventBus
 from thunderagent.errors import ConfigurationError
-from thunderagent.events import EventBus
 from thunderagent.limits import conflicts
 from thunderagent.pacing import STREAM_POLL_S, PollPace
 from thunderagent.poller import QueuePoller, Room, Served

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from thunderagent import events, writes
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
 from thunderagent.limits import Limit, Slots, job_limit
 from thunderagent.lines import keep_line_open
 from thunderagent.pacing import LINE_TRIED_S

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.context import Context
 from thunderagent.errors import (
     AgentDraining,
@@ -19,7 +20,6 @@ from thunderagent.errors import (
     TaskCancelled,
     TaskStopped,
 )
-from thunderagent.events import EventBus
 from thunderagent.job import Job, make_job
 from thunderagent.journal import Journal, Missed, read_cursor
 from thunderagent.pacing import LOOP_LATE_S, Backoff

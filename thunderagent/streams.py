@@ -7,8 +7,8 @@ from typing import Any
 
 from thunderagent import events
 from thunderagent.balance import Fleet
+from thunderagent.bus import EventBus
 from thunderagent.errors import AgentDraining, StreamHandedOff
-from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.journal import keep_journals
 from thunderagent.maintenance import Janitor

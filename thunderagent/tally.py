@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from thunderagent import events, fleet_events
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 
 COUNTED: Final[Mapping[type[Event], str]] = {
     events.TaskStarted: "claimed",

@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from functools import cache
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from loguru import logger
 
 from thunderagent import events, fleet_events, router_events
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 from thunderagent.executor import Running
 from thunderagent.logwriter import LogWriter
 from thunderagent.redaction import Redactor
@@ -171,6 +173,9 @@ def task_scope(running: Running) -> AbstractContextManager[None]:
     return logger.contextualize(**facts)
 
 
+Line = tuple[str, str, dict[str, Any]]
+"""Level, message and facts of a line."""
+
 _least = 0
 _redactor = Redactor()
 _writer: LogWriter | None = None
@@ -184,10 +189,20 @@ class Telemetry:
         self._counts: Counter[str] = Counter()
         self.active_connections: int | None = None
         """The gauge ActiveConnections, each half minute; None for an agent without streams."""
-        bus.subscribe(self.listen)
+        bus.subscribe(self.listen, several=self.listen_to_all)
 
     def listen(self, event: Event) -> None:
         """Count the event and write its line."""
+        self.listen_to_all((event,))
+
+    def listen_to_all(self, several: Sequence[Event]) -> None:
+        """Count events that happened together; their lines are written at once, which costs as much as for one."""
+        lines: list[Line] = []
+        for event in several:
+            self._listen(event, lines)
+        self._write(lines)
+
+    def _listen(self, event: Event, lines: list[Line]) -> None:
         kind = type(event)
         name = COUNTED.get(kind)
         if name is not None:
@@ -206,11 +221,15 @@ class Telemetry:
             level, message = LEVELS[kind]
             if logger.level(level).no < _least:  # before the facts are gathered, which costs more than the line
                 return
-            writer = _writer
-            if writer is not None and writer.may_write:
-                writer.write(level, message, _shown(_facts(event)))
-            else:
-                logger.bind(**_facts(event)).log(level, message)
+            lines.append((level, message, _facts(event)))
+
+    def _write(self, lines: Sequence[Line]) -> None:
+        writer = _writer
+        if writer is not None and writer.may_write:
+            writer.write([(level, message, _shown(facts)) for level, message, facts in lines])
+            return
+        for level, message, facts in lines:
+            logger.bind(**facts).log(level, message)
 
     def take(self) -> dict[str, int]:
         """The counters since the last call."""

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 from thunderagent import events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
 from thunderagent.errors import ConfigurationError, StreamStopped, WaitTimeout
-from thunderagent.events import Event, EventBus
+from thunderagent.events import Event
 from thunderagent.fasttime import FastLoop as FastLoop
 from thunderagent.fasttime import run_fast as run_fast
 from thunderagent.faults import ANY as ANY

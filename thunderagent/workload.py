@@ -20,12 +20,13 @@ from typing import Any, Final
 from thunderagent import events, writes
 from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
+from thunderagent.bus import EventBus
 from thunderagent.choice import Choice, Chosen
 from thunderagent.context import Context
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import AgentDraining, StoreError, StreamFailed, StreamStopped, TaskCancelled
-from thunderagent.events import EventBus
+from thunderagent.events import Event
 from thunderagent.executor import Executors, Running
 from thunderagent.handoff import Handoffs, is_open
 from thunderagent.heartbeat import CANCELLED, Heartbeat
@@ -266,9 +267,7 @@ class Workload:
             self.admission.over(ended.running.lease)
             self._close_journal(ended, "handed over")
             return 0
-        if ended is None or self.held.get(ended.running.lease.task_id) is not ended.running:
-            return 0
-        if ended.running.settling:
+        if ended is None or ended.running.settling or self.held.get(ended.running.lease.task_id) is not ended.running:
             return 0
         ended.running.settling = True
         self._backlog.append(ended)
@@ -328,7 +327,7 @@ class Workload:
             del self.closed[:-CLOSED_KEPT]
 
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
-        told: list[Ended] = []
+        told, happened = list[Ended](), list[Event]()
         self._backlog = [
             ended for ended, answer in zip(settling, exchanged.settled, strict=True) if answer.error is not None
         ]
@@ -345,7 +344,8 @@ class Workload:
                     told.append(Ended(write.task_id, status, answer.dependents))
             elif isinstance(ended.outcome, Refused):
                 self.admission.stood_back(ended.outcome.limit, ended.running.lease.task, write.set["createdAt"])
-            self._bus.emit(event)
+            happened.append(event)
+        self._bus.emit_all(happened)
         if told:
             self._tell(told)
 

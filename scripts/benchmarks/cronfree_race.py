@@ -22,7 +22,7 @@ from benchmarks.cronfree_figures import Race
 from benchmarks.cronfree_jobs import INTERVAL_S, SPEC, ticked
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine, total
 from benchmarks.processes import BenchFailed
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
 from thunderagent.periodic import Periodic
 from thunderagent.port import Engine
 from thunderagent.registry import Registry

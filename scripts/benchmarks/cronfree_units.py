@@ -20,8 +20,9 @@ from benchmarks.cronfree_race import Clock, Moment
 from benchmarks.processes import BenchFailed
 from thunderagent import events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.events import Event, EventBus
+from thunderagent.events import Event
 from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings

@@ -19,7 +19,8 @@ from typing import Any, Final
 from benchmarks.tally import Tally
 from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings

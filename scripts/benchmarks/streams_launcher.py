@@ -17,7 +17,8 @@ from benchmarks.streams_jobs import BEAT_S, STREAM
 from benchmarks.streams_probe import PROBE
 from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.store import Beat, Renewal, TaskStore

@@ -137,7 +137,7 @@ def test_an_agent_of_its_own_unit_is_watched_and_has_time_to_drain() -> None:
 
 def test_both_units_run_as_the_same_user_from_the_same_place_with_the_same_protection() -> None:
     differ = {"Type", "NotifyAccess", "WatchdogSec", "TimeoutStartSec", "TimeoutStopSec", "Environment", "ExecStart"}
-    differ |= {"RuntimeDirectory", "LogsDirectory", "WorkingDirectory"}
+    differ |= {"RuntimeDirectory", "RuntimeDirectoryPreserve", "LogsDirectory", "WorkingDirectory"}
     first, second = unit(UNIT)["Service"], unit(ONE)["Service"]
     assert {name: first[name] for name in first if name not in differ} == {
         name: second[name] for name in second if name not in differ

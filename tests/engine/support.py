@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.events import Event, EventBus
+from thunderagent.events import Event
 from thunderagent.executor import Running, Scope, no_scope
 from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff

@@ -15,11 +15,12 @@ from tests.engine.support import LONG_S, Stage, a_job, put, seen, serving, setti
 from tests.stands import eventually
 from thunderagent import events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.errors import StoreUnavailable, TableMissing
-from thunderagent.events import Event, EventBus
+from thunderagent.events import Event
 from thunderagent.job import job
 from thunderagent.port import Applied
 from thunderagent.registry import Registry

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.engine.support import put, settings
+from thunderagent.bus import EventBus
 from thunderagent.cli import app
 from thunderagent.cli.output import out
 from thunderagent.cli.schedules import _span
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.events import EventBus
 from thunderagent.job import Job, job
 from thunderagent.periodic import Periodic
 from thunderagent.recurring import periodic

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from tests.engine.support import LONG_S, Stage
 from tests.stands import eventually
-from thunderagent import events, fleet_events
+from thunderagent import companion, events, fleet_events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.companion import Companions, Repeated
-from thunderagent.events import EventBus
 from thunderagent.pacing import COMPANION_AGAIN_S
 from thunderagent.registry import Registry
 from thunderagent.testing import FakeClock, Recorder
@@ -57,6 +58,18 @@ def test_one_that_dies_is_told_and_started_again_but_not_all_the_time() -> None:
     beside.look_after()
     assert len(rounds) == 2
     beside.close()
+
+
+def test_several_that_hang_cost_no_more_time_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(companion, "COMPANIONS_END_S", 0.3)
+    stuck = threading.Event()
+    hanging = [Repeated(f"test-{number}", 60.0, lambda: None, last=stuck.wait) for number in range(20)]
+    beside = Companions(hanging, EventBus())
+    beside.start()
+    began = time.monotonic()
+    beside.close()
+    assert time.monotonic() - began < LONG_S
+    stuck.set()
 
 
 def test_an_agent_starts_looks_after_and_ends_its_companions() -> None:

@@ -13,11 +13,11 @@ import pytest
 from tests.engine.support import LONG_S, Recorder, a_job, claimed, put, running, settings
 from tests.stands import eventually
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.doorbell import Wanted as WantedRing
 from thunderagent.doorbells.memory import MemoryDoorbell
 from thunderagent.errors import DoorbellError
-from thunderagent.events import EventBus
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.listener import Listener
 from thunderagent.pacing import BEAT_AGAIN_S, PollPace

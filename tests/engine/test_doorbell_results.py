@@ -19,13 +19,13 @@ from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
 from thunderagent import events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.conditions import Write
 from thunderagent.context import Context, Snooze
 from thunderagent.doorbell import Wanted
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
 from thunderagent.errors import DoorbellError
-from thunderagent.events import EventBus
 from thunderagent.job import Job, job
 from thunderagent.port import Applied
 from thunderagent.registry import Registry

@@ -16,9 +16,9 @@ import pytest
 
 from tests.engine.support import EPOCH, LONG_S, Recorder
 from thunderagent import cloudwatch, events, fleet_events, metrics
+from thunderagent.bus import EventBus
 from thunderagent.cloudwatch import MOST_BYTES, MOST_DATA, MOST_VALUES, CloudWatch, data_of, portions_of
 from thunderagent.errors import ConfigurationError
-from thunderagent.events import EventBus
 from thunderagent.export import FLUSH_S, Export
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, MOST_LABELS, Kind

@@ -13,10 +13,10 @@ import pytest
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.stands import eventually
 from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.errors import AgentDraining, LeaseLost, StoreUnavailable, TaskCancelled, TimeLimitExceeded
-from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.job import job

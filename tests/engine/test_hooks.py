@@ -17,10 +17,11 @@ from tests.stands import eventually
 from tests.unit.test_telemetry import ABOUT
 from thunderagent import JobRun, Registry, around, events, fleet_events, on
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.delivery import MOST_WAITING, Complaints, Delivery
-from thunderagent.events import EventBus, TaskEvent, TaskFailed, TaskSucceeded
+from thunderagent.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.executor import Scope, no_scope
 from thunderagent.hooks import Hook
 from thunderagent.job import Job, job

@@ -22,13 +22,13 @@ from tests.stands import eventually
 from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.blobs import S3Blobs
+from thunderagent.bus import EventBus
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.context import Context, Snooze
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.equipment import equip
 from thunderagent.errors import ConfigurationError, ParentNotFound, TaskNotFound
-from thunderagent.events import EventBus
 from thunderagent.iam import (
     BUCKET_ACTIONS,
     INDEX_ACTIONS,

@@ -14,6 +14,7 @@ from tests.engine.support import a_job, seen, serving, settings
 from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent import events, shared_writes, writes
 from thunderagent.admission import Admission
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.conditions import Write
 from thunderagent.context import Context
@@ -28,7 +29,6 @@ from thunderagent.errors import (
     StoreUnavailable,
     TaskNotFound,
 )
-from thunderagent.events import EventBus
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import job
 from thunderagent.keys import Keys

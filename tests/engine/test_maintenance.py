@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.support import Recorder, claimed, put
 from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.clock import DateClock, SharedClock
 from thunderagent.dependents import Dependents
-from thunderagent.events import EventBus
 from thunderagent.limits import holders_of
 from thunderagent.maintenance import Janitor, LostLeases
 from thunderagent.shared_writes import limit_row

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.support import Recorder, a_job, put, serving
 from thunderagent import events, measuring, metrics, prometheus
+from thunderagent.bus import EventBus
 from thunderagent.equipment import equip
 from thunderagent.errors import ConfigurationError
-from thunderagent.events import EventBus
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.fleet_events import QueueMeasured
 from thunderagent.instruments import cloudwatch_place, make_meter, measuring_companions

@@ -14,9 +14,9 @@ from tests.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, MetadataS
 from tests.stands import eventually
 from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError
-from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
 from thunderagent.notices import Notices

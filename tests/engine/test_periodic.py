@@ -21,11 +21,11 @@ from tests.stands import eventually, together
 from tests.store.billing import write_units
 from thunderagent import events, writes
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.conditions import Is, Write
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError, NotAllowed, StoreUnavailable, TaskNotFound
-from thunderagent.events import EventBus
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S

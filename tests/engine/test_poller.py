@@ -10,8 +10,8 @@ import pytest
 
 from tests.engine.support import Recorder, put
 from thunderagent import events
+from thunderagent.bus import EventBus
 from thunderagent.errors import StoreUnavailable
-from thunderagent.events import EventBus
 from thunderagent.pacing import PollPace
 from thunderagent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller, Room
 from thunderagent.store import TaskStore, Wanted

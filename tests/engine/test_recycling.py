@@ -14,10 +14,10 @@ from tests.engine.support import LONG_S, Recorder, a_job, a_lease, running, sett
 from tests.stands import eventually
 from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.equipment import equip
-from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.memory import kernel_kills, peak_mib, resident_mib
 from thunderagent.recycling import JITTER, Held, Recycling

@@ -17,10 +17,10 @@ from tests.engine.support import LONG_S, Recorder, claimed, put
 from tests.stands import eventually
 from thunderagent import events
 from thunderagent.balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
+from thunderagent.bus import EventBus
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents
 from thunderagent.errors import StoreUnavailable
-from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
 from thunderagent.pacing import OTHERS_S, PollPace

@@ -14,9 +14,9 @@ import pytest
 from tests.engine.stream_support import FeedThread, Log, Watched, a_loop, fleet, follower
 from tests.engine.support import LONG_S, Recorder, claimed
 from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.chaos import Feed, Silence
 from thunderagent.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged
-from thunderagent.events import EventBus
 from thunderagent.executor import Running
 from thunderagent.faults import Fault
 from thunderagent.heartbeat import Heartbeat

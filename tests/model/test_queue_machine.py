@@ -32,13 +32,13 @@ from hypothesis.stateful import (
 from moto import mock_aws
 
 from tests.model.audit import GUARD_S, MAX_CRASHES, Actor, Audit
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.clock import DateClock
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.dependencies import Verdict, verdict
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import AgentDraining, StoreError, TaskCancelled, ThunderAgentError
-from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
 from thunderagent.port import Engine

@@ -20,12 +20,12 @@ import pytest
 
 from tests.stands import eventually
 from thunderagent import events, fleet_events
+from thunderagent.bus import EventBus
 from thunderagent.errors import ConfigurationError
-from thunderagent.events import EventBus
 from thunderagent.health import Health, Reason
 from thunderagent.health_file import HealthFile, read_files
 from thunderagent.monitor import Monitor
-from thunderagent.probes import AT_ONCE, PORTS, Probes
+from thunderagent.probes import AT_ONCE, NO_METRICS, PORTS, Probes
 from thunderagent.sdnotify import Systemd
 from thunderagent.testing import FakeClock, Recorder
 
@@ -324,7 +324,7 @@ def test_the_port_answers_with_the_health_and_a_status_for_load_balancers(opened
 
 def test_the_port_answers_with_metrics_if_there_are_some_and_to_nothing_else(opened: Open) -> None:
     url = opened().url
-    assert ask(f"{url}/metrics") == (404, "text/plain; charset=utf-8", "This agent keeps no metrics.\n")
+    assert ask(f"{url}/metrics") == (404, "text/plain; charset=utf-8", NO_METRICS.decode())
     assert ask(f"{url}/")[0] == 404
     assert ask(f"{url}/health/")[0] == 404
     assert ask(f"{url}/..%2fmetrics")[0] == 404

@@ -14,7 +14,7 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "errors attributes names versions task conditions writes shared_writes pacing dependencies events "
+    0: "errors attributes names versions task conditions writes shared_writes pacing dependencies events bus "
     "router_events fleet_events clock version findings jsondata zones ticks schedules rings traceparent redaction "
     "prices purposes metrics alarms readings dashboard",
     1: "context meter job hooks recurring registry port store texts settings doorbell",

@@ -15,7 +15,7 @@ from loguru import logger
 
 from tests.unit.test_telemetry import a_sample
 from thunderagent import events, telemetry
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
 from thunderagent.logwriter import Stamps
 from thunderagent.telemetry import LEVELS, Telemetry, configure_logging
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thunderagent import events, fleet_events, metrics
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
 from thunderagent.meter import Meter
 from thunderagent.metrics import MOST_LABELS, OTHER
 from thunderagent.prices import store_dollars

@@ -10,7 +10,8 @@ import pytest
 
 from thunderagent import metrics, shared_writes, writes
 from thunderagent.alarms import ALARMS
-from thunderagent.events import Event, EventBus
+from thunderagent.bus import EventBus
+from thunderagent.events import Event
 from thunderagent.meter import _NOTES, Meter
 from thunderagent.metrics import METRICS, Kind, Metric, Unit
 from thunderagent.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write

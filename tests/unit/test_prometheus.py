@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.engine.support import Stage
 from thunderagent import events, fleet_events, prometheus
-from thunderagent.errors import ConfigurationError
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
+from thunderagent.instruments import make_meter
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, Kind
 from thunderagent.prometheus import FRESH_S, prometheus_text
@@ -81,7 +82,8 @@ def test_what_this_agent_once_measured_for_the_fleet_is_not_shown_for_ever() -> 
     assert families(meter)["thunderagent_queue_depth"].samples == []
 
 
-def test_a_page_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_library_nothing_is_measured_for_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage((), http_port=9464)
+    assert make_meter(stage.agent) is not None
     monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'thunderagent\[prometheus\]'"):
-        prometheus.check_installed()
+    assert make_meter(stage.agent) is None

@@ -15,7 +15,7 @@ from loguru import logger
 
 from tests.unit.test_telemetry import ABOUT, ALL, a_sample
 from thunderagent import events, fleet_events
-from thunderagent.events import EventBus
+from thunderagent.bus import EventBus
 from thunderagent.redaction import HIDDEN, SECRET_NAMES, Redactor
 from thunderagent.telemetry import Telemetry, configure_logging
 

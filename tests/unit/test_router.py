@@ -22,6 +22,7 @@ from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from thunderagent import router_events
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.errors import (
@@ -30,7 +31,6 @@ from thunderagent.errors import (
     ParentNotFound,
     StoreUnavailable,
 )
-from thunderagent.events import EventBus
 from thunderagent.job import job
 from thunderagent.router import Enqueue, EventBridgeEvent, HttpRequest, Router, SnsRecord, Tasks
 from thunderagent.router.envelope import BODY_LIMIT

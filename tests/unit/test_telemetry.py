@@ -14,8 +14,9 @@ from loguru import logger
 
 from tests.engine.support import a_lease, running, serving
 from thunderagent import events, fleet_events
+from thunderagent.bus import EventBus
 from thunderagent.context import Context, Snooze
-from thunderagent.events import Event, EventBus, TaskEvent
+from thunderagent.events import Event, TaskEvent
 from thunderagent.job import job
 from thunderagent.telemetry import COUNTED, LEVELS, Telemetry, configure_logging, task_scope
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from thunderagent.bus import EventBus
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError, PayloadInvalid
-from thunderagent.events import EventBus
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, Slots
 from thunderagent.lines import candidate_of

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.cli.output import (
     REFUSED,
     JsonOption,
@@ -27,7 +28,6 @@ from thunderagent.cli.output import (
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.equipment import equip
 from thunderagent.errors import ConfigurationError, ThunderAgentError
-from thunderagent.events import EventBus
 from thunderagent.pauses import Pause, PauseKind
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings

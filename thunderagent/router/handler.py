@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 from thunderagent import router_events, spans
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.errors import ConfigurationError, EventRejected, StoreError
-from thunderagent.events import EventBus
 from thunderagent.router import answers, requests, shapes
 from thunderagent.router.answers import Tasks
 from thunderagent.router.enqueue import event_key, put_all

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thunderagent import router_events
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.errors import DuplicateTask, EventRejected, ParentNotFound, StoreError
-from thunderagent.events import EventBus
 from thunderagent.router import answers
 from thunderagent.router.enqueue import event_key, put_all
 from thunderagent.router.envelope import Envelope, body_of, read_http

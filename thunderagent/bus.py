@@ -1,0 +1,66 @@
+"""The bus that tells what happens in the engine to whoever listens."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from thunderagent.events import Event
+
+Listener = Callable[[Event], object]
+T = TypeVar("T")
+
+
+class EventBus:
+    """Tells each event to every listener, in the thread in which it happened.
+
+    A listener that raises is reported on standard error and does not hurt the engine.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: tuple[tuple[Listener, Callable[[Sequence[Event]], object] | None], ...] = ()
+        self._guard = threading.Lock()
+
+    def subscribe(
+        self, listener: Listener, *, several: Callable[[Sequence[Event]], object] | None = None
+    ) -> Callable[[], None]:
+        """Call the listener for every event from now on; the answer is a function that ends this.
+
+        Args:
+            listener: told one event.
+            several: told events that happened together, instead of the listener for each: one line after the other is
+                written by one call to the system then.
+        """
+        one = (listener, several)
+        with self._guard:
+            self._listeners = (*self._listeners, one)
+
+        def unsubscribe() -> None:
+            with self._guard:
+                self._listeners = tuple(other for other in self._listeners if other is not one)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Tell all listeners."""
+        for listener, _ in self._listeners:
+            _tell(listener, event)
+
+    def emit_all(self, events: Sequence[Event]) -> None:
+        """Tell all listeners of events that happened together, in their order."""
+        for listener, several in self._listeners:
+            if several is not None:
+                _tell(several, events)
+                continue
+            for event in events:
+                _tell(listener, event)
+
+
+def _tell(listener: Callable[[T], object], what: T) -> None:
+    try:
+        listener(what)
+    except Exception as error:
+        name = type(what).__name__ if isinstance(what, Event) else "events"
+        sys.stderr.write(f"a listener of {name} failed: {error!r}\n")
