@@ -25,12 +25,13 @@ from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.executor import Executors, Scope, no_scope
 from thunderagent.executors import make_executors
+from thunderagent.health.marks import Marks
+from thunderagent.health.outage import Outage
+from thunderagent.health.vitals import Vitals
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.listener import Listener
 from thunderagent.maintenance import Janitor
-from thunderagent.marks import Marks
-from thunderagent.outage import Outage
 from thunderagent.pacing import HURRY_S, first_poll
 from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
@@ -44,7 +45,6 @@ from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
 from thunderagent.task import BATCH, STREAM
-from thunderagent.vitals import Vitals
 from thunderagent.workload import Workload
 
 LONGEST_WAIT_S: Final = 10.0

@@ -7,15 +7,15 @@ from functools import partial
 
 from thunderagent.agent import Agent
 from thunderagent.companion import Companion
-from thunderagent.health_file import HealthFile
+from thunderagent.health.file import HealthFile
+from thunderagent.health.monitor import Monitor
+from thunderagent.health.probes import Metrics, Probes
+from thunderagent.health.systemd import Systemd
 from thunderagent.instruments import make_meter, measuring_companions
 from thunderagent.metadata import Metadata
-from thunderagent.monitor import Monitor
 from thunderagent.notices import Notices
-from thunderagent.probes import Metrics, Probes
 from thunderagent.prometheus import is_installed, prometheus_text
 from thunderagent.recycling import Recycling
-from thunderagent.sdnotify import Systemd
 
 
 def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:

@@ -14,8 +14,8 @@ from thunderagent import events
 from thunderagent.balance import is_paused
 from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
+from thunderagent.health.marks import Marks
 from thunderagent.maintenance import Janitor
-from thunderagent.marks import Marks
 from thunderagent.memory import resident_mib
 from thunderagent.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
 from thunderagent.periodic import Periodic

@@ -10,8 +10,8 @@ from zlib import crc32
 
 from thunderagent import events
 from thunderagent.bus import EventBus
+from thunderagent.health.refusals import Refusals
 from thunderagent.pacing import AHEAD_S, PollPace
-from thunderagent.refusals import Refusals
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import BATCH, Candidate, Lane, Page
 

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-from thunderagent import health
-from thunderagent.health import Health
-from thunderagent.health_file import HealthFile
-from thunderagent.probes import PORTS
+from thunderagent.health import judgement
+from thunderagent.health.file import HealthFile
+from thunderagent.health.judgement import Health
+from thunderagent.health.probes import PORTS
 from thunderagent.settings import PREFIX, Settings
 
 ROOT: Final = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ PAGE: Final = (ROOT / "docs" / "health.md").read_text(encoding="utf-8")
 
 def names_of_reasons() -> set[str]:
     """The first argument of each `Reason(...)`, without the queue that follows the colon."""
-    tree = ast.parse(Path(health.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(judgement.__file__).read_text(encoding="utf-8"))
     calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == "Reason"]
     return {ast.unparse(one.args[0]).lstrip("f").strip("'\"").partition(":")[0] for one in calls}
 
@@ -45,5 +45,5 @@ def test_the_file_on_the_page_has_the_facts_of_a_real_one(tmp_path: Path) -> Non
 
 def test_the_numbers_on_the_page_are_those_of_the_code() -> None:
     assert f"next free one of {PORTS}" in PAGE
-    assert f"for {health.WEDGED_S:g} s and `WatchdogSec`" in PAGE
+    assert f"for {judgement.WEDGED_S:g} s and `WatchdogSec`" in PAGE
     assert f"`THUNDERAGENT_HEALTH_S` ({Settings().health_s:g})" in PAGE

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from thunderagent.cli import app
-from thunderagent.health import Health, Reason
-from thunderagent.health_file import HealthFile
-from thunderagent.probes import Probes
+from thunderagent.health.file import HealthFile
+from thunderagent.health.judgement import Health, Reason
+from thunderagent.health.probes import Probes
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 from thunderagent.testing import FakeClock

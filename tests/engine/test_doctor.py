@@ -19,8 +19,8 @@ from tests.engine.support import put
 from thunderagent.cli import app
 from thunderagent.cli import doctor as command
 from thunderagent.cli.output import out
-from thunderagent.doctor import Doctor
-from thunderagent.doubts import doubts_about_settings
+from thunderagent.doctor.checks import Doctor
+from thunderagent.doctor.doubts import doubts_about_settings
 from thunderagent.errors import StoreError, StoreUnavailable
 from thunderagent.faults import FaultyEngine
 from thunderagent.findings import Finding, State
@@ -382,7 +382,7 @@ def test_a_write_that_is_refused_leaves_nothing_behind(conf: Path, url: str) -> 
 
 
 def test_a_slow_store_is_a_warning(conf: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.doctor.run_laps", lambda engine: ([0.01] * 5, [0.3] * 5))
+    monkeypatch.setattr("thunderagent.doctor.checks.run_laps", lambda engine: ([0.01] * 5, [0.3] * 5))
     [found] = examine(conf, url)["latency"]
     assert found.state is State.WARNING
     assert "read 10.0 ms, write 300.0 ms: that is slow" in found.found

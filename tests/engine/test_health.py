@@ -15,7 +15,7 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage
 from tests.stands import eventually
-from thunderagent import events, fleet_events, probes
+from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.companion import Companion, Repeated
@@ -24,11 +24,13 @@ from thunderagent.context import Context
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
 from thunderagent.equipment import equip
 from thunderagent.errors import StoreThrottled, StoreUnavailable
-from thunderagent.health import Limits
+from thunderagent.health import probes
+from thunderagent.health.judgement import Limits
+from thunderagent.health.monitor import Monitor
+from thunderagent.health.vitals import place_of
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.job import Job, job
-from thunderagent.monitor import Monitor
 from thunderagent.poller import QueuePoller
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
@@ -36,7 +38,6 @@ from thunderagent.rings import Ring
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Page, Status
-from thunderagent.vitals import place_of
 
 SOON: Final = Limits(progress_s=0.4, pause_s=0.2, wedged_s=2.0)
 """Everything a hundred times quicker than in production."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_readme import ROOT
+from thunderagent.doctor.supervision import find_conf, look_at_agent_units, look_at_supervisor, read_programs, span_of
 from thunderagent.findings import Finding, State
 from thunderagent.settings import Settings
-from thunderagent.supervision import find_conf, look_at_agent_units, look_at_supervisor, read_programs, span_of
 
 FINE = """
 [supervisord]

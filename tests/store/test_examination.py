@@ -20,11 +20,11 @@ from tests.acceptance.proxy import Proxy
 from tests.stands import Stand
 from thunderagent.blobs import PREFIX
 from thunderagent.clock import DateClock
-from thunderagent.doctor import Doctor
+from thunderagent.doctor.checks import Doctor
+from thunderagent.doctor.laps import probe_row
 from thunderagent.errors import AccessDenied
 from thunderagent.findings import Finding, State
 from thunderagent.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
-from thunderagent.laps import probe_row
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.examination import ADD, look_at_table, try_actions
 from thunderagent.stores.failures import Place

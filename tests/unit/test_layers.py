@@ -19,13 +19,13 @@ LAYERS: Final[dict[int, str]] = {
     "prices purposes metrics alarms readings dashboard",
     1: "context meter job hooks recurring registry port store texts settings doorbell",
     2: "stores stores.* blobs iam metadata cloudwatch prometheus spans doorbells doorbells.*",
-    3: "keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload refusals "
-    "poller heartbeat measuring export marks outage health vitals sdnotify health_file monitor probes companion "
-    "notices signals executor executors delivery scopes tracing isolation child settler dependents intake "
-    "maintenance housekeeping periodic stream streams handoff balance journal pauses drains controls rung ringer "
-    "listener tally memory recycling child_end streaming streaming.*",
-    4: "client commands pause_commands drain_commands schedule_commands agent statistics waiting doctor doubts laps "
-    "supervision explain overview __init__",
+    3: "keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload poller "
+    "heartbeat measuring export companion notices signals executor executors delivery scopes tracing isolation "
+    "child settler dependents intake maintenance housekeeping periodic stream streams handoff balance journal "
+    "pauses drains controls rung ringer listener tally memory recycling child_end streaming streaming.* health "
+    "health.*",
+    4: "client commands pause_commands drain_commands schedule_commands agent statistics waiting explain overview "
+    "doctor doctor.* __init__",
     5: "cli cli.* equipment instruments logwriter router router.* telemetry testing travel faults chaos chaos.* "
     "fasttime local __main__",
 }

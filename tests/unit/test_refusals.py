@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunderagent.refusals import REMEMBERED, Refusals
+from thunderagent.health.refusals import REMEMBERED, Refusals
 from thunderagent.task import Candidate
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from thunderagent.cli.output import REFUSED, STORE, JsonOption, StoreOption, errors, find_here, notes, out, tell
-from thunderagent.doctor import Doctor
+from thunderagent.doctor.checks import Doctor
 from thunderagent.findings import Finding, State, worst
 
 _SIGNS: Final = {

@@ -15,8 +15,8 @@ from rich.markup import escape
 
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.errors import ConfigurationError
-from thunderagent.health import DEAD_S
-from thunderagent.health_file import read_files
+from thunderagent.health.file import read_files
+from thunderagent.health.judgement import DEAD_S
 from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.pauses import names_of
 from thunderagent.store import AgentInfo

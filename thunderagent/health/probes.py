@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from thunderagent.errors import ConfigurationError
-from thunderagent.health import Health
+from thunderagent.health.judgement import Health
 from thunderagent.pacing import COMPANION_JOIN_S, PROBE_S
 from thunderagent.version import __version__
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thunderagent.errors import ConfigurationError
-from thunderagent.health import DEAD_S
+from thunderagent.health.judgement import DEAD_S
 
 
 class HealthFile:

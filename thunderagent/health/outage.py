@@ -9,7 +9,7 @@ from thunderagent import events
 from thunderagent.bus import EventBus
 from thunderagent.choice import Choice
 from thunderagent.errors import StoreError, StoreThrottled
-from thunderagent.marks import Marks
+from thunderagent.health.marks import Marks
 from thunderagent.pacing import THROTTLED_S, outage_delays
 
 

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 from thunderagent import events, fleet_events
 from thunderagent.bus import EventBus
 from thunderagent.companion import Repeated
-from thunderagent.health import Health
-from thunderagent.health_file import HealthFile
-from thunderagent.sdnotify import Systemd
+from thunderagent.health.file import HealthFile
+from thunderagent.health.judgement import Health
+from thunderagent.health.systemd import Systemd
 
 MONITOR_S: Final = 1.0
 """Time between two looks; less when systemd wants to hear of it more often."""

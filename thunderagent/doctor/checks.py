@@ -18,10 +18,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from thunderagent.clock import DateClock
-from thunderagent.doubts import doubts_about_jobs, doubts_about_settings
+from thunderagent.doctor.doubts import doubts_about_jobs, doubts_about_settings
+from thunderagent.doctor.laps import LAPS, probe_row, run_laps
+from thunderagent.doctor.supervision import find_conf, look_at_agent_units, look_at_supervisor
 from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.findings import Check, Finding, State
-from thunderagent.laps import LAPS, probe_row, run_laps
 from thunderagent.pacing import EXAMINED_S
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
@@ -30,7 +31,6 @@ from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.statistics import queue_stats
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
-from thunderagent.supervision import find_conf, look_at_agent_units, look_at_supervisor
 from thunderagent.version import __version__
 
 SLOW_S: Final = 0.1

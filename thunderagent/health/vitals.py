@@ -11,10 +11,10 @@ from typing import Any, Final
 from thunderagent.companion import Companions
 from thunderagent.controls import Controls
 from thunderagent.executor import Running
-from thunderagent.health import Facts, Health, Limits, QueueFacts, judge
+from thunderagent.health.judgement import Facts, Health, Limits, QueueFacts, judge
+from thunderagent.health.marks import Marks
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.listener import THREAD, Listener
-from thunderagent.marks import Marks
 from thunderagent.poller import QueuePoller
 from thunderagent.recycling import Held
 from thunderagent.settings import Settings

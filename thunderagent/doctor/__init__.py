@@ -1,0 +1,1 @@
+"""`thunderagent doctor`: the checks of an installation, each with what was found and its remedy."""
