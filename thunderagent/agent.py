@@ -10,6 +10,7 @@ import os
 import random
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.doorbells.opening import open_doorbell
+from thunderagent.equipment import equip
 from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.executor import Executors, Scope, no_scope
 from thunderagent.executors import make_executors
@@ -37,14 +39,14 @@ from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.scopes import Surroundings
-from thunderagent.serving import check_leases, make_pollers, tick_s
+from thunderagent.serving import check_leases, in_words, make_pollers, tick_s
 from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Policy, Stopped
 from thunderagent.signals import stopping_signals
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
-from thunderagent.task import BATCH, STREAM
+from thunderagent.task import BATCH
 from thunderagent.workload import Workload
 
 LONGEST_WAIT_S: Final = 10.0
@@ -91,7 +93,8 @@ class Agent:
         self._first_poll_s = first_poll(self._rng) if first_poll_s is None else first_poll_s
         around = Surroundings(settings, scope, jobs.hooks, self.bus)
         self._scope = around.scope
-        self._stops = 0
+        self._stops, self._patience = 0, 1
+        self._retires = threading.Lock()  # taken once and for all by the first who asks
         self._marks = Marks(self._monotonic)
         self.told: dict[str, Any] = {}
         """Further facts for the agent's row, by name."""
@@ -201,7 +204,8 @@ class Agent:
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
-        """An agent for the jobs of a package, with the settings of the environment and these overrides.
+        """An agent for the jobs of a package, with the settings of the environment and these overrides, and with all
+        that runs beside it when they ask for it. Log lines are its program's: see `telemetry`.
 
         Raises:
             JobImportError: a module of the package does not import.
@@ -209,7 +213,8 @@ class Agent:
         """
         settings = load_settings(**overrides)
         registry = jobs if isinstance(jobs, Registry) else Registry.from_package(jobs)
-        return cls(open_store(settings, for_agent=True), registry, settings, doorbell=open_doorbell(settings))
+        store, doorbell = open_store(settings, for_agent=True), open_doorbell(settings)
+        return cls(store, registry, settings, doorbell=doorbell, companions=equip)
 
     def run(self) -> int:
         """Serve until `stop()`, SIGTERM or SIGINT, then drain.
@@ -226,15 +231,14 @@ class Agent:
         self._marks.begin()
         self._workload.executors = executors = self._executors()
         with stopping_signals(self.stop):
-            self._begin()
             try:
+                self._begin()
                 while not self._stops:
                     self._turn()
+                return self._drain()
             except Exception as error:
                 self._fall(error)
                 raise
-            else:
-                return self._drain()
             finally:
                 executors.close()
                 self._companions.close()
@@ -250,7 +254,8 @@ class Agent:
 
     def retire(self, reason: str) -> None:
         """Drain by itself, once, for a reason that is told; the supervisor starts a fresh agent. Safe in any thread."""
-        if not self._stops:
+        if not self._stops and self._retires.acquire(blocking=False):
+            self._patience = 2  # the first signal that comes then is no second one, and does not hurry
             self.bus.emit(fleet_events.AgentRetires(reason=reason))
             self.stop()
 
@@ -282,15 +287,11 @@ class Agent:
             poller.postpone(self._first_poll_s)
         self._listener.start()
         self._companions.start()
-        queues = ", ".join(
-            f"{poller.queue}:{poller.slots}" + (" streams" if poller.kind == STREAM else "")
-            for poller in self._pollers.values()
-        )
         self.bus.emit(
             events.AgentStarted(
                 agent=self.name,
                 store=self.store.engine.url,
-                queues=queues,
+                queues=in_words(self._pollers),
                 jobs=tuple(sorted(self.jobs.by_value)),
                 http=self.told.get("http"),
             )
@@ -347,7 +348,7 @@ class Agent:
         """Settle what ends within the time; a further stop signal cuts it short."""
         until = self._monotonic() + seconds
         while not self._workload.is_empty and (left := until - self._monotonic()) > 0:
-            if may_hurry and self._stops > 1:
+            if may_hurry and self._stops > self._patience:
                 return
             self._workload.gather(min(left, 0.5))
             if not self._outage.is_on or (may_hurry and self._outage.may_try):

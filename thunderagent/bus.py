@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from thunderagent.events import Event
@@ -63,4 +64,5 @@ def _tell(listener: Callable[[T], object], what: T) -> None:
         listener(what)
     except Exception as error:
         name = type(what).__name__ if isinstance(what, Event) else "events"
-        sys.stderr.write(f"a listener of {name} failed: {error!r}\n")
+        with suppress(Exception):  # the log goes there too: its reader may be gone, or its disk full
+            sys.stderr.write(f"a listener of {name} failed: {error!r}\n")

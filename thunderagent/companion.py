@@ -106,8 +106,7 @@ class Companions:
         """Start those again that have died."""
         for one in self._companions:
             if not one.is_alive and self._monotonic() - self._started.get(one.name, 0.0) >= COMPANION_AGAIN_S:
-                self._start(one)
-                self._bus.emit(events.ThreadDied(thread=one.name, restarted=True))
+                self._bus.emit(events.ThreadDied(thread=one.name, restarted=self._start_again(one)))
 
     def close(self) -> None:
         """End all at once, so that several that hang cost no more time than one."""
@@ -122,3 +121,11 @@ class Companions:
     def _start(self, one: Companion) -> None:
         self._started[one.name] = self._monotonic()
         one.start()
+
+    def _start_again(self, one: Companion) -> bool:
+        """False when it cannot begin, such as at a port that another has now: the loop must not die of that too."""
+        try:
+            self._start(one)
+        except Exception:
+            return False
+        return True

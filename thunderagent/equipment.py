@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
-from thunderagent.agent import Agent
 from thunderagent.companion import Companion
 from thunderagent.health.file import HealthFile
 from thunderagent.health.monitor import Monitor
@@ -16,6 +16,9 @@ from thunderagent.metadata import Metadata
 from thunderagent.notices import Notices
 from thunderagent.prometheus import is_installed, prometheus_text
 from thunderagent.recycling import Recycling
+
+if TYPE_CHECKING:
+    from thunderagent.agent import Agent
 
 
 def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
@@ -52,6 +55,6 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
         file=file,
         systemd=Systemd(),
         http=agent.told.get("http"),
-        wake=agent.wake,
+        wake=agent.vitals.wake,
     )
     return [*companions, monitor.companion()]

@@ -16,6 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -68,8 +69,11 @@ class Heartbeat:
         self._failing_since = self._failed_at = -math.inf
 
     def start(self) -> None:
-        """Start the threads, or start again those that have died."""
-        self.last_round = self._monotonic()
+        """Start the threads, or start again those that have died; one that dies in each round has come to no end."""
+        if not self._threads:
+            self.last_round = self._monotonic()
+            with suppress(StoreError):  # connect before newer code brings the store to a schema that we cannot open
+                self._store.engine.check()
         alive = {thread.name for thread in self._threads if thread.is_alive()}
         for name, work in (("heartbeat", self._beat), ("lease-watch", self._watch)):
             if name not in alive:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from thunderagent import metrics
-from thunderagent.agent import Agent
 from thunderagent.companion import Companion, Repeated
 from thunderagent.measuring import MEASURE_S, QueueMeasure
 from thunderagent.meter import Meter
 from thunderagent.metrics import Metric
 from thunderagent.prometheus import is_installed
 from thunderagent.settings import Settings
+
+if TYPE_CHECKING:
+    from thunderagent.agent import Agent
 
 
 def make_meter(agent: Agent) -> Meter | None:

@@ -67,7 +67,7 @@ class Surroundings:
         around = [hook for hook in hooks if isinstance(hook, RunHook)]
         told = [hook for hook in hooks if isinstance(hook, EventHook)]
         self.companions: list[Companion] = []
-        """To be started before all others and closed after them: the first and the last event are for hooks too."""
+        """To be started before all others and closed when the agent has stopped: all events between are for hooks."""
         run_span = None
         if settings.traces:
             spans.start()

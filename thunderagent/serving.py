@@ -50,6 +50,11 @@ def make_pollers(
     return pollers
 
 
+def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
+    """The queues with their slots: `default:10, feeds:700 streams`."""
+    return ", ".join(f"{one.queue}:{one.slots}{' streams' * (one.kind == STREAM)}" for one in pollers.values())
+
+
 def check_leases(jobs: Registry, settings: Settings) -> None:
     """A job may set its lease or its heartbeat alone: together with the settings they must still fit; and jobs that
     share a limit must agree about its number.

@@ -538,6 +538,36 @@ def test_a_second_stop_hurries() -> None:
         assert stage.client.get(task).status is Status.PENDING
 
 
+def test_the_first_signal_to_an_agent_that_retires_hurries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts, entered, end = list[Context](), threading.Event(), threading.Event()
+
+    @job("test.works")
+    def works(ctx: Context, payload: Payload) -> None:
+        contexts.append(ctx)
+        entered.set()
+        end.wait(LONG_S)
+
+    with serving(works, drain_s=600, stop_wait_s=700) as stage:
+        task = stage.client.enqueue(works, {})
+        assert entered.wait(LONG_S)
+        stage.agent.retire("somebody asked for it")
+        stage.record.wait(events.AgentDraining)
+        rounds, gather = threading.Semaphore(0), stage.agent._workload.gather
+
+        def counted(pause: float) -> None:
+            rounds.release()
+            gather(pause)
+
+        monkeypatch.setattr(stage.agent._workload, "gather", counted)
+        stage.agent.stop()
+        for _ in range(3):  # the loop has come round, and seen the signal
+            assert rounds.acquire(timeout=LONG_S)
+        assert not contexts[0].cancelled
+        end.set()
+        stage.join()
+        assert stage.client.get(task).status is Status.SUCCESS
+
+
 def test_leases_are_kept_alive_during_the_drain() -> None:
     gate = Gate()
     with serving(gated(gate, lease_s=6, heartbeat_s=0.1)) as stage:

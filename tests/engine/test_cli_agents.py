@@ -58,6 +58,14 @@ def test_an_agent_tells_what_it_has_done_since_its_start() -> None:
     assert "retires" not in row.info
 
 
+def test_an_agent_tells_how_far_the_clock_of_its_host_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage((a_job(),))
+    assert "skew_s" not in announced(stage).info, "the clock of an embedded store is the host's"
+    monkeypatch.setattr(stage.store.clock, "skew", -0.256, raising=False)
+    assert announced(stage).info["skew_s"] == -0.26
+    stage.store.engine.close()
+
+
 def announced(stage: Stage) -> Any:
     stage.agent._housekeeping._announce()
     [row] = stage.client.agents()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.engine.support import LONG_S, Stage
+from tests.engine.support import LONG_S, Stage, a_job
 from tests.stands import eventually
 from thunderagent import companion, events, fleet_events
 from thunderagent.agent import Agent
@@ -91,3 +92,45 @@ def test_an_agent_starts_looks_after_and_ends_its_companions() -> None:
     assert not thread.is_alive()
     assert not one.is_alive
     assert [event.reason for event in stage.record.of(fleet_events.AgentRetires)] == ["somebody asked it to"]
+
+
+class Refused(Repeated):
+    """A companion that cannot begin again."""
+
+    is_refused = False
+
+    def start(self) -> None:
+        if self.is_refused:
+            raise OSError("the port is another's now")
+        super().start()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_that_cannot_begin_again_is_told_and_tried_later() -> None:
+    clock, bus = FakeClock(), EventBus()
+    record = Recorder(bus)
+    one = Refused("test", 0.001, lambda: 1 / 0)
+    beside = Companions([one], bus, monotonic=clock.monotonic)
+    beside.start()
+    eventually(lambda: died(one))
+    one.is_refused = True
+    clock.advance(COMPANION_AGAIN_S)
+    beside.look_after()
+    beside.look_after()
+    assert record.of(events.ThreadDied) == [events.ThreadDied(thread="test", restarted=False)]
+    assert beside.dead == ("test",)
+    one.is_refused = False
+    clock.advance(COMPANION_AGAIN_S)
+    beside.look_after()
+    assert record.of(events.ThreadDied)[1:] == [events.ThreadDied(thread="test", restarted=True)]
+    beside.close()
+
+
+def test_an_agent_from_settings_has_beside_it_what_they_ask_for(tmp_path: Path) -> None:
+    agent = Agent.from_settings(Registry(a_job()), store=f"sqlite:///{tmp_path}/tasks.db", health_folder=str(tmp_path))
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
+    eventually(lambda: list(tmp_path.glob("*.json")))
+    agent.stop()
+    thread.join(LONG_S)
+    assert not thread.is_alive()

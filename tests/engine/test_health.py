@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.engine.support import LONG_S, Stage
+from tests.engine.support import LONG_S, Stage, a_job, settings
 from tests.stands import eventually
 from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
@@ -27,7 +28,7 @@ from thunderagent.errors import StoreThrottled, StoreUnavailable
 from thunderagent.health import probes
 from thunderagent.health.judgement import Limits
 from thunderagent.health.monitor import Monitor
-from thunderagent.health.vitals import place_of
+from thunderagent.health.vitals import STORES, is_in, place_of
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.job import Job, job
@@ -288,6 +289,23 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
         assert at.end_of(task).status is Status.SUCCESS
 
 
+def test_a_thread_that_waits_for_the_store_is_seen_to(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.db"
+    client = Client(TaskStore(SqliteEngine(str(path))), settings())
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    thread = threading.Thread(target=client.enqueue, args=(quick, {}))
+    thread.start()
+    try:
+        eventually(lambda: is_in(thread.ident, STORES), 5.0)
+        assert not is_in(threading.get_ident(), STORES)
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+        thread.join(LONG_S)
+        client.close()
+
+
 def test_a_monitor_goes_on_while_the_loop_stands_still(tmp_path: Path) -> None:
     stuck, go_on = threading.Event(), threading.Event()
 
@@ -484,6 +502,39 @@ def test_an_error_out_of_the_loop_is_loud_and_gives_everything_back(monkeypatch:
         assert (row.status, row.fence, row.retry_count, row.crash_count) == (Status.PENDING, 1, 0, 0)
         assert list(at.client.agents()) == [], "it has signed off"
         assert not [thread.name for thread in threading.enumerate() if thread.name in ("monitor", "heartbeat")]
+
+
+def test_an_error_in_the_drain_is_loud_too_and_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    @job("test.long")
+    def long(ctx: Context, payload: dict[str, Any]) -> None:
+        ctx.wait(LONG_S)
+        ctx.check()
+
+    with ward(long, drain_s=0.0) as at:
+        task = at.client.enqueue(long, {})
+        at.record.wait(events.TaskStarted)
+        once(monkeypatch, Housekeeping, "leave_streams")
+        at.agent.stop()
+        at.join()
+        assert repr(at.error) == "LookupError('a bug')"
+        assert [event.error for event in at.record.of(fleet_events.AgentFailed)] == ["LookupError('a bug')"]
+        assert at.client.get(task).status is Status.PENDING
+
+
+def test_several_reasons_to_retire_at_once_are_one_stop_and_hurry_nobody() -> None:
+    with ward(a_job()) as at:
+        other = threading.Thread(target=at.agent.retire, args=("another",))
+
+        def meanwhile(event: events.Event) -> None:
+            if isinstance(event, fleet_events.AgentRetires) and event.reason == "one":
+                other.start()
+                other.join(LONG_S)
+
+        at.bus.subscribe(meanwhile)
+        at.agent.retire("one")
+        at.join()
+        assert [event.reason for event in at.record.of(fleet_events.AgentRetires)] == ["one"]
+        assert at.agent._stops == 1
 
 
 def test_an_error_that_hits_the_drain_too_leaves_the_leases_to_run_out(monkeypatch: pytest.MonkeyPatch) -> None:

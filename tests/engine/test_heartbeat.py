@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.port import Applied
 from thunderagent.settler import Returned
 from thunderagent.store import Beat, Renewal, TaskStore
+from thunderagent.stores import sqlite
+from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.task import Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
@@ -474,3 +477,39 @@ def test_a_result_that_comes_twice_settles_once() -> None:
         stage.agent.wake()
         assert stage.end_of(task).status is Status.SUCCESS
         assert stage.client.get("not-ours").status is Status.RUNNING
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_heartbeat_that_dies_in_each_round_comes_to_the_end_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    heart = Heartbeat(memory_store(clock), EventBus(), tick_s=0.001, monotonic=clock.monotonic)
+    monkeypatch.setattr(Heartbeat, "renew_due", lambda heart: 1 / 0)
+    clock.advance(100.0)
+    heart.start()
+    began = heart.last_round
+    assert began == clock.monotonic()
+    for _ in range(3):
+        eventually(lambda: "heartbeat" in heart.dead)
+        clock.advance(10.0)
+        heart.start()
+    assert heart.last_round == began, "its health shows that no lease is renewed, however often it begins"
+    heart.stop()
+
+
+def test_the_connection_of_the_heartbeat_is_open_before_newer_code_changes_the_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TaskStore(SqliteEngine(str(tmp_path / "tasks.db")))
+    claimed(store)
+    beside = store.sibling()
+    heart = Heartbeat(beside, EventBus(), tick_s=60.0)
+    heart.start()
+    with monkeypatch.context() as newer:
+        newer.setattr(sqlite, "MIGRATIONS", (*sqlite.MIGRATIONS, ("CREATE TABLE newer (a)",)))
+        other = SqliteEngine(str(tmp_path / "tasks.db"))
+        other.check()
+        other.close()
+    assert beside.engine.get(["a"])["a"]["status"] == "RUNNING"
+    heart.stop()
+    beside.engine.close()
+    store.engine.close()

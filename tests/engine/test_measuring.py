@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections import Counter
 from typing import Any
 
@@ -11,7 +13,6 @@ from tests.engine.support import Recorder, a_job, put, serving
 from thunderagent import events, measuring, metrics, prometheus
 from thunderagent.bus import EventBus
 from thunderagent.equipment import equip
-from thunderagent.errors import ConfigurationError
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.fleet_events import QueueMeasured
 from thunderagent.instruments import cloudwatch_place, make_meter, measuring_companions
@@ -20,6 +21,7 @@ from thunderagent.metrics import MOST_LABELS
 from thunderagent.port import Engine
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
+from thunderagent.stores.consumed import Consumed
 from thunderagent.task import Lane, Page
 from thunderagent.testing import FakeClock, memory_store
 
@@ -144,10 +146,35 @@ def test_an_agent_with_a_port_has_a_meter_and_measures_and_sends_nothing() -> No
         assert (metrics.SLOTS_USED, "") in reading.gauges
 
 
-def test_an_agent_with_a_port_and_without_the_library_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_with_a_port_and_without_the_library_tells_its_health_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
-    with serving(a_job(), http_port=18977) as stage, pytest.raises(ConfigurationError, match="prometheus_client"):
-        equip(stage.agent)
+    with serving(a_job(), http_port=18977) as stage:
+        stage.record.wait(events.AgentStarted)
+        companions = {one.name: one for one in equip(stage.agent)}
+        assert "measure" not in companions
+        companions["http"].start()
+        try:
+            with urllib.request.urlopen(f"{stage.agent.told['http']}/health", timeout=10) as reply:
+                assert reply.status == 200
+            with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+                urllib.request.urlopen(f"{stage.agent.told['http']}/metrics", timeout=10)
+            with refused.value as answer:
+                assert b"pip install 'thunderagent[prometheus]'" in answer.read()
+        finally:
+            companions["http"].close()
+
+
+def test_throttles_of_the_store_are_metrics_by_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(a_job(), http_port=18977) as stage:
+        consumed = Consumed()
+        consumed.add_throttle(["TableWriteAccountLimitExceeded", "IndexWriteKeyRangeThroughputExceeded"])
+        consumed.add_throttle(["TableWriteAccountLimitExceeded"])
+        monkeypatch.setattr(stage.store.engine, "consumed", consumed, raising=False)
+        meter = make_meter(stage.agent)
+        assert meter is not None
+        counters = meter.read().counters
+        assert counters[metrics.THROTTLES, "TableWriteAccountLimitExceeded"] == 2
+        assert counters[metrics.THROTTLES, "IndexWriteKeyRangeThroughputExceeded"] == 1
 
 
 def test_an_agent_with_a_namespace_sends_too() -> None:

@@ -24,10 +24,9 @@ LAYERS: Final[dict[int, str]] = {
     "child settler dependents intake maintenance housekeeping periodic stream streams handoff balance journal "
     "pauses drains controls rung ringer listener tally memory recycling child_end streaming streaming.* health "
     "health.*",
-    4: "client commands pause_commands drain_commands schedule_commands agent statistics waiting explain overview "
-    "doctor doctor.* __init__",
-    5: "cli cli.* equipment instruments logwriter router router.* telemetry testing travel faults chaos chaos.* "
-    "fasttime local __main__",
+    4: "client commands pause_commands drain_commands schedule_commands agent equipment instruments statistics "
+    "waiting explain overview doctor doctor.* __init__",
+    5: "cli cli.* logwriter router router.* telemetry testing travel faults chaos chaos.* fasttime local __main__",
 }
 """Names relative to the package; `__init__` is the package itself, `name.*` is what is in a folder."""
 

@@ -166,7 +166,7 @@ def _is_same(before: Line, after: Line) -> bool:
     return (before.state, before.text.partition(_NEXT)[0]) == (after.state, after.text.partition(_NEXT)[0])
 
 
-def show_runs(task: Task, now: float, shown: Sequence[Run], known: set[int], first: int) -> None:
+def show_runs(task: Task, shown: Sequence[Run], known: set[int], first: int) -> None:
     """Runs oldest first; those of which no account is left are named together."""
     by_fence = {run.fence: run for run in shown}
     fences = sorted({*by_fence, *(fence for fence in range(first, task.fence + 1) if fence not in known)})

@@ -193,7 +193,7 @@ def explain(
         first = max(1, task.fence - number + 1)
         if first > 1 and begin is None:
             out.print(f"\n[dim]{first - 1} earlier runs: --runs shows up to {MOST_RUNS}[/dim]")
-        show_runs(task, now, shown, {run.fence for run in found}, first if begin is None else task.fence)
+        show_runs(task, shown, {run.fence for run in found}, first if begin is None else task.fence)
 
 
 # What is listed

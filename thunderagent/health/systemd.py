@@ -23,11 +23,6 @@ class Systemd:
         self.watchdog_s = _watchdog_s(environ) if self._address else None
         """Seconds without a `WATCHDOG=1` after which the process is killed; None: no watchdog looks at it."""
 
-    @property
-    def is_there(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._address)
-
     def tell(self, **facts: object) -> None:
         """Tell facts such as `READY=1`, in one datagram. A manager that does not take it is no harm."""
         if not self._address:

@@ -25,7 +25,7 @@ from thunderagent.workload import Workload
 AGAIN_S: Final = 30.0
 """A task that was not tried for so long after the longest pause is not tried any more."""
 
-PACKAGE: Final = f"{Path(__file__).parent}/"
+PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 STORES: Final = f"{PACKAGE}stores/"
 """Where the code is that waits for a store."""
 
@@ -91,6 +91,10 @@ class Vitals:
         now = self._monotonic()
         running = [one for one in list(self._workload.held.values()) if not one.settling]
         return [Held(one.job.name, now - one.told_at if one.told_at else 0.0) for one in running]
+
+    def wake(self) -> None:
+        """Let the loop come round: it looks after the threads."""
+        self._workload.wake()
 
     def dead(self) -> tuple[str, ...]:
         """The threads that have ended although the agent needs them."""
