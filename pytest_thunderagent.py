@@ -39,6 +39,7 @@ class RunUntilIdle(Protocol):
         timeout_s: float = 30.0,
         advance: bool | None = None,
         for_s: float | None = None,
+        most_runs: int = 1000,
         **settings: Any,
     ) -> Recorder:
         """Run an agent until no task is open, then stop it.
@@ -49,13 +50,15 @@ class RunUntilIdle(Protocol):
             advance: let the time of `thunder_clock` pass by itself, from one moment at which something is due to the
                 next; None: if the test uses that clock.
             for_s: let so many seconds of `thunder_clock` pass instead, with all ticks of periodic jobs in them.
+            most_runs: runs of one task after which it is taken for one that goes on for ever; not counted with `for_s`.
             settings: of this agent, instead of `thunder_settings`.
 
         Returns:
             everything that the agent did.
 
         Raises:
-            WaitTimeout: tasks are still open; it says why the first of them are.
+            WaitTimeout: tasks are still open, and it says why the first of them are: after `timeout_s`, at once where
+                time passes by itself and nothing will run any more, or when one has run `most_runs` times.
             ConfigurationError: there are no jobs, or no clock that can be moved.
         """
 
@@ -166,8 +169,10 @@ def run_until_idle(
         timeout_s: float = 30.0,
         advance: bool | None = None,
         for_s: float | None = None,
+        most_runs: int = 1000,
         **settings: Any,
     ) -> Recorder:
+        __tracebackhide__ = True
         registry = _registry(thunder_jobs if jobs is None else jobs)
         if not registry:
             raise ConfigurationError(
@@ -181,7 +186,9 @@ def run_until_idle(
         if (advance or for_s is not None) and not is_movable:
             raise ConfigurationError("real time cannot be moved: let the test ask for the fixture thunder_clock")
         travels = is_movable if advance is None else advance
-        return testing.run_until_idle(agent, thunder_client, timeout_s, advance=travels, for_s=for_s)
+        return testing.run_until_idle(
+            agent, thunder_client, timeout_s, advance=travels, for_s=for_s, most_runs=most_runs
+        )
 
     return run
 
@@ -190,6 +197,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     """These settings, and nothing of the environment, of which maps would be merged with them."""
     from thunderagent.settings import load_settings
 
+    __tracebackhide__ = True
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.upper().startswith(_PREFIX)]:
             patch.delenv(name)
@@ -199,6 +207,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 def _registry(jobs: Jobs) -> Registry:
     from thunderagent.registry import Registry
 
+    __tracebackhide__ = True
     if isinstance(jobs, Registry):
         return jobs
     registry = Registry()

@@ -396,6 +396,135 @@ def test_what_stays_open_is_told_with_its_reason(project: pytest.Pytester) -> No
     )
 
 
+def test_what_can_never_run_is_told_at_once_where_time_passes_by_itself(project: pytest.Pytester) -> None:
+    passes(
+        project,
+        """
+        import time
+        import pytest
+        from myjobs import add, nightly
+        from thunderagent.errors import WaitTimeout
+
+        @pytest.fixture(autouse=True)
+        def soon():
+            began = time.monotonic()
+            yield
+            assert time.monotonic() - began < 10
+
+        @pytest.mark.parametrize("delay_s", [0.0, 86400.0])
+        def test_a_job_that_nobody_has(thunder_client, thunder_clock, run_until_idle, delay_s):
+            thunder_client.enqueue("nobody.has.it", {}, task_id="lonely", delay_s=delay_s)
+            thunder_client.enqueue(add, {}, task_id="done")
+            told = "nothing will run any more.*\\n  lonely of nobody.has.it is PENDING: the agent has no job"
+            with pytest.raises(WaitTimeout, match=told):
+                run_until_idle(add)
+            assert thunder_client.get("done").status == "SUCCESS"
+
+        def test_though_ticks_come(thunder_client, thunder_clock, run_until_idle):
+            thunder_client.enqueue("nobody.has.it", {}, task_id="lonely")
+            with pytest.raises(WaitTimeout, match="nothing will run any more"):
+                run_until_idle([add, nightly])
+
+        def test_what_depends_on_it(thunder_client, thunder_clock, run_until_idle):
+            parent = thunder_client.enqueue("nobody.has.it", {}, task_id="lonely")
+            thunder_client.enqueue(add, {}, depends_on=[parent], task_id="child")
+            with pytest.raises(WaitTimeout, match="child of myjobs.add is BLOCKED: it waits for lonely") as caught:
+                run_until_idle(add)
+            assert "no agent is alive" not in str(caught.value)
+
+        def test_a_pause_without_an_end(thunder_client, thunder_clock, run_until_idle):
+            thunder_client.enqueue(add, {}, task_id="paused")
+            thunder_client.pause(job=add)
+            with pytest.raises(WaitTimeout, match="paused of myjobs.add is PENDING: its job myjobs.add is") as caught:
+                run_until_idle(add)
+            assert "no agent is alive" not in str(caught.value)
+
+        def test_a_queue_that_nobody_looks_into(thunder_client, thunder_clock, run_until_idle):
+            thunder_client.enqueue(add, {}, queue="elsewhere")
+            with pytest.raises(WaitTimeout, match="the agent does not look into the queue 'elsewhere'"):
+                run_until_idle(add)
+        """,
+    )
+
+
+@pytest.mark.parametrize("clock", ["thunder_clock", "thunder_settings"])
+def test_a_task_that_goes_on_for_ever_is_named(project: pytest.Pytester, clock: str) -> None:
+    passes(
+        project,
+        f"""
+        import pytest
+        from thunderagent import Context, Snooze, job
+        from thunderagent.errors import WaitTimeout
+        from thunderagent.events import TaskStarted
+
+        @job("snoozes.forever")
+        def snoozes(ctx: Context, payload: dict[str, float]) -> Snooze:
+            return Snooze(payload["seconds"])
+
+        @job("fails.forever", max_retry=10**6)
+        def fails(ctx: Context, payload: dict[str, int]) -> None:
+            raise RuntimeError("again")
+
+        def test_of_snoozes(thunder_client, {clock}, thunder_events, run_until_idle):
+            seconds = 60 if "{clock}" == "thunder_clock" else 0.01
+            thunder_client.enqueue(snoozes, {{"seconds": seconds}}, task_id="tired")
+            told = "tired of snoozes.forever has run 50 times and is still open: it snoozes or .* larger most_runs"
+            with pytest.raises(WaitTimeout, match=told):
+                run_until_idle(snoozes, most_runs=50)
+            assert 50 <= len(thunder_events.of(TaskStarted)) < 60
+
+        def test_of_retries(thunder_client, {clock}, run_until_idle):
+            thunder_client.enqueue(fails, {{}}, task_id="stubborn")
+            told = "stubborn of fails.forever has run 20 times and is still open, with .* retries, the last after"
+            with pytest.raises(WaitTimeout, match=told):
+                run_until_idle(fails, most_runs=20)
+        """,
+    )
+
+
+def test_runs_are_not_counted_while_a_span_of_time_passes(project: pytest.Pytester) -> None:
+    passes(
+        project,
+        """
+        from thunderagent import Context, Snooze, job
+        from thunderagent.events import TaskStarted
+
+        @job("looks.each.minute")
+        def looks(ctx: Context, payload: dict[str, int]) -> Snooze:
+            return Snooze(60)
+
+        def test_it(thunder_client, thunder_clock, thunder_events, run_until_idle):
+            thunder_client.enqueue(looks, {})
+            run_until_idle(looks, for_s=1800, most_runs=5)
+            assert len(thunder_events.of(TaskStarted)) >= 30
+        """,
+    )
+
+
+def test_a_failure_shows_the_line_of_the_test_and_not_the_library(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_it="""
+        from myjobs import add
+        from thunderagent.events import TaskFailed
+
+        def test_idle(thunder_client, thunder_clock, run_until_idle):
+            thunder_client.enqueue("nobody.has.it", {})
+            run_until_idle(add)
+
+        def test_no_jobs(run_until_idle):
+            run_until_idle()
+
+        def test_events(thunder_events):
+            thunder_events.wait_for(TaskFailed, timeout_s=0.01)
+        """
+    )
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(failed=3)
+    places = [line for line in result.outlines if re.match(r"\S+\.py:\d+:", line)]
+    assert len(places) == 3, "\n".join(result.outlines)
+    assert all(line.startswith("test_it.py:") for line in places)
+
+
 def test_settings_come_from_a_fixture_and_a_call_and_never_from_the_environment(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from thunderagent import events
 from thunderagent.bus import EventBus
-from thunderagent.drains import drain_asked
+from thunderagent.drains import ASKED, drain_asked
 from thunderagent.errors import StoreError
 from thunderagent.names import plain_job
 from thunderagent.pacing import CONTROL_LOOK_S
@@ -137,7 +137,7 @@ class Controls:
         self._was_read = True
         if not self._is_asked_to_drain and (reason := drain_asked(row, self._owner)) is not None:
             self._is_asked_to_drain = True
-            self._retire(f"asked to drain: {reason}")
+            self._retire("asked to drain" if reason == ASKED else f"asked to drain: {reason}")
 
     def _notice(self) -> None:
         """See which pauses hold now, and tell those that have begun or ended."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from thunderagent.drains import PREFIX, drain_entry, drains_of
+from thunderagent.drains import PREFIX, drain_entry, drains_of, without_old
 from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.pacing import wait_delays
 from thunderagent.pause_commands import PauseCommands, check_pause
@@ -56,7 +56,7 @@ class DrainCommands(PauseCommands):
         def change(row: Row | None) -> dict[str, Any] | None:
             drains, info = drains_of(row), info_of(row)
             gone = {f"{PREFIX}{name}" for name, at in drains.items() if name not in names and now - at > FORGOTTEN_S}
-            kept = {key: entry for key, entry in info.items() if key not in gone}
+            kept = {key: entry for key, entry in without_old(info, now).items() if key not in gone}
             if fresh.keys() <= kept.keys() and not gone:
                 return None
             changed = {**fresh, **kept}
@@ -133,7 +133,7 @@ def _still(row: Row) -> str:
     running = info.get("running") or {}
     number = sum(one for one in running.values() if isinstance(one, (int, float)))
     name = str(row["taskId"]).removeprefix("agent:")
-    return f"{name} ({number:g} tasks)" if number else name
+    return f"{name} ({'1 task' if number == 1 else f'{number:g} tasks'})" if number else name
 
 
 def _listing(names: Sequence[str]) -> str:

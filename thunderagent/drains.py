@@ -14,6 +14,9 @@ from thunderagent.task import Row, timestamp
 
 PREFIX: Final = "drain:"
 
+OLD_S: Final = 86400.0
+"""After so long an entry is taken away by whoever changes the row next: it is of an agent that is gone."""
+
 ASKED: Final = "somebody has asked for it"
 """What an agent tells that was given no reason."""
 
@@ -37,6 +40,13 @@ def drains_of(row: Row | None) -> dict[str, float]:
     """The agents that are asked to drain, and since when in epoch seconds."""
     found = {key.removeprefix(PREFIX): entry for key, entry in info_of(row).items() if key.startswith(PREFIX)}
     return {name: _since(entry) for name, entry in found.items() if name}
+
+
+def without_old(info: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The entries of the row without requests to drain that are so old that their agents have long seen them."""
+    return {
+        key: entry for key, entry in info.items() if not key.startswith(PREFIX) or not 0 < _since(entry) < now - OLD_S
+    }
 
 
 def _since(entry: object) -> float:

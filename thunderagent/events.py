@@ -148,7 +148,7 @@ class SettleRefused(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOverran(TaskEvent):
-    """The handler goes on although it was told to stop."""
+    """The handler goes on although it was told to stop, or has ended only now, long after its time limit."""
 
     reason: str
     seconds: float

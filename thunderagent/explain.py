@@ -240,7 +240,9 @@ def _deleted(task: Task, now: float) -> Iterator[Advice]:
 
 def _children_of_ended(task: Task) -> Iterator[Advice]:
     if task.dependents:
-        yield Advice(f"{len(task.dependents)} tasks depend on it: those that failed with it are retried after it")
+        number = len(task.dependents)
+        depend = "1 task depends" if number == 1 else f"{number} tasks depend"
+        yield Advice(f"{depend} on it: those that failed with it are retried after it")
 
 
 def _of_running(task: Task, now: float, name: str) -> Iterator[Advice]:

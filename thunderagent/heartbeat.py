@@ -22,7 +22,15 @@ from typing import Final
 
 from thunderagent import events
 from thunderagent.bus import EventBus
-from thunderagent.errors import LeaseLost, StoreError, StreamStopped, StreamWedged, TaskCancelled
+from thunderagent.errors import (
+    LeaseLost,
+    StoreError,
+    StreamStopped,
+    StreamWedged,
+    TaskCancelled,
+    TaskStopped,
+    TimeLimitExceeded,
+)
 from thunderagent.executor import Running
 from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
 from thunderagent.settler import about, time_limit
@@ -33,6 +41,9 @@ CANCELLED: Final = "cancelled"
 
 QUIET_S: Final = 30.0
 """Renewals that failed before, with nothing to renew for so long, say nothing of those that fail now."""
+
+OVERRUN_S: Final = 1.0
+"""A handler that ends so long after its time limit is told of, though it does not run any more."""
 
 SPREAD: Final = 0.5
 """Share of the interval by which the first beat of a stream may come early."""
@@ -118,6 +129,13 @@ class Heartbeat:
             self._held.pop(running.lease.task_id, None)
             self._hurries.pop(running.lease.task_id, None)
             self._hurried.pop(running.lease.task_id, None)
+
+    def ended(self, running: Running) -> None:
+        """The handler has ended and is to be settled. One that ran on past its time limit is told of, if it was not."""
+        running.settling, why, now = True, running.context.stop_reason, self._monotonic()
+        is_told = running.warned != running.told_at
+        if isinstance(why, TimeLimitExceeded) and not is_told and 0 < running.told_at < now - OVERRUN_S:
+            self._overran(running, why, now)
 
     def hurry(self, task_id: str) -> None:
         """Renew the lease of a task now, if it is held here: its row has something to tell. At most once a second."""
@@ -256,8 +274,11 @@ class Heartbeat:
             running.warned = running.told_at = now
         elif now - running.warned >= STUCK_WAIT_S:
             running.warned = now
-            seconds = now - running.started
-            self._bus.emit(events.TaskOverran(**about(running.lease), reason=str(why), seconds=seconds))
+            self._overran(running, why, now)
+
+    def _overran(self, running: Running, why: TaskStopped, now: float) -> None:
+        seconds = now - running.started
+        self._bus.emit(events.TaskOverran(**about(running.lease), reason=str(why), seconds=seconds))
 
     def _lose(self, running: Running, reason: str) -> None:
         """Tell the handler to stop; the agent forgets the lease when the handler has ended."""

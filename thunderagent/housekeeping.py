@@ -104,6 +104,8 @@ class Housekeeping:
         self._store_permitting("registration", self._announce)
         self._store_permitting("lanes", self._learn_lanes)
         self._store_permitting("shares", self._learn_shares)
+        if self._stream_pollers:
+            self._streams.gauge()
         self._look_for_ticks()
 
     def run_pending(self) -> None:

@@ -25,7 +25,7 @@ def make_meter(agent: Agent) -> Meter | None:
     if not (settings.cloudwatch_namespace or (settings.http_port and is_installed())):
         return None
     meter = Meter(agent.bus, monotonic=agent.store.monotonic)
-    meter.add_source(lambda: [(metrics.SLOTS_USED, "", float(agent.running))])
+    meter.add_source(partial(_gauges, agent))
     consumed = getattr(agent.store.engine, "consumed", None)
     if consumed is not None:
         meter.add_source(partial(_units, consumed))
@@ -56,6 +56,15 @@ def cloudwatch_place(settings: Settings) -> dict[str, str | None]:
     query = dict(parse_qsl(urlsplit(settings.store).query)) if settings.store.startswith("dynamodb://") else {}
     endpoint = query.get("endpoint")
     return {"region": query.get("region"), "endpoint": endpoint if is_loopback(endpoint) else None}
+
+
+def _gauges(agent: Agent) -> Iterator[tuple[Metric, str, float]]:
+    """What can be looked up at any moment, so that also a page in the first minute of an agent has it."""
+    yield metrics.SLOTS_USED, "", float(agent.running)
+    yield metrics.SLOTS, "", float(agent.vitals.slots)
+    skew_s = getattr(agent.store.clock, "skew", None)
+    if skew_s is not None:
+        yield metrics.CLOCK_SKEW, "", skew_s
 
 
 def _units(consumed: Any) -> Iterator[tuple[Metric, str, float]]:

@@ -70,6 +70,7 @@ class Listener:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._works = False
+        self._was_tried = False
         self._failing_since: float | None = None
         self._delays: Iterator[float] = iter(())
         self._released: set[str] = set()
@@ -81,6 +82,13 @@ class Listener:
     def is_healthy(self) -> bool:
         """True while rings can be heard."""
         return self._works and self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_heard(self) -> bool | None:
+        """Whether rings can be heard; None: there is no doorbell, or it has not been tried yet."""
+        if self._bell is None or not (self._was_tried or self.is_dead):
+            return None
+        return self.is_healthy
 
     @property
     def has_bell(self) -> bool:
@@ -153,6 +161,7 @@ class Listener:
         return ring.owner == self._owner if ring.verb is Verb.BEAT else self._rung.has_room(ring)
 
     def _failed(self, error: DoorbellError) -> float:
+        self._was_tried = True
         if self._failing_since is None:
             self._failing_since, self._delays = self._monotonic(), outage_delays(self._rng)
         delay = next(self._delays)
@@ -167,7 +176,7 @@ class Listener:
             self._bus.emit(events.DoorbellRecovered(seconds=self._monotonic() - self._failing_since))
             self._failing_since = None
         if not self._works:
-            self._works = True
+            self._works = self._was_tried = True
             self._wake()
 
     def _notice(self, event: Event) -> None:

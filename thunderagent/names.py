@@ -6,7 +6,9 @@ does not know the version reads past the task as it does past a job that it does
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from thunderagent.errors import ConfigurationError
@@ -64,3 +66,9 @@ def key_problem(name: str, value: object) -> str | None:
     if 1 <= size <= LONGEST_KEY and value.isprintable():
         return None
     return f"{name} is {value[:80]!r} with {size} bytes; use 1 to {LONGEST_KEY} bytes of printable text"
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'a' or 'b'?` with the known names that resemble this one; the empty string for none."""
+    close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.7)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from thunderagent import shared_writes
 from thunderagent.commands import Commands
+from thunderagent.drains import without_old
 from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.job import Job
 from thunderagent.names import plain_job
@@ -123,6 +124,7 @@ class PauseCommands(Commands):
             info, now = change(row), self.store.clock.now()
             if info is None:
                 return row
+            info = without_old(info, now)
             if row is None:
                 is_done, row = self.store.found(shared_writes.control_row(info, now=now))
             else:

@@ -64,6 +64,8 @@ def _family(metric: Metric, reading: Reading) -> Family:
     for (_, label), value in _of(metric, reading.counters if is_counter else reading.gauges):
         if not metric.of_fleet or reading.at - reading.set_at[metric, label] <= FRESH_S:
             family.add_metric([label] if labels else [], value)
+    if is_counter and not labels and (metric, "") not in reading.counters:
+        family.add_metric([], 0.0)  # from the start, or `rate` misses the first one
     return family  # type: ignore[no-any-return]
 
 

@@ -7,12 +7,14 @@ import importlib.util
 import pkgutil
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from thunderagent.errors import ConfigurationError, JobImportError, UnknownJob
 from thunderagent.hooks import Hook
 from thunderagent.job import Job
+from thunderagent.names import meant
 
 
 class Registry(Mapping[str, Job[Any]]):
@@ -65,6 +67,20 @@ class Registry(Mapping[str, Job[Any]]):
         """What `@on` and `@around` have marked, in the order in which it was found."""
         return tuple(self._hooks)
 
+    def check_hooks(self) -> None:
+        """A hook that is limited to jobs must be about jobs that are here: a misspelt one would never be called.
+
+        Raises:
+            ConfigurationError: some are not; all problems are listed.
+        """
+        problems = [
+            f"{hook.name} is about the job {name!r}, and no job is named so{meant(name, self._jobs)}"
+            for hook in self._hooks
+            for name in sorted((hook.jobs or frozenset()) - self._jobs.keys())
+        ]
+        if problems:
+            raise ConfigurationError("these hooks cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+
     @property
     def queues(self) -> tuple[str, ...]:
         """Names of the queues that the jobs go to, without repetition."""
@@ -75,10 +91,12 @@ class Registry(Mapping[str, Job[Any]]):
         """Import every module of a package (or one module) and collect the jobs and hooks found there.
 
         Raises:
-            JobImportError: the package does not exist, a module does not import (with file and line), or no
-                job is there.
-            ConfigurationError: two jobs have one name, or a job's options cannot work.
+            JobImportError: the package does not exist or a path was given, a module does not import (with file and
+                line), or no job is there.
+            ConfigurationError: two jobs have one name, a job's options cannot work, or a hook is about no job of these.
         """
+        if "/" in package or package.endswith(".py"):
+            raise JobImportError(_not_a_path(Path(package)))
         registry = cls()
         for module in _modules(package):
             for value in vars(module).values():
@@ -86,6 +104,7 @@ class Registry(Mapping[str, Job[Any]]):
                     registry.add(value)
         if not registry:
             raise JobImportError(f"there is no job in {package!r}: decorate a handler with @job")
+        registry.check_hooks()
         return registry
 
 
@@ -112,6 +131,16 @@ def _import(name: str) -> ModuleType:
         else:
             place = _place(error, name.partition(".")[0])
         raise JobImportError(f"{name} does not import: {type(error).__name__}: {error} ({place})") from error
+
+
+def _not_a_path(path: Path) -> str:
+    """What to write instead of the path of a package, from the folder that holds it."""
+    inside = path.with_suffix("") if path.suffix == ".py" else path
+    if path.is_absolute() or ".." in path.parts:
+        name, folder = inside.resolve().name, f", in the folder {path.parent} that holds it"
+    else:
+        name, folder = ".".join(inside.parts) or inside.resolve().name, ""
+    return f"name a package, not a path: {name}{folder}"
 
 
 def _place(error: Exception, package: str) -> str:

@@ -57,11 +57,12 @@ def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
 
 def check_leases(jobs: Registry, settings: Settings) -> None:
     """A job may set its lease or its heartbeat alone: together with the settings they must still fit; and jobs that
-    share a limit must agree about its number.
+    share a limit must agree about its number; and hooks must be about jobs that are here.
 
     Raises:
-        ConfigurationError: those of some jobs do not.
+        ConfigurationError: those of some jobs do not, or a hook is about another job.
     """
+    jobs.check_hooks()
     problems = []
     for job in jobs.values():
         lease_s, beat_s = job.lease_s or settings.lease_s, job.heartbeat_s or settings.heartbeat_s

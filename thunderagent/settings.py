@@ -6,6 +6,7 @@ Settings that cannot work together do not construct: the error lists every probl
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from thunderagent.errors import ConfigurationError
 from thunderagent.pacing import Backoff
@@ -25,6 +27,16 @@ PREFIX = "THUNDERAGENT_"
 _OPTIONAL: Final = ("wake_queue_url", "blob_bucket", "cloudwatch_namespace", "health_folder")
 LEASE_MARGIN = 0.2
 """Share of a lease before whose end the holder stops by itself."""
+
+
+class _Environment(EnvSettingsSource):
+    """The variables; a text that is not JSON where JSON belongs comes through, to be told with all other problems."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
 
 
 class Settings(BaseSettings):
@@ -123,6 +135,18 @@ class Settings(BaseSettings):
     ec2_notices: bool = False
     """Ask the EC2 instance each 5 s whether it is to be taken away (spot, Auto Scaling), and drain when it is."""
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given in the call, then the environment."""
+        return init_settings, _Environment(settings_cls)
+
     @property
     def backoff(self) -> Backoff:
         """The delay before retries."""
@@ -136,6 +160,9 @@ class Settings(BaseSettings):
         given = dict(data) if isinstance(data, Mapping) else {}
         if empty := {name: None for name in _OPTIONAL if given.get(name) == ""}:  # set to nothing is not set
             data = given = {**given, **empty}
+        if isinstance(queues := given.get("queues"), str):
+            problems.append(_json_problem(queues))
+            data = given = {**given, "queues": {}}
         try:
             settings: Settings = handler(data)
         except ValidationError as error:
@@ -236,6 +263,15 @@ def has_package(name: str) -> bool:
         return False
 
 
+def _json_problem(text: str) -> str:
+    try:
+        json.loads(text)
+        why = "a text"
+    except ValueError as error:
+        why = str(error)
+    return f'{PREFIX}QUEUES is not JSON ({why}); write for example {{"default": 10, "reports": 2}}'
+
+
 def _namespace_problem(name: str) -> str | None:
     if not re.fullmatch(r"[A-Za-z0-9._/#:-]{1,255}", name, re.ASCII) or name.startswith((":", "AWS/")):
         return f"is {name!r:.80}; use 1 to 255 letters, digits and . - _ / # :, not AWS/ at the beginning"
@@ -279,9 +315,6 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         rest = "\n".join(str(problem["msg"]) for problem in error.errors())
-        problems = "\n".join(filter(None, (problems, rest)))
-    except SettingsError as error:  # of all settings, only the queues are JSON
-        rest = f'  - {PREFIX}QUEUES is not JSON ({error.__cause__}); write for example {{"default": 10, "reports": 2}}'
         problems = "\n".join(filter(None, (problems, rest)))
     if problems:
         raise ConfigurationError(f"these settings cannot work:\n{problems}")

@@ -97,12 +97,14 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """An agent as it announced itself: `info` has host, pid, version, queues, running, jobs and health."""
+    """An agent as it announced itself: `info` has host, pid, version, queues, running, jobs and health. One that
+    `is_lost` has not renewed its row in time."""
 
     name: str
     started_at: float
     seen_at: float
     info: Mapping[str, Any]
+    is_lost: bool = False
 
 
 class TaskStore:
@@ -296,22 +298,20 @@ class TaskStore:
         """Take an agent's row away."""
         self.engine.delete(list(self.engine.get([f"agent:{agent}"]).values()))
 
-    def agents(self) -> list[AgentInfo]:
-        """The agents that announced themselves and are not overdue, oldest first."""
+    def agents(self, *, lost: bool = False, most: int = 1_000_000) -> list[AgentInfo]:
+        """Those announced and not overdue (with `lost`: also those that are), oldest first; not many over `most`."""
         found: list[AgentInfo] = []
         after = None
         while True:
             page = self.engine.page(shared_writes.AGENT_STATUS, limit=100, after=after)
             rows = self.engine.get([entry.task_id for entry in page.entries]).values()
-            found += [
-                AgentInfo(
-                    row["taskId"].removeprefix("agent:"), row["createdAt"], row.get("updatedAt", 0.0), row["info"]
-                )
-                for row in rows
-                if "queues" in row.get("info", {}) and row.get("expireAt", 0) > self.clock.earliest()
-            ]
+            for row in rows:
+                is_lost = row.get("expireAt", 0) <= self.clock.earliest()
+                if "queues" in row.get("info", {}) and (lost or not is_lost):
+                    name, seen_at = row["taskId"].removeprefix("agent:"), row.get("updatedAt", 0.0)
+                    found.append(AgentInfo(name, row["createdAt"], seen_at, row["info"], is_lost))
             after = page.after
-            if after is None:
+            if after is None or len(found) >= most:
                 return found
 
     def _enqueued(self, task: Task, answer: Applied) -> Enqueued:

@@ -47,7 +47,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.TaskLetOut: ("DEBUG", "task let out of the line of its limit"),
     events.LeaseLost: ("WARNING", "lease lost"),
     events.SettleRefused: ("WARNING", "late outcome refused: the task is another agent's"),
-    events.TaskOverran: ("WARNING", "handler goes on although it was told to stop"),
+    events.TaskOverran: ("WARNING", "handler went on although it was told to stop"),
     events.ChildUnparked: ("INFO", "task unparked"),
     events.ChildDoomed: ("WARNING", "task ended without a run"),
     events.UnknownJobsSeen: ("WARNING", "tasks of jobs that this agent does not have are left alone"),
@@ -145,6 +145,11 @@ def configure_logging(
         patcher=_as_json if as_json else _as_text,
     )
     _writer = LogWriter(logger, to, guard, as_json=as_json, plain=_plain)
+
+
+def warn(sentence: str) -> None:
+    """Log what a command sees before its agent begins."""
+    logger.warning(sentence)
 
 
 class _Redacted:

@@ -7,8 +7,9 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from thunderagent import events
 from thunderagent.agent import Agent
@@ -30,8 +31,8 @@ from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stream import StreamContext
 from thunderagent.task import Lane, Lease, Status, Task
-from thunderagent.travel import Travel
-from thunderagent.waiting import why
+from thunderagent.travel import Travel, serves
+from thunderagent.waiting import NO_AGENT, why
 
 E = TypeVar("E", bound=Event)
 
@@ -84,6 +85,7 @@ class Recorder:
         Raises:
             WaitTimeout: it did not come.
         """
+        __tracebackhide__ = True
 
         def found() -> E | None:
             return next(
@@ -123,6 +125,7 @@ def make_lease(job: Job[Any] | str = "test", payload: Any = None, *, lease_s: fl
         lease_s: length of the lease.
         fields: further fields of the `Task`, such as `task_id` or `retry_count`.
     """
+    __tracebackhide__ = True
     now = time.time()
     known = None if isinstance(job, str) else job
     values: dict[str, Any] = {
@@ -170,6 +173,7 @@ async def run_stream(
         WaitTimeout: it did not hold in time.
         Exception: what the handler raised.
     """
+    __tracebackhide__ = True
     context = StreamContext(make_lease(job, payload, lease_s=timeout_s * 10, **fields))
     handler = asyncio.ensure_future(job.handler(context, job.load_payload(context.lease.task.payload_text)))
     try:
@@ -190,8 +194,18 @@ async def run_stream(
 _ENDS = (events.TaskEvent, events.ChildDoomed)
 
 
+MOST_RUNS: Final = 1000
+"""Runs of one task after which it is taken for one that goes on for ever."""
+
+
 def run_until_idle(
-    agent: Agent, client: Client, timeout_s: float = 30.0, *, advance: bool = False, for_s: float | None = None
+    agent: Agent,
+    client: Client,
+    timeout_s: float = 30.0,
+    *,
+    advance: bool = False,
+    for_s: float | None = None,
+    most_runs: int = MOST_RUNS,
 ) -> Recorder:
     """Run an agent in a thread until no task is open (queued, delayed, running or blocked), then stop it.
 
@@ -204,15 +218,18 @@ def run_until_idle(
         advance: let the time of the store, which is on a `FakeClock`, pass by itself: whenever nothing runs it moves to
             the next moment at which something is due, so that delays, retries and snoozes take no real time.
         for_s: let so many seconds pass instead, with all ticks of periodic jobs in them, whatever is open then.
+        most_runs: runs of one task after which it is taken for one that goes on for ever; not counted with `for_s`.
 
     Returns:
         everything that the agent did.
 
     Raises:
-        WaitTimeout: tasks are still open; it says why the first of them are.
+        WaitTimeout: tasks are still open, and it says why the first of them are: after `timeout_s`, at once where time
+            passes by itself and nothing will run any more, or when one has run `most_runs` times.
         ConfigurationError: the store is not on a clock that can be moved.
         Exception: what ended the agent.
     """
+    __tracebackhide__ = True
     behind, travel = _behind(client), None
     if advance or for_s is not None:
         clock = client.store.clock
@@ -222,9 +239,14 @@ def run_until_idle(
             )
         travel = Travel(agent, behind, clock.advance, for_s=for_s)
     recorder, moved, failures = Recorder(agent.bus), threading.Event(), list[BaseException]()
-    has_begun = threading.Event()
+    has_begun, runs, endless = threading.Event(), Counter[str](), list[events.TaskStarted]()
 
     def listen(event: Event) -> None:
+        if isinstance(event, events.TaskStarted) and for_s is None:
+            runs[event.task_id] += 1
+            if runs[event.task_id] > most_runs:
+                endless.append(event)
+                moved.set()
         if isinstance(event, events.AgentStarted):
             has_begun.set()
             agent.wake()
@@ -250,8 +272,14 @@ def run_until_idle(
     until = time.monotonic() + timeout_s
     try:
         while not failures and (not has_begun.is_set() or not is_idle()):
+            if endless:
+                raise WaitTimeout(_endless(endless[0], most_runs, behind))
+            if travel is not None and travel.is_hopeless:
+                raise WaitTimeout(
+                    f"nothing will run any more, however much time passes{_open_ones(agent, behind, runs)}"
+                )
             if (left := until - time.monotonic()) <= 0:
-                raise WaitTimeout(f"tasks are still open after {timeout_s:g} s{_open_ones(agent, behind)}")
+                raise WaitTimeout(f"tasks are still open after {timeout_s:g} s{_open_ones(agent, behind, runs)}")
             moved.wait(min(left, 0.5 if travel is None else _TRAVEL_S))
             moved.clear()
             if travel is not None:
@@ -287,14 +315,28 @@ def _join(thread: threading.Thread, client: Client, timeout_s: float) -> None:
             client.store.clock.advance(0.1)
 
 
-def _open_ones(agent: Agent, client: Client) -> str:
+def _endless(event: events.TaskStarted, runs: int, client: Client) -> str:
+    """What is told of a task that does not come to an end."""
+    task = client.store.peek([event.task_id]).get(event.task_id)
+    tried = f", with {task.retry_count} retries, the last after {task.error!r}" if task and task.error else ""
+    return (
+        f"{event.task_id} of {event.job} has run {runs} times and is still open{tried}: it snoozes or is tried again "
+        "for ever, or give run_until_idle a larger most_runs"
+    )
+
+
+def _open_ones(agent: Agent, client: Client, runs: Counter[str]) -> str:
     """The first open tasks, each with why it does not run."""
     tasks = itertools.chain.from_iterable(client.list(status=one, limit=_TOLD) for one in _ON_THE_WAY[:3])
     told = ""
     for task in itertools.islice(tasks, _TOLD):
-        reasons = why(client.store, task) or ["it runs"]
+        reasons = [one for one in why(client.store, task) if one != NO_AGENT] or ["it runs, or is about to"]
         if task.job_value not in agent.jobs.by_value:
             reasons = [f"the agent has no job {task.job_value!r}"]
+        elif not serves(agent, task):
+            reasons = [f"the agent does not look into the queue {task.queue!r}"]
+        if runs[task.task_id] > 1:
+            reasons.append(f"it has run {runs[task.task_id]} times")
         told += f"\n  {task.task_id} of {task.job_value} is {task.status}: {'; '.join(reasons)}"
     return told
 

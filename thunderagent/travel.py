@@ -7,6 +7,7 @@ doubt, so no lease can be lost by a leap, and no step of a task is skipped.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -15,6 +16,7 @@ from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.events import Event
+from thunderagent.lines import open_lines
 from thunderagent.task import Status, Task
 
 QUIET_POLLS: Final = 5
@@ -27,6 +29,18 @@ LONGEST_STEP_S: Final = 60.0
 LOOKED_AT: Final = 100
 """Tasks of each lane and status whose moments are looked at."""
 
+STEPS_IN_VAIN: Final = 20
+"""Steps of the clock after which nothing runs any more, if the agent can run none of the open tasks."""
+
+STEPS_BEFORE_TICK: Final = 200
+"""The same while a tick is still to come, which may put or cancel something."""
+
+VAIN_S: Final = 2.0
+"""Real seconds of steps in vain after which nothing runs any more, whatever it is that the tasks wait for."""
+
+VAIN_SWEEPS: Final = 3
+"""Sweeps of the agent, which come in real time, that are to be among these seconds."""
+
 
 class Travel:
     """Moves the clock of one agent's store.
@@ -36,10 +50,17 @@ class Travel:
         client: of the same store; none of the faults of the agent's store may be in its way.
         advance: lets time pass, in seconds.
         for_s: how much time is to pass in all; None: as much as it takes until no task is open.
+        real: seconds of the real clock.
     """
 
     def __init__(
-        self, agent: Agent, client: Client, advance: Callable[[float], None], *, for_s: float | None = None
+        self,
+        agent: Agent,
+        client: Client,
+        advance: Callable[[float], None],
+        *,
+        for_s: float | None = None,
+        real: Callable[[], float] = time.monotonic,
     ) -> None:
         self._agent = agent
         self._client = client
@@ -49,6 +70,11 @@ class Travel:
         self._step = FIRST_STEP_S
         self.is_over = False
         """True when all the time has passed that was to, and what was due in it has been done."""
+        self.is_hopeless = False
+        """True when no open task runs any more, whatever time passes."""
+        self._real = real
+        self._foreign_steps = 0
+        self._vain_from: float | None = None
 
     def listen(self, event: Event) -> None:
         """Take an event of the agent, in whatever thread it comes."""
@@ -70,6 +96,7 @@ class Travel:
         """Something happens: no time need pass."""
         self._quiet.clear()
         self._step = FIRST_STEP_S
+        self._vain_from = None
 
     def _go(self) -> bool:
         """Let time pass if nothing is to be done before; whether the agent is to look again at once."""
@@ -81,6 +108,8 @@ class Travel:
             self.is_over = self.is_over or is_quiet
         elif any(at <= now for at in moments) or later == self._until == math.inf:
             if is_quiet:  # in the pace of whoever wakes the agent: what it waits for may take real time
+                if self._until == math.inf:
+                    self._count_in_vain(is_tick_due=later < math.inf)
                 self._move(min(self._step, later - now))
                 self._step = min(2 * self._step, LONGEST_STEP_S)
         else:
@@ -88,6 +117,29 @@ class Travel:
             self._quiet.clear()
             return True
         return not is_quiet
+
+    def _count_in_vain(self, *, is_tick_due: bool) -> None:
+        """See whether anything can still run. A task that is held comes free: the agent takes it over in time."""
+        store, is_whole = self._client.store, True
+        waiting, held = list[Task](), list[Task]()
+        for lane in store.engine.lanes():
+            for status, found in ((Status.PENDING, waiting), (Status.RUNNING, held)):
+                page = store.engine.page(lane.value(status), limit=LOOKED_AT)
+                is_whole = is_whole and page.after is None and len(page.entries) < LOOKED_AT
+                found += store.peek(one.task_id for one in page.entries).values()
+        if not is_whole or any(serves(self._agent, task) for task in held):
+            self._foreign_steps, self._vain_from = 0, None
+            return
+        is_blocked = any(store.engine.count(lane.value(Status.BLOCKED)) for lane in store.engine.lanes())
+        can_run = is_blocked or any(open_lines(store)) or any(serves(self._agent, task) for task in waiting)
+        self._foreign_steps = 0 if can_run or not (waiting or held) else self._foreign_steps + 1
+        if self._vain_from is None:
+            self._vain_from = self._real()
+        vain_s = self._real() - self._vain_from
+        sweeps_s = VAIN_SWEEPS * self._agent.settings.sweep_s
+        self.is_hopeless = self._foreign_steps >= (STEPS_BEFORE_TICK if is_tick_due else STEPS_IN_VAIN) or (
+            self._step >= LONGEST_STEP_S and vain_s >= max(VAIN_S, sweeps_s)
+        )
 
     def _move(self, seconds: float) -> None:
         now = self._client.store.clock.now()
@@ -108,3 +160,8 @@ class Travel:
 
     def _end(self, task: Task) -> float:
         return (task.lock_time or 0.0) + self._agent.settings.clock_guard_s + FIRST_STEP_S
+
+
+def serves(agent: Agent, task: Task) -> bool:
+    """Whether an agent has the job of a task, and looks into its queue."""
+    return task.job_value in agent.jobs.by_value and any(queue == task.queue for queue, _ in agent._pollers)

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from thunderagent.balance import is_paused
+from thunderagent.health.judgement import DEAD_S, TOLD
+from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of
 from thunderagent.names import plain_job
@@ -24,12 +26,19 @@ LISTED: Final = 10
 COUNTED: Final = 1000
 """Entries of the index that are counted at most."""
 
+NO_AGENT: Final = "no agent is alive"
+
 NAMED: Final = 3
 """Things that are named in a sentence; of the others their number is told."""
+
+SILENT_S: Final = DEAD_S * ANNOUNCE_S
+"""An agent that neither renewed its row nor the lease for so long is not heard of any more."""
 
 
 def why(store: TaskStore, task: Task) -> list[str]:
     """Why a task does not run now, most important first; empty for one that has ended, or that runs undisturbed.
+
+    Of one that runs: that its agent is not heard of any more, or has handlers of the job that do not stop.
 
     Args:
         store: where it is.
@@ -43,7 +52,7 @@ def why(store: TaskStore, task: Task) -> list[str]:
     now, beside = store.clock.now(), list(_key(store, task))
     if task.status is Status.RUNNING:
         if task.lock_time is None or task.lock_time >= now:
-            return beside
+            return [*_agent_of(store, task, now), *beside]
         over = f"the lease of {task.lease_owner} ended {span_text(now - task.lock_time)} ago"
         held = [f"{over}: another agent takes the task over"]
     else:
@@ -51,6 +60,28 @@ def why(store: TaskStore, task: Task) -> list[str]:
     agents = store.agents()
     held = [*_pauses(store, task, agents, now), *held, *_agents(task, agents)]
     return [*(held or _ready(store, task, agents)), *beside]
+
+
+def _agent_of(store: TaskStore, task: Task, now: float) -> Iterator[str]:
+    """What is wrong with the agent of a task that runs: it has handlers of the job that do not stop; or it is gone, as
+    it seems, and the lease still lasts: nothing happens until then."""
+    if task.lease_owner is None or task.lock_time is None:
+        return
+    row_id = f"agent:{task.lease_owner}"
+    row = store.engine.get([row_id]).get(row_id)
+    heard = max(_seconds((row or {}).get("updatedAt")), task.lock_time - (task.lease_sec or task.lock_time))
+    if row is not None and now - heard <= SILENT_S:
+        health = _map(_map(row.get("info")).get("health"))
+        for said in (*_texts(health.get("reasons")), *_texts(health.get("notes"))):
+            if TOLD in said and task.job in said:
+                yield f"its agent {task.lease_owner} tells: {said}"
+        return
+    how = "is not among the live agents" if row is None else f"was last heard of {span_text(now - heard)} ago"
+    left = span_text(task.lock_time - now)
+    yield f"its agent {task.lease_owner} {how}: when the lease ends in {left}, another agent takes the task over"
+    others = [agent for agent in store.agents() if agent.name != task.lease_owner]
+    yield from _pauses(store, task, others, now)
+    yield from _agents(task, others)
 
 
 def pause_text(pause: Pause, now: float) -> str:
@@ -191,7 +222,7 @@ def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
     """Nobody is there who could run it."""
     serving = [agent for agent in agents if task.queue in agent.info["queues"]]
     if not agents:
-        yield "no agent is alive"
+        yield NO_AGENT
     elif not serving:
         yield f"no live agent serves the queue {task.queue}"
     elif not any(_can(agent, task) for agent in serving):
@@ -224,6 +255,14 @@ def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[st
 
 def _map(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _texts(value: Any) -> Sequence[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, (list, tuple)) else ()
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
 
 
 def _number(value: Any) -> int:

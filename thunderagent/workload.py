@@ -106,7 +106,7 @@ class Workload:
         self._jobs = jobs
         self._settings = settings
         self._bus = bus
-        self._rng = rng
+        self._rng = random.Random(rng.random())  # of settlements alone: however often it polls, they draw the same
         self._owner = owner
         self._pollers = pollers
         self._heartbeat = heartbeat
@@ -269,7 +269,7 @@ class Workload:
             return 0
         if ended is None or ended.running.settling or self.held.get(ended.running.lease.task_id) is not ended.running:
             return 0
-        ended.running.settling = True
+        self._heartbeat.ended(ended.running)
         self._backlog.append(ended)
         self._freed(ended.running)
         return 1

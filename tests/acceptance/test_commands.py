@@ -52,7 +52,9 @@ def test_tasks_are_enqueued_run_and_shown(shell: Shell, sqlite_place: Place, sta
     [one] = shell.json("agents")
     assert (one["name"], one["pid"]) == (agent.name, agent.pid)
     assert agent.name in shell("agents")
-    reported = shell("enqueue", "quick.reports", "--queue", "reports", "--wait", "20").strip()
+    reported = shell("enqueue", "quick.reports", "--queue", "reports", "--wait", "20")
+    assert reported.splitlines()[1:] == ['SUCCESS "reported"']
+    reported = reported.splitlines()[0]
     assert [task["taskId"] for task in shell.json("list", "--queue", "reports")] == [reported]
 
     broken = shell.json("enqueue", "quick.break", "--task-id", "broken", "--wait", "20", code=1)
@@ -100,7 +102,7 @@ def test_payloads_come_from_standard_input_and_parents_are_waited_for(shell: She
         (["retry", "waits"], 1, "only FAILED and DONE"),
         (["cancel", "nothing"], 1, "there is no task"),
         (["enqueue", "quick.add", "{}", "--task-id", "waits"], 1, "waits"),
-        (["enqueue", "quick.add", '{"a": 1}', "--wait", "0.1"], 1, "0.1 s"),
+        (["enqueue", "quick.add", '{"a": 1}', "--wait", "0.1", "--json"], 1, "0.1 s"),
         (["enqueue", "quick.add", "{a: 1}"], 2, "the payload is not JSON"),
         (["enqueue", "quick.add", '{"a": "x"}', "--jobs", "workjobs"], 2, "does not fit the job 'quick.add'"),
         (["enqueue", "quick.subtract", "--jobs", "workjobs"], 2, "known are"),
@@ -127,12 +129,13 @@ def test_a_wrong_command_says_what_is_wrong(
 
 def test_a_narrow_terminal_shows_whole_ids(shell: Shell, sqlite_place: Place, start: Start) -> None:
     agent = start(sqlite_place)
-    done = shell("enqueue", "quick.add", '{"a": 1}', "--wait", "20").strip()
+    done = shell("enqueue", "quick.add", '{"a": 1}', "--wait", "20").splitlines()[0]
     odd = shell("enqueue", "quick.break", "--task-id", "[bold]an-id:with/odd.letters[/bold]", "--wait", "20", code=1)
+    odd = odd.splitlines()[0]
     shell.columns = 60
     listed = shell("list")
     assert done in listed
-    assert odd.strip() in listed
+    assert odd in listed
     assert "SUCCESS" in listed
     assert done in shell("show", done)
     assert agent.name in shell("agents")
@@ -140,6 +143,14 @@ def test_a_narrow_terminal_shows_whole_ids(shell: Shell, sqlite_place: Place, st
     long = "an-id-that-is-longer-than-most-" + "x" * 20
     shell("enqueue", "quick.add", '{"a": 1}', "--task-id", long)
     assert long in shell("list")
+
+
+def test_an_agent_warns_of_a_queue_to_which_none_of_its_jobs_goes(sqlite_place: Place, start: Start) -> None:
+    agent = start(sqlite_place, "--queue", "reprts:2", "--queue", "default")
+    line = agent.line("no job goes to the queue 'reprts'; did you mean 'reports'? It is served for tasks that name it")
+    assert line["level"] == "WARNING"
+    agent.line("agent started")
+    assert agent.log.other == ""
 
 
 def test_a_closed_pipe_is_no_error(shell: Shell, sqlite_place: Place) -> None:

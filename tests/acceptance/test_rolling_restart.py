@@ -36,7 +36,7 @@ BAD = (
     "late outcome refused",
     "task taken over",
     "task will be retried",
-    "handler goes on",
+    "handler went on",
     "stream makes no progress",
     "stream has a gap",
     "store does not answer",
@@ -196,7 +196,15 @@ def peers() -> Iterator[Feeds]:
         yield running
 
 
-@pytest.mark.parametrize("as_group", ["true", "false"], ids=["stopasgroup", "agent-alone"])
+@pytest.mark.parametrize(
+    ("place", "as_group"),
+    [
+        pytest.param("sqlite", "true", id="sqlite-stopasgroup"),
+        pytest.param("sqlite", "false", id="sqlite-agent-alone"),
+        pytest.param("ministack", "true", id="ministack-stopasgroup", marks=pytest.mark.ministack),
+    ],
+    indirect=["place"],
+)
 def test_a_rolling_restart_loses_nothing_and_burns_no_attempt(
     place: Place, tmp_path: Path, peers: Feeds, measured: Measured, as_group: str
 ) -> None:

@@ -146,7 +146,7 @@ def test_units_of_cronfree_work_are_those_of_the_rules(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_fleet_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
-    sizes = ("--tasks", "1000", "--rounds", "1", "--agents", "30", "--rows", "80", "--calls", "1")
+    sizes = ("--tasks", "500", "--rounds", "1", "--agents", "30", "--rows", "80", "--calls", "1")
     done = run("fleet", "--only", "telemetry,listing", *sizes, "--json", str(file))
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -254,6 +254,26 @@ def test_a_time_limit_is_an_error_that_may_be_tried_again() -> None:
         assert "the time limit of 0.1 s is over" in after.errors[0]["error"]
 
 
+@pytest.mark.parametrize("blocks_the_loop", [True, False])
+def test_a_run_that_succeeds_long_after_its_time_limit_is_told_of(blocks_the_loop: bool) -> None:
+    @job("test.blocks", timeout_s=0.1)
+    async def blocks(ctx: Context, payload: Payload) -> str:
+        time.sleep(1.8)  # noqa: ASYNC251 # what this is about
+        return "late"
+
+    @job("test.deaf", timeout_s=0.1)
+    def deaf(ctx: Context, payload: Payload) -> str:
+        time.sleep(1.8)
+        return "late"
+
+    one = blocks if blocks_the_loop else deaf
+    with serving(one) as stage:
+        after = stage.end_of(stage.client.enqueue(one, {}))
+        [event] = stage.record.wait(events.TaskOverran)
+        assert (event.job, event.reason, after.retry_count) == (one.name, "the time limit of 0.1 s is over", 0)
+        assert 1.8 <= event.seconds < LONG_S
+
+
 def test_progress_is_seen_while_the_task_runs() -> None:
     @job("test.progress", lease_s=6, heartbeat_s=0.1)
     def progress(ctx: Context, payload: Payload) -> None:

@@ -20,6 +20,8 @@ from thunderagent.drains import drains_of
 from thunderagent.job import job
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.stores import expressions
+from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.testing import FakeClock
 
 __all__ = ("columns",)
 
@@ -115,11 +117,107 @@ def test_an_agent_that_is_not_well_says_why_below(stand: Stand) -> None:
     assert "not well" in lines[1]
     assert "draining" in lines[2]
     assert lines[3] == f"{AGENT} no [answer] of the store for 95 s"
-    assert lines[4] == "host-2:4712:4d3c2b1a drains: asked to drain: an upgrade"
+    assert lines[4] == "host-2:4712:4d3c2b1a asked to drain: an upgrade"
+
+
+def test_an_agent_that_was_asked_to_drain_for_no_reason_says_so_once(stand: Stand) -> None:
+    introduce(stand, health={"draining": True}, retires="asked to drain")
+    introduce(stand, "host-2:4712:4d3c2b1a", health={"draining": True}, retires="812 MiB of memory are resident")
+    assert stand("agents").splitlines()[3:] == [
+        f"{AGENT} asked to drain",
+        "host-2:4712:4d3c2b1a drains: 812 MiB of memory are resident",
+    ]
+
+
+LONG: Final = "ip-10-0-3-7.eu-central-1.compute.internal:4711:0a1b2c3d"
+STREAMS: Final = {"held": 700, "max": 700, "connections": 698}
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "shown"),
+    [
+        (40, AGENT, "agent slots health"),
+        (60, AGENT, "agent slots claimed failed health"),
+        (80, AGENT, "agent slots in use claimed failed health"),
+        (100, AGENT, "agent slots in use claimed failed streams health"),
+        (200, AGENT, "agent since seen version slots in use claimed failed streams health"),
+        (40, LONG, "agent slots health"),
+        (60, LONG, "agent slots health"),
+        (80, LONG, "agent slots health"),
+        (100, LONG, "agent slots claimed failed streams health"),
+        (120, LONG, "agent slots in use claimed failed streams health"),
+        (200, LONG, "agent since seen version slots in use claimed failed streams health"),
+    ],
+)
+def test_the_health_of_agents_is_there_on_every_terminal(
+    stand: Stand, columns: Callable[[int], None], width: int, name: str, shown: str
+) -> None:
+    columns(width)
+    introduce(stand, name, streams=STREAMS, counts={"claimed": 12345, "failed": 67})
+    introduce(stand, "host-2:1:b", streams=STREAMS, counts={"claimed": 1}, health={"healthy": False})
+    head, *lines = stand("agents").splitlines()
+    assert words(head) == shown
+    assert max(map(len, [head, *lines])) <= width
+    assert [mark for line in lines for mark in ("ok", "not well") if mark in line] == ["ok", "not well"]
+    assert "".join(line.split()[0] for line in lines[:-1]) == name, "a name is shown whole"
+
+
+def test_a_name_goes_over_several_lines_only_when_nothing_else_can_be_left_out(
+    stand: Stand, columns: Callable[[int], None]
+) -> None:
+    name = "vm:21925:d4227d63"
+    introduce(stand, name, queues={"default": 20}, streams={"held": 0}, counts={"claimed": 2, "failed": 1})
+    for width in range(34, 100):
+        columns(width)
+        head, *lines = stand("agents").splitlines()
+        assert len(lines) == 1 or (words(head) == "agent slots health" and width < 38), width
+        assert max(map(len, [head, *lines])) <= width
+        assert lines[0].split()[-1] == "ok", width
+
+
+# Those that were lost
+
+
+def test_agents_that_were_lost_are_listed_on_request(stand: Stand) -> None:
+    introduce(stand, "host-2:1:b")
+    lose(stand, AGENT, ago_s=125.0)
+    assert AGENT not in stand("agents")
+    text = stand("agents", "--all")
+    lines = {line.split()[0]: words(line) for line in text.splitlines()}
+    assert "lost" in [line.split()[-1] for line in text.splitlines() if line.startswith(AGENT)]
+    assert lines["host-2:1:b"].endswith(" ok")
+    assert lines[AGENT] == f"{AGENT} was last heard of 2 min 5 s ago: it was killed, or it does not reach the store"
+    assert [(one["name"], one["lost"]) for one in stand.json("agents", "--all")] == [
+        (AGENT, True),
+        ("host-2:1:b", False),
+    ]
+    assert [one["name"] for one in stand.json("agents")] == ["host-2:1:b"]
+    stand.store.sign_off("host-2:1:b")
+    assert words(stand("agents")) == "no agents (thunderagent agents --all: also those that were lost)"
+
+
+def test_the_row_of_a_lost_agent_stays_for_an_hour(stand: Stand) -> None:
+    lose(stand, AGENT, ago_s=60 + 3500)
+    engine, now = stand.store.engine, stand.store.clock.now()
+    assert engine.expire(now) == 0
+    assert engine.expire(now + 90) == 0
+    assert engine.expire(now + 120) == 1
+    assert stand.json("agents", "--all") == []
+
+
+def lose(stand: Stand, name: str, *, ago_s: float) -> None:
+    """An agent that was last heard of so long ago."""
+    clock = stand.store.clock
+    past = FakeClock(clock.now() - ago_s)
+    assert isinstance(stand.store.engine, SqliteEngine)
+    stand.store.engine.clock = past
+    introduce(stand, name)
+    stand.store.engine.clock = clock
 
 
 def test_agents_may_be_had_as_json_and_none_is_an_answer(stand: Stand) -> None:
-    assert stand("agents") == "no agents\n"
+    assert stand("agents").startswith("no agents (")
+    assert stand("agents", "--all") == "no agents\n"
     assert stand.json("agents") == []
     introduce(stand, counts={"claimed": 3})
     [one] = stand.json("agents")

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.engine.support import put
+from tests.powerless import needs_powerless, powerless
 from thunderagent.cli import app
 from thunderagent.cli import doctor as command
 from thunderagent.cli.output import out
@@ -223,6 +224,38 @@ def test_a_package_that_does_not_import_is_named_with_its_line(
     assert "doctored.py:1" in found.found
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("./doctored", "doctored"),
+        ("doctored/", "doctored"),
+        ("doctored.py", "doctored"),
+        ("shop/doctored.py", "shop.doctored"),
+        ("../shop/doctored.py", "doctored, in the folder ../shop that holds it"),
+        ("/srv/shop/doctored", "doctored, in the folder /srv/shop that holds it"),
+    ],
+)
+def test_a_path_is_no_package_and_its_name_is_told(
+    conf: Path, url: str, package: Callable[..., str], given: str, name: str
+) -> None:
+    package()
+    [found] = examine(conf, url, jobs=given)["jobs"]
+    assert (found.state, found.found) == (State.WRONG, f"name a package, not a path: {name}")
+    done = CliRunner().invoke(app, ["run", given, "--store", url])
+    assert done.exit_code == 2
+    assert f"name a package, not a path: {name}" in done.stderr
+
+
+def test_a_supervisor_of_others_is_told_and_not_judged(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderagent.doctor.checks.find_conf", lambda environ: None)
+    monkeypatch.setattr("thunderagent.doctor.checks.find_others", lambda environ: [Path("/srv/other/supervisord.conf")])
+    monkeypatch.setattr("thunderagent.doctor.checks.look_at_agent_units", lambda settings: iter(()))
+    [found] = [one for one in Doctor(store=url).examine() if one.check == "supervisor"]
+    assert found.state is State.SKIPPED
+    assert found.found == "a supervisord runs here with /srv/other/supervisord.conf, which does not run these agents"
+    assert found.remedy == "--supervisor-conf PATH checks it"
+
+
 def test_tasks_that_no_agent_takes_are_named(conf: Path, url: str) -> None:
     store = open_store(Settings(store=url))
     put(store, "a")
@@ -269,6 +302,33 @@ def test_a_file_that_cannot_be_written_to_is_named(url: str, monkeypatch: pytest
     assert found.state is State.WRONG
     assert f"cannot write to {path}: Permission denied" in found.found
     assert "run agents and commands as one user" in found.remedy
+
+
+@needs_powerless
+@pytest.mark.parametrize(("of_file", "of_folder"), [(0o444, 0o755), (0o444, 0o555), (0o644, 0o555), (0o000, 0o755)])
+def test_a_permission_that_is_missing_is_one_thing_that_is_wrong(
+    tmp_path: Path, conf: Path, of_file: int, of_folder: int
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    engine = open_engine(f"sqlite:///{folder}/tasks.db")
+    engine.check()
+    engine.close()
+    (folder / "tasks.db").chmod(of_file)
+    folder.chmod(of_folder)
+    try:
+        words = ("--store", engine.url, "--supervisor-conf", str(conf), "--json")
+        done = powerless("doctor", *words, folder=tmp_path)
+    finally:
+        folder.chmod(0o755)
+    assert done.returncode == 1, done.stderr
+    checks = json.loads(done.stdout)["checks"]
+    [wrong] = [one for one in checks if one["state"] == "wrong"]
+    assert wrong["check"] == "file"
+    assert "Permission denied" in wrong["found"]
+    assert f"chmod u+w {folder}" in wrong["remedy"]
+    assert "backup" not in done.stdout
+    assert [one["state"] for one in checks if one["check"] in ("latency", "queues")] == ["skipped", "skipped"]
 
 
 @pytest.mark.parametrize(

@@ -522,10 +522,20 @@ def test_a_thread_that_died_is_told_and_started_again(ears: Ears) -> None:
     assert not first.is_alive()
     ears.bell.problem = None
     assert not ears.listener.is_healthy
+    assert ears.listener.is_heard is False
     ears.listener.look_after()
     [died] = ears.record.wait(events.ThreadDied)
     assert (died.thread, died.restarted) == ("doorbell", True)
     ears.until(RARE)
+
+
+def test_a_doorbell_that_was_not_tried_yet_neither_works_nor_fails(ears: Ears) -> None:
+    assert ears.listener.is_heard is None
+    ears.bell.problem = DoorbellError("denied")
+    ears.listener.start()
+    eventually(lambda: ears.listener.is_heard is False)
+    ears.bell.problem = None
+    eventually(lambda: ears.listener.is_heard is True)
 
 
 def test_a_doorbell_of_one_machine_leaves_the_pace_of_polls_as_it_is() -> None:

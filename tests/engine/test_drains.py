@@ -19,7 +19,7 @@ from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
-from thunderagent.drains import drain_asked, drains_of
+from thunderagent.drains import OLD_S, drain_asked, drains_of
 from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import job
@@ -125,7 +125,7 @@ def test_an_agent_whose_slots_are_all_taken_sees_it_too(at: At) -> None:
     assert at.retired == [], "with no free slot it does not look for work"
     reads = at.engine.reads
     at.agent._housekeeping._look_at_controls()
-    assert at.retired == ["asked to drain: somebody has asked for it"]
+    assert at.retired == ["asked to drain"]
     assert at.engine.reads == reads + 1
 
 
@@ -241,6 +241,38 @@ def test_pauses_are_kept_and_entries_of_agents_that_are_gone_are_cleaned_away() 
     assert set(client.store.engine.get([CONTROL_ID])[CONTROL_ID]["info"]) == {"drain:b:1:b"}, (
         "nor does a pause clean it"
     )
+
+
+def test_every_change_of_the_row_forgets_requests_that_are_a_day_old() -> None:
+    clock = FakeClock()
+    client = Client(memory_store(clock), settings())
+    introduce(client.store, "a:1:a", "b:1:b", lives_s=1e6)
+    client.drain("a:1:a")
+    clock.advance(60.0)
+    client.drain("b:1:b")
+    clock.advance(OLD_S - 30.0)
+    client.pause(queue="default")
+    assert entries(client) == {"queue:default", "drain:b:1:b"}
+    clock.advance(60.0)
+    client.resume(queue="default")
+    assert entries(client) == set()
+
+
+def test_who_asks_an_agent_again_after_a_day_is_heard() -> None:
+    clock = FakeClock()
+    client = Client(memory_store(clock), settings())
+    introduce(client.store, "a:1:a", "a:2:b", lives_s=1e6)
+    client.drain("a:1:a")
+    clock.advance(OLD_S + 1.0)
+    client.drain("a", all_of_host=True)
+    assert entries(client) == {"drain:a:1:a", "drain:a:2:b"}
+
+
+def test_an_entry_without_a_time_is_kept_when_old_ones_are_forgotten() -> None:
+    client = memory_client()
+    client.store.found(control_row({"drain:a:1:a": {"of": "another version"}}, now=client.store.clock.now()))
+    client.pause(queue="default")
+    assert entries(client) == {"drain:a:1:a", "queue:default"}
 
 
 def test_the_row_that_every_agent_reads_stays_small() -> None:

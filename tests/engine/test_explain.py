@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.engine.support import claimed, put
+from tests.stands import eventually
 from thunderagent import writes
 from thunderagent.cli import app
 from thunderagent.cli.output import notes, out
@@ -177,8 +178,17 @@ def test_a_task_that_runs(stand: Stand) -> None:
     assert "told with the next heartbeat, within 100 s" in texts(found)
 
 
+def test_a_task_whose_agent_was_killed_a_moment_ago(stand: Stand) -> None:
+    claimed(stand.store, owner="host-1:1:lost", lease_s=300.0)
+    why = "its agent host-1:1:lost is not among the live agents: when the lease ends in"
+    assert [one[: len(why)] for one in stand.explained().why] == [why, "no agent is alive"]
+    assert "no agent is alive" in stand("explain", "a")
+    assert "no agent is alive" in stand("show", "a")
+
+
 def test_a_task_whose_agent_was_lost(stand: Stand) -> None:
     lease = claimed(stand.store, owner="host-1:1:lost", lease_s=0.001)
+    assert eventually(lambda: stand.store.clock.now() > (lease.task.lock_time or 0.0))
     found = stand.explained()
     assert found.holding is not None
     assert found.holding.is_over

@@ -37,6 +37,7 @@ from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.store import TaskStore
+from thunderagent.stores import sqlite_access
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Page, Status
 
@@ -166,6 +167,50 @@ def test_a_store_that_is_away_is_told_with_its_error_and_forgotten_when_it_answe
         at.works()
 
 
+def test_secrets_in_an_error_of_the_store_are_hidden_wherever_health_is_told() -> None:
+    class Telling(Moody):
+        def _perhaps_away(self) -> None:
+            if self.mood == "away":
+                raise StoreUnavailable("no answer from https://user:hunter2@proxy:8080, pin=4711, token=abc123")
+
+    engine = Telling(MEMORY)
+
+    @job("test.held")
+    def held(ctx: Context, payload: dict[str, Any]) -> None:
+        while ctx.stop_reason is None:
+            threading.Event().wait(0.02)
+
+    with ward(held, engine=engine, log_redact="pin", lease_s=60.0, heartbeat_s=0.1) as at:
+        at.client.enqueue(held, {})
+        at.record.wait(events.TaskStarted)
+        engine.mood = "away"
+        eventually(lambda: {"store", "beats"} <= set(at.reasons()))
+        told = json.dumps(at.agent.vitals.told()) + repr(at.agent.vitals.health())
+        engine.mood = ""
+    assert told.count("no answer from https://***@proxy:8080, pin=***") >= 4, told
+    assert not {word for word in ("hunter2", "4711", "abc123") if word in told}
+
+
+def test_a_file_that_is_replaced_under_an_agent_turns_it_red_and_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_access, "LOOK_S", 0.05)
+    path = tmp_path / "tasks.db"
+    with ward(engine=SqliteEngine(str(path))) as at:
+        at.works()
+        path.rename(tmp_path / "away.db")
+        said = at.turns("store")
+        assert f"the file {path} was deleted while it was open: restart the agents" in said
+        client = Client(TaskStore(SqliteEngine(str(path))), at.settings)
+        task = client.enqueue(quick, {})
+        threading.Event().wait(0.3)
+        assert at.reasons() == ["store"], "it does not go on with what may be another queue"
+        assert client.get(task.task_id).status is Status.PENDING
+        client.close()
+    with ward(engine=SqliteEngine(str(path))) as at:
+        assert at.end_of(task).status is Status.SUCCESS, "that is what a restart is for"
+
+
 def test_an_idle_agent_stays_green_though_it_polls_rarely() -> None:
     with ward(poll_min_s=3600.0, poll_max_s=3600.0, poll_idle_s=3600.0, sweep_s=0.2) as at:
         at.agent.vitals.limits = Limits(progress_s=2.5, pause_s=3600.0)
@@ -241,6 +286,40 @@ def test_slots_that_handlers_keep_after_they_were_told_to_stop_turn_an_agent_red
         go_on.set()
         at.turns()
         at.works()
+
+
+def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_are_left() -> None:
+    go_on = threading.Event()
+
+    @job("test.deaf")
+    def deaf(ctx: Context, payload: dict[str, Any]) -> None:
+        go_on.wait(LONG_S)
+
+    with ward(deaf, slots=2) as at:
+        task = at.client.enqueue(deaf, {})
+        at.record.wait(events.TaskStarted)
+        at.client.cancel(task)
+        eventually(lambda: any(one.told_at for one in at.agent._workload.held.values()))
+        [running] = at.agent._workload.held.values()
+        assert at.agent.vitals.health().notes == (), "it may take its time"
+        running.told_at -= 6.0
+        [note] = at.agent.vitals.told()["notes"]
+        assert note.startswith("1 handler goes on although it was told to stop (test.deaf): ")
+        go_on.set()
+        at.works()
+
+
+def test_a_doorbell_that_was_not_tried_yet_is_not_said_to_fail() -> None:
+    stage = Ward(doorbell=MemoryDoorbell(MemoryHub()))
+    stage.agent._housekeeping._announce()
+    [row] = stage.client.agents()
+    assert row.info["health"]["notes"] == []
+    assert stage.agent.vitals.facts().doorbell is None
+    stage.start()
+    eventually(lambda: stage.agent.vitals.facts().doorbell is True)
+    stage.agent.stop()
+    stage.stop()
+    stage.store.engine.close()
 
 
 def test_renewals_that_fail_while_the_loop_is_answered_turn_an_agent_red() -> None:
@@ -353,7 +432,7 @@ def test_a_paused_agent_and_one_that_drains_say_so_and_are_healthy() -> None:
         at.record.wait(events.AgentDraining)
         threading.Event().wait(0.6)
         health = at.agent.vitals.health()
-        assert (health.healthy, health.state, health.notes) == (True, "draining", ("draining: 1 tasks are still held",))
+        assert (health.healthy, health.state, health.notes) == (True, "draining", ("draining: 1 task is still held",))
         go_on.set()
         at.join()
         assert at.client.get(task).status is Status.SUCCESS

@@ -295,6 +295,41 @@ def test_a_handler_that_goes_on_is_told_of_from_time_to_time(at: Setting) -> Non
     assert [round(event.seconds) for event in at.record.of(events.TaskOverran)] == [160, 220]
 
 
+def test_a_handler_that_ends_long_after_its_time_limit_is_told_of_once(at: Setting) -> None:
+    one = at.holding(timeout_s=100)
+    at.rounds(103)
+    assert at.record.of(events.TaskOverran) == []
+    at.heart.ended(one)
+    [event] = at.record.of(events.TaskOverran)
+    assert (round(event.seconds), event.reason) == (103, "the time limit of 100 s is over")
+    at.rounds(STUCK_WAIT_S * 2)
+    assert len(at.record.of(events.TaskOverran)) == 1
+    assert one.settling
+
+
+@pytest.mark.parametrize("rounds", [99, 100, 101])
+def test_a_handler_that_ends_with_its_time_limit_is_not_told_of(at: Setting, rounds: int) -> None:
+    one = at.holding(timeout_s=100)
+    at.rounds(rounds)
+    at.heart.ended(one)
+    assert at.record.of(events.TaskOverran) == []
+
+
+def test_a_handler_that_was_told_of_while_it_went_on_is_not_told_of_again_at_its_end(at: Setting) -> None:
+    one = at.holding(timeout_s=100)
+    at.rounds(100 + STUCK_WAIT_S)
+    at.heart.ended(one)
+    assert len(at.record.of(events.TaskOverran)) == 1
+
+
+def test_a_handler_that_takes_its_time_after_a_cancel_is_not_told_of_at_its_end(at: Setting) -> None:
+    one = at.holding()
+    one.context.stop(TaskCancelled("cancelled"))
+    at.rounds(30)
+    at.heart.ended(one)
+    assert at.record.of(events.TaskOverran) == []
+
+
 def test_the_first_reason_to_stop_is_the_one_that_counts(at: Setting) -> None:
     one = at.holding(timeout_s=100)
     one.context.stop(AgentDraining())

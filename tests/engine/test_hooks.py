@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine import process_jobs
-from tests.engine.support import LONG_S, Recorder, Stage, a_lease, running, settings
+from tests.engine.support import LONG_S, Recorder, Stage, a_job, a_lease, running, settings
 from tests.stands import eventually
 from tests.unit.test_telemetry import ABOUT
 from thunderagent import JobRun, Registry, around, events, fleet_events, on
@@ -21,6 +21,7 @@ from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.delivery import MOST_WAITING, Complaints, Delivery
+from thunderagent.errors import ConfigurationError
 from thunderagent.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.executor import Scope, no_scope
 from thunderagent.hooks import Hook
@@ -148,7 +149,11 @@ def test_hooks_are_nested_in_the_order_in_which_they_were_found_and_limited_to_t
         return hook
 
     with hooked(
-        sync, noting("outer"), noting("never", jobs=("other.job",)), noting("inner", jobs=(sync.name,))
+        sync,
+        a_job("other.job"),
+        noting("outer"),
+        noting("never", jobs=("other.job",)),
+        noting("inner", jobs=(sync.name,)),
     ) as stage:
         stage.end_of(stage.client.enqueue(sync, {}))
     assert steps == ["outer begins", "inner begins", "inner ends", "outer ends"]
@@ -531,3 +536,15 @@ def test_a_run_is_told_as_such_when_its_handler_was_cut_off_within() -> None:
 def test_the_bound_of_the_end_is_within_that_of_a_companion() -> None:
     assert HOOKS_END_S <= 2.0
     assert settings().drain_s + HOOKS_END_S < settings().stop_wait_s
+
+
+def test_an_agent_refuses_a_hook_of_a_job_that_it_does_not_have() -> None:
+    @around(jobs=(f"{sync.name}x",))
+    def typed(run: JobRun) -> Iterator[None]:
+        yield
+
+    with (
+        pytest.raises(ConfigurationError, match=f"{sync.name}x', and no job is named so; did you mean"),
+        hooked(sync, typed),
+    ):
+        pass

@@ -509,7 +509,8 @@ def test_the_row_of_an_agent_tells_of_its_streams_and_a_batch_agent_takes_none(t
         assert rows[agents.stages[1].agent.name] == {"held": 0, "max": 0, "connections": 0}
         assert stage.agent._fleet.size == 1
         stage.agent._housekeeping._streams.gauge()
-        [gauge] = stage.record.of(events.ActiveConnections)
+        begun, gauge = stage.record.of(events.ActiveConnections)
+        assert (begun.connections, begun.streams) == (0, 0)
         assert (gauge.connections, gauge.streams) == (1, 1)
 
 

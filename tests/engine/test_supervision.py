@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.test_readme import ROOT
-from thunderagent.doctor.supervision import find_conf, look_at_agent_units, look_at_supervisor, read_programs, span_of
+from thunderagent.doctor.supervision import (
+    find_conf,
+    find_others,
+    look_at_agent_units,
+    look_at_supervisor,
+    read_programs,
+    span_of,
+)
 from thunderagent.findings import Finding, State
 from thunderagent.settings import Settings
 
@@ -144,7 +152,10 @@ def test_times_of_systemd_are_read(text: str, seconds: float | None) -> None:
     assert span_of(text) == seconds
 
 
-def test_the_supervisor_that_runs_is_found_before_the_one_that_is_installed(tmp_path: Path) -> None:
+def test_the_supervisor_that_runs_is_found_before_the_one_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     installed, running = tmp_path / "installed.conf", tmp_path / "running.conf"
     for file in (installed, running):
         file.write_text(FINE)
@@ -167,6 +178,60 @@ def test_the_supervisor_that_runs_is_found_before_the_one_that_is_installed(tmp_
     (home / "systemd" / "supervisord.conf").write_text(FINE)
     found = find_conf({"AGENT_HOME": str(home)}, processes=tmp_path / "none", places=places)
     assert found == home / "systemd" / "supervisord.conf"
+
+
+@pytest.mark.parametrize(
+    ("text", "its", "here"),
+    [
+        ("[program:agent]\ncommand=/opt/other/bin/thunderagent run jobs\ndirectory=/opt/other\n", "", {}),
+        ("[program:agent]\ncommand=thunderagent run jobs\n", "", {}),
+        (FINE, "AGENT_BIN=/opt/other/bin\0AGENT_JOBS=jobs", {"AGENT_BIN": "/opt/ours/bin"}),
+        ("[program:web]\ncommand=/usr/bin/gunicorn\n", "", {}),
+        ("no configuration", "", {}),
+    ],
+)
+def test_the_supervisor_of_another_project_is_not_taken_for_ours(
+    tmp_path: Path, text: str, its: str, here: dict[str, str]
+) -> None:
+    processes = supervised(tmp_path, text, its)
+    assert find_conf(here, processes=processes, places=()) is None
+    assert find_others(here, processes=processes) == [tmp_path / "elsewhere" / "running.conf"]
+
+
+@pytest.mark.parametrize(
+    ("text", "its", "here"),
+    [
+        ("[program:agent]\ncommand=thunderagent run jobs\ndirectory={home}\n", "", {"AGENT_HOME": "{home}"}),
+        ("[program:agent]\ncommand=thunderagent run jobs\ndirectory=%(here)s/../home\n", "", {"AGENT_HOME": "{home}"}),
+        ("[program:agent]\ncommand=thunderagent run jobs\ndirectory={cwd}\n", "", {}),
+        (FINE + "[program:more]\ncommand={bin}/thunderagent run jobs\n", "", {}),
+        (FINE, "AGENT_BIN={bin}\0AGENT_JOBS=jobs", {}),
+        ("[program:agent]\ncommand=thunderagent run jobs\n", "", {"AGENT_HOME": "{elsewhere}"}),
+    ],
+)
+def test_the_supervisor_of_these_agents_is_found(tmp_path: Path, text: str, its: str, here: dict[str, str]) -> None:
+    def filled(one: str) -> str:
+        named = {"home": tmp_path / "home", "cwd": Path.cwd(), "bin": Path(sys.prefix, "bin")}
+        for name, value in {**named, "elsewhere": tmp_path / "elsewhere"}.items():
+            one = one.replace(f"{{{name}}}", str(value))
+        return one
+
+    processes = supervised(tmp_path, filled(text), filled(its))
+    environ = {name: filled(value) for name, value in here.items()}
+    assert find_conf(environ, processes=processes, places=()) == tmp_path / "elsewhere" / "running.conf"
+    assert find_others(environ, processes=processes) == []
+
+
+def supervised(folder: Path, text: str, its: str) -> Path:
+    """Processes of a system with one supervisord, which runs in another folder."""
+    process = folder / "proc" / "4711"
+    for made in (process, folder / "elsewhere", folder / "home"):
+        made.mkdir(parents=True)
+    (folder / "elsewhere" / "running.conf").write_text(text)
+    (process / "cwd").symlink_to(folder / "elsewhere")
+    (process / "cmdline").write_bytes(b"supervisord\0-c\0running.conf\0")
+    (process / "environ").write_bytes(its.encode() + b"\0")
+    return folder / "proc"
 
 
 def test_a_unit_that_runs_agents_by_itself_waits_for_their_drain(tmp_path: Path) -> None:

@@ -84,6 +84,18 @@ def test_a_frame_has_queues_agents_streams_and_says_that_cost_is_not_told(client
     assert "cost: nothing, the store is a file" in text
 
 
+def test_tasks_that_run_in_a_queue_that_nobody_serves_are_marked(client: Client, tmp_path: Path) -> None:
+    claimed(client.store, "b", lane=Lane("reports"))
+    text = frame(overview(client.store))
+    assert re.search(r"reports +0 +1 lost +0 +0 +0 +0", text)
+    stats = CliRunner().invoke(app, ["stats", "--store", client.store.engine.url])
+    note = "queue reports: no agent serves it: 1 running there by the leases of agents that are gone"
+    assert note in stats.stderr
+    announce(client)
+    assert "lost" not in frame(overview(client.store))
+    assert "no agent" not in CliRunner().invoke(app, ["stats", "--store", client.store.engine.url]).stderr
+
+
 @pytest.mark.parametrize(
     ("health", "state"),
     [

@@ -10,9 +10,10 @@ from tests.engine.stream_support import Watched
 from tests.engine.support import claimed, put, settings
 from thunderagent import shared_writes
 from thunderagent.client import Client
+from thunderagent.health.judgement import Facts, Limits, QueueFacts, judge
 from thunderagent.pauses import Pause, PauseKind
 from thunderagent.shared_writes import holder, key_row, limit_row
-from thunderagent.store import TaskStore
+from thunderagent.store import Beat, TaskStore
 from thunderagent.task import Lane, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why
@@ -107,7 +108,8 @@ def test_a_retry_says_that_it_is_one(at: At) -> None:
 
 
 def test_what_runs_or_has_ended_needs_no_reason(at: At) -> None:
-    claimed(at.store, "runs")
+    at.agent()
+    claimed(at.store, "runs", owner=AGENT)
     assert at.why("runs") == []
     at.task("ended", status=Status.SUCCESS)
     at.task("failed", status=Status.FAILED, unique_key="k", unique_scope="until_done")
@@ -126,6 +128,64 @@ def test_what_a_lost_agent_held_waits_for_a_takeover(at: At) -> None:
     assert at.why("lost") == [over]
     at.client.pause(queue="reports")
     assert at.why("lost") == ["its queue reports is paused since 2027-01-15 08:01:30Z", over]
+
+
+def test_a_task_whose_agent_is_not_heard_of_says_when_another_takes_it(at: At) -> None:
+    at.agent()
+    claimed(at.store, "runs", owner=AGENT, lease_s=300.0, lane=REPORTS)
+    at.clock.advance(45)
+    assert at.why("runs") == [], "its next word may be on its way"
+    at.clock.advance(1)
+    at.agent("host-2:1:b")
+    lost = f"its agent {AGENT} was last heard of 46 s ago: when the lease ends in 4 min 14 s, another agent takes the"
+    assert at.why("runs") == [f"{lost} task over"]
+    at.clock.advance(61)
+    assert at.why("runs") == [
+        f"its agent {AGENT} was last heard of 1 min 47 s ago: when the lease ends in 3 min 13 s, another agent takes "
+        "the task over",
+        "no agent is alive",
+    ]
+    at.agent("host-2:1:b", queues={"mail": 1})
+    assert at.why("runs")[1:] == ["no live agent serves the queue reports"]
+
+
+def test_an_agent_that_is_lost_is_not_the_one_that_takes_over(at: At) -> None:
+    at.agent()
+    claimed(at.store, "runs", owner=AGENT, lease_s=300.0, lane=REPORTS)
+    at.clock.advance(50)
+    assert at.why("runs")[1:] == ["no agent is alive"], "its row is not overdue yet"
+
+
+def test_a_lease_that_was_renewed_is_a_word_of_its_agent(at: At) -> None:
+    at.agent()
+    lease = claimed(at.store, "runs", owner=AGENT, lease_s=300.0, lane=REPORTS)
+    at.clock.advance(100)
+    at.store.renew([Beat(lease)])
+    at.clock.advance(30)
+    assert at.why("runs") == [], "only its row is late"
+    at.clock.advance(30)
+    assert "was last heard of 1 min ago: when the lease ends in 4 min, another" in at.why("runs")[0]
+
+
+def test_a_job_whose_handlers_do_not_stop_is_told_of_a_task_that_runs(at: At) -> None:
+    leaks = QueueFacts(queue="reports", slots=4, free=2, leaked_s=(9.0,), leaked_jobs=("test.job",))
+    [note] = judge(Facts(queues=(leaks,)), Limits(progress_s=60.0, pause_s=10.0)).notes
+    at.agent(health={"notes": ["draining: 1 task is still held", note]})
+    claimed(at.store, "runs", owner=AGENT, lane=REPORTS)
+    claimed(at.store, "other", owner=AGENT, job="mail.send", lane=REPORTS)
+    assert at.why("runs") == [f"its agent {AGENT} tells: {note}"]
+    assert at.why("other") == []
+    at.agent(health={"notes": 5, "reasons": [7, None]})
+    assert at.why("runs") == []
+
+
+def test_an_agent_without_a_row_is_not_among_those_that_live(at: At) -> None:
+    at.agent("host-2:1:b")
+    claimed(at.store, "runs", owner=AGENT, lease_s=300.0, lane=REPORTS)
+    gone = f"its agent {AGENT} is not among the live agents"
+    assert at.why("runs") == [f"{gone}: when the lease ends in 5 min, another agent takes the task over"]
+    at.client.pause(queue="reports")
+    assert at.why("runs")[1:] == ["its queue reports is paused since 2027-01-15 08:00:00Z"], "none takes over"
 
 
 # Pauses
@@ -273,8 +333,9 @@ def test_a_task_tells_that_it_holds_a_unique_key(at: At, scope: str, until: str)
 
 
 def test_a_running_task_holds_its_key_only_until_done(at: At) -> None:
+    at.agent()
     for name, scope in (("a", "until_start"), ("b", "until_done")):
-        claimed(at.store, name, unique_key=f"key-{name}", unique_scope=scope)
+        claimed(at.store, name, owner=AGENT, unique_key=f"key-{name}", unique_scope=scope)
         at.store.found(key_row(shared_writes.key_id("test.job", f"key-{name}"), name, now=at.clock.now()))
     assert at.why("a") == []
     assert at.why("b") == ["it holds the unique key 'key-b' of test.job until it has ended"]

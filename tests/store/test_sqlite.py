@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.powerless import needs_powerless, powerless
 from tests.stands import Stand, open_stand
 from thunderagent import writes
 from thunderagent.attributes import ATTRIBUTES
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores import sqlite
+from thunderagent.stores import sqlite, sqlite_access
 from thunderagent.stores.sqlite import MIGRATIONS, SqliteEngine
 from thunderagent.task import Candidate, Lane, Status
 
@@ -289,3 +290,149 @@ def test_a_new_file_that_others_are_opening_is_waited_for(path: str) -> None:
         assert not other.in_transaction, "it was not waited for"
         release.join()
         engine.close()
+
+
+# The file is another now, or may not be used
+
+
+def _row(name: str) -> dict[str, object]:
+    return {"taskId": name, "status": "PENDING", "createdAt": 1.0, "submittedAt": 1.0, "job": "j", "fence": 0}
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call looks at the file."""
+    monkeypatch.setattr(sqlite_access, "LOOK_S", 0.0)
+
+
+@pytest.mark.usefixtures("looked_at")
+def test_a_file_that_was_deleted_is_told_in_reads_and_writes_until_it_is_opened_anew(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.put([_row("a")])
+    sibling = engine.sibling()
+    os.rename(path, f"{path}.away")
+    for call in (engine.lanes, lambda: engine.page("PENDING", limit=1), lambda: engine.put([_row("b")]), sibling.check):
+        with pytest.raises(StoreUnavailable, match=r"tasks\.db was deleted while it was open: restart"):
+            call()
+    assert not Path(path).exists(), "nobody has made another"
+    os.rename(f"{path}.away", path)
+    with pytest.raises(StoreUnavailable, match="restart the agents"):
+        engine.check()  # somebody else may have begun another log for it meanwhile
+    engine.close()
+    sibling.close()
+    assert set(engine.get(["a", "b"])) == {"a"}
+    engine.close()
+
+
+@pytest.mark.usefixtures("looked_at")
+def test_a_file_that_was_replaced_is_told_and_the_new_one_is_opened_only_anew(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.put([_row("a")])
+    other = SqliteEngine(f"{path}.other")
+    other.put([_row("b")])
+    other.close()
+    os.replace(f"{path}.other", path)
+    sibling = engine.sibling()
+    for one in (engine, sibling):
+        with pytest.raises(StoreUnavailable, match=r"was replaced while it was open: restart the agents"):
+            one.check()
+    engine.close()
+    sibling.close()
+    for log in (f"{path}-wal", f"{path}-shm"):  # as the error says: they are of the old file
+        os.unlink(log)
+    fresh = SqliteEngine(path)
+    assert set(fresh.get(["a", "b"])) == {"b"}
+    fresh.close()
+
+
+@pytest.mark.usefixtures("looked_at")
+def test_a_forked_child_does_not_open_a_file_that_took_the_place_of_the_first(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.check()
+    os.rename(path, f"{path}.away")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            engine.check()
+            os._exit(1)
+        except StoreUnavailable:
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    engine.close()
+
+
+def test_the_file_is_looked_at_once_in_a_second_however_much_is_asked(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    real = sqlite_access._identity
+    engine, memory = SqliteEngine(path), SqliteEngine(sqlite.MEMORY)
+    engine.check()
+
+    def identity(name: str) -> tuple[int, int]:
+        looks.append(name)
+        return real(name)
+
+    monkeypatch.setattr(sqlite_access, "_identity", identity)
+    monkeypatch.setattr(sqlite_access, "LOOK_S", 600.0)
+    for _ in range(100):
+        engine.lanes()
+        memory.lanes()
+    assert looks == [path]
+    engine.close()
+    memory.close()
+
+
+LOOKS = (["stats"], ["top", "--once"], ["agents"], ["list"], ["show", "a"], ["explain", "a"])
+
+
+@needs_powerless
+def test_commands_that_look_work_on_a_file_that_they_cannot_write(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.put([_row("a")])
+    engine.close()
+    os.chmod(path, 0o444)
+    for words in LOOKS:
+        done = powerless(*words, "--store", f"sqlite:///{path}", folder=Path(path).parent)
+        assert done.returncode == 0, (words, done.stderr)
+    done = powerless("pause", "queue", "x", "--store", f"sqlite:///{path}", folder=Path(path).parent)
+    assert done.returncode == 3
+    assert f"cannot write to {path}: " in done.stderr
+    assert f"chmod u+w {path}" in done.stderr
+
+
+@needs_powerless
+@pytest.mark.parametrize("words", [["stats"], ["run", "jobs"]])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(
+    tmp_path: Path, words: list[str], is_there: bool
+) -> None:
+    folder = tmp_path / "frozen"
+    folder.mkdir()
+    (tmp_path / "jobs.py").write_text("from thunderagent import job\n\n@job('a.b')\ndef f(ctx, p: dict): ...\n")
+    if is_there:
+        engine = SqliteEngine(str(folder / "tasks.db"))
+        engine.check()
+        engine.close()
+    folder.chmod(0o555)
+    try:
+        done = powerless(*words, "--store", f"sqlite:///{folder}/tasks.db", folder=tmp_path)
+    finally:
+        folder.chmod(0o755)
+    assert done.returncode == 3
+    assert f"cannot write to the folder {folder} of the file and its log" in done.stderr
+    assert f"has the mode 0555: chmod u+w {folder}" in done.stderr
+
+
+@needs_powerless
+def test_a_file_that_cannot_be_read_is_named_with_the_remedy(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.check()
+    engine.close()
+    os.chmod(path, 0o000)
+    done = powerless("stats", "--store", f"sqlite:///{path}", folder=Path(path).parent)
+    assert done.returncode == 3
+    assert f"cannot read {path}: " in done.stderr
+    assert f"has the mode 0000: chmod u+r {path}" in done.stderr

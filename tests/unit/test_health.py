@@ -137,6 +137,7 @@ def test_paused_and_draining_are_healthy_and_said() -> None:
     draining = judged(queues=(starved,), draining=True, held=2, answered_s=500.0)
     assert (draining.healthy, draining.state) == (True, "draining")
     assert draining.notes == ("draining: 2 tasks are still held",)
+    assert judged(draining=True, held=1).notes == ("draining: 1 task is still held",)
     assert judged(paused=True, answered_s=500.0).state == "not healthy", "a pause does not hide an outage"
 
 
@@ -156,4 +157,20 @@ def test_slots_that_handlers_do_not_give_back_are_told_when_none_is_left() -> No
 def test_a_doorbell_that_does_not_work_is_worth_a_note() -> None:
     health = judged(doorbell=False)
     assert health.healthy
-    assert health.notes == ("the doorbell does not work: tasks may start up to a poll later",)
+    [note] = health.notes
+    assert note.startswith("the doorbell does not work: tasks may start up to a poll later; the agent's log says why")
+    assert judged(doorbell=None).notes == ()
+
+
+def test_handlers_that_go_on_after_they_were_told_to_stop_are_worth_a_note() -> None:
+    one = replace(BUSY, leaked_s=(6.0, 4.0), leaked_jobs=("report.build", "report.send"))
+    [note] = judged(queues=(one,)).notes
+    assert note.startswith("1 handler goes on although it was told to stop (report.build): ")
+    two = replace(one, queue="mail", leaked_s=(9.0, 70.0), leaked_jobs=("mail.send", "mail.send"))
+    health = judged(queues=(one, two))
+    assert health.healthy
+    [note] = health.notes
+    assert note.startswith("3 handlers go on although they were told to stop (mail.send, report.build): each keeps")
+    full = replace(one, leaked_s=(70.0,) * 4, leaked_jobs=("report.build",) * 4)
+    assert judged(queues=(full,)).notes == (), "that is a reason then, and said once"
+    assert judged(queues=(replace(one, leaked_s=(5.0, 0.1)),)).notes == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
@@ -325,9 +326,9 @@ def test_the_port_answers_with_metrics_if_there_are_some_and_to_nothing_else(ope
     url = opened().url
     assert ask(f"{url}/metrics") == (404, "text/plain; charset=utf-8", NO_METRICS.decode())
     assert ask(f"{url}/")[0] == 404
-    assert ask(f"{url}/health/")[0] == 404
+    assert ask(f"{url}/health/more")[0] == 404
     assert ask(f"{url}/..%2fmetrics")[0] == 404
-    with pytest.raises(urllib.error.HTTPError, match="501") as posted:
+    with pytest.raises(urllib.error.HTTPError, match="405") as posted:
         urllib.request.urlopen(urllib.request.Request(f"{url}/health", data=b"x", method="POST"), timeout=10)
     posted.value.close()
     with_metrics = opened(metrics=lambda: b"thunderagent_claimed_total 3\n").url
@@ -415,3 +416,40 @@ def test_the_port_ends_with_the_agent_and_answers_again_at_the_same_one_after_it
     assert not probes.is_alive
     with pytest.raises(urllib.error.URLError):
         ask(f"{url}/health")
+
+
+def request(url: str, method: str, path: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    try:
+        connection.request(method, path, body=b"{}" if method == "POST" else None)
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read()
+    finally:
+        connection.close()
+
+
+def everything(url: str, text: str) -> str:
+    """All that comes back until the other side closes."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(text.encode())
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+
+def test_head_is_answered_as_get_without_the_body_and_other_methods_are_not_allowed(opened: Open) -> None:
+    patient = Patient()
+    url = opened(patient, metrics=lambda: b"a 1\n").url
+    for path in ("/health", "/health/", "/metrics", "/metrics/", "/nothing"):
+        status, headers, body = request(url, "GET", path)
+        assert status == (404 if path == "/nothing" else 200)
+        assert len(body) == int(headers["Content-Length"]) > 0
+        head, mark, nothing = everything(url, f"HEAD {path} HTTP/1.0\r\n\r\n").partition("\r\n\r\n")
+        assert (mark, nothing) == ("\r\n\r\n", ""), "a client that reads on would take it for the next reply"
+        assert head.startswith(f"HTTP/1.0 {status} ")
+        for name in ("Content-Length", "Content-Type"):
+            assert f"\r\n{name}: {headers[name]}" in head
+    patient.now = ILL
+    assert request(url, "HEAD", "/health")[0] == 503
+    for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+        status, headers, _ = request(url, method, "/health")
+        assert (status, headers["Allow"]) == (405, "GET, HEAD")

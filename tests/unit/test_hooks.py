@@ -158,3 +158,25 @@ def test_hooks_can_be_given_in_code() -> None:
     registry = Registry(work, note)
     registry.add(note)
     assert (len(registry), registry.hooks) == (1, (note,))
+
+
+def test_a_hook_of_a_job_that_is_misspelt_is_refused_with_close_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "typedjobs.py").write_text(
+        "from typing import Any\n"
+        "from thunderagent import Context, job, on\n"
+        "from thunderagent.events import TaskFailed\n"
+        "@job('orders.ship')\n"
+        "def ship(ctx: Context, payload: dict[str, Any]) -> None: ...\n"
+        "@on(TaskFailed, jobs=('orders.shp', 'orders.ship', 'zzz'))\n"
+        "def alarm(event: TaskFailed) -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError) as caught:
+        Registry.from_package("typedjobs")
+    assert str(caught.value).splitlines() == [
+        "these hooks cannot work:",
+        "  - typedjobs.alarm is about the job 'orders.shp', and no job is named so; did you mean 'orders.ship'?",
+        "  - typedjobs.alarm is about the job 'zzz', and no job is named so",
+    ]

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.engine.support import Stage
+from tests.engine.support import Stage, a_job
 from thunderagent import events, fleet_events, prometheus
 from thunderagent.bus import EventBus
 from thunderagent.instruments import make_meter
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, Kind
 from thunderagent.prometheus import FRESH_S, prometheus_text
+from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock
 
 
@@ -87,3 +88,35 @@ def test_without_its_library_nothing_is_measured_for_a_page(monkeypatch: pytest.
     assert make_meter(stage.agent) is not None
     monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
     assert make_meter(stage.agent) is None
+
+
+def test_a_counter_without_labels_is_there_from_the_start_so_that_its_rate_is_right() -> None:
+    found = families(Meter(EventBus()))
+    for metric in METRICS:
+        if metric.kind is Kind.COUNTER:
+            values = [sample.value for sample in found[metric.prometheus.removesuffix("_total")].samples]
+            assert values == ([0.0] if metric.dimension is None else []), metric.name
+
+
+def test_the_page_of_a_fresh_agent_has_its_slots_and_the_skew_of_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage((a_job(), a_job("test.other", queue="other")), http_port=9464, slots=7)
+    monkeypatch.setattr(stage.store.clock, "skew", -0.5, raising=False)
+    meter = make_meter(stage.agent)
+    assert meter is not None
+    found = families(meter)
+    assert [sample.value for sample in found["thunderagent_slots"].samples] == [14]
+    assert [sample.value for sample in found["thunderagent_slots_used"].samples] == [0]
+    assert [sample.value for sample in found["thunderagent_clock_skew_seconds"].samples] == [-0.5]
+
+
+def test_the_page_of_a_fresh_agent_with_streams_has_their_gauges() -> None:
+    @stream("test.feed")
+    async def feed(ctx: StreamContext, payload: dict[str, Any]) -> None: ...
+
+    stage = Stage((feed,), http_port=9464)
+    meter = make_meter(stage.agent)
+    assert meter is not None
+    stage.agent._housekeeping.begin()
+    found = families(meter)
+    for name in ("thunderagent_active_connections", "thunderagent_streams_held"):
+        assert [sample.value for sample in found[name].samples] == [0], name

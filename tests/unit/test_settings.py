@@ -134,6 +134,24 @@ def test_queues_that_are_not_json_are_told_with_an_example(monkeypatch: pytest.M
     assert '{"default": 10, "reports": 2}' in found
 
 
+@pytest.mark.parametrize("text", ["reports:4", '"reports"', "", "{"])
+def test_queues_that_are_not_json_hide_no_other_problem(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    for name, value in {"QUEUES": text, "SLOTS": "0", "SHARDS": "many", "SLOT": "1"}.items():
+        monkeypatch.setenv(f"THUNDERAGENT_{name}", value)
+    misspelt, queues, shards, slots = problems()
+    assert misspelt.startswith("there is no setting THUNDERAGENT_SLOT;")
+    assert queues.startswith("THUNDERAGENT_QUEUES is not JSON")
+    assert shards.startswith("THUNDERAGENT_SHARDS: ")
+    assert slots.startswith("THUNDERAGENT_SLOTS is 0")
+
+
+def test_queues_that_are_given_stand_for_those_of_the_environment_that_are_not_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("THUNDERAGENT_QUEUES", "reports:4")
+    assert load_settings(queues={"a": 1}).queues == {"a": 1}
+
+
 @pytest.mark.parametrize("name", ["lease_s", "heartbeat_s", "drain_s", "poll_min_s", "sweep_s", "clock_guard_s"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_a_number_that_is_none_is_refused(name: str, value: float) -> None:

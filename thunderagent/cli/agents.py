@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
-from thunderagent.cli.output import JsonOption, StoreOption, errors, make_table, moment, opened, out, tell
+from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width, make_table, moment, opened, out, tell
 from thunderagent.errors import ConfigurationError
 from thunderagent.pauses import PauseKind, names_of
 from thunderagent.store import AgentInfo
+from thunderagent.waiting import span_text
 
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)
 
 WIDE: Final = 120
 """Columns of a terminal from which on more is shown of each agent."""
 
+LEAST_NAME: Final = 12
+"""Columns that a name has at least, over how many lines it may go."""
+
+LEAST: Final = ("slots", "health")
+"""What is shown of each agent however narrow the terminal is."""
+
 
 @agents_app.callback(invoke_without_command=True)
-def agents(context: typer.Context, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the agents that are alive, with what they have claimed and failed since their start; or have one drain."""
+def agents(
+    context: typer.Context,
+    lost: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also those that were lost: killed, or cut off from the store; as long as rows last."
+        ),
+    ] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the agents that are alive, with what they have claimed and failed since their start; or have one drain.
+
+    On a narrow terminal numbers are left out: --json has all.
+    """
     if context.invoked_subcommand is not None:
         context.obj = (store, as_json)
         return
     with errors(), opened(store) as client:
-        found = client.agents()
+        found = client.store.agents(lost=lost)
         if as_json:
-            tell(
-                [{"name": one.name, "started_at": one.started_at, "seen_at": one.seen_at, **one.info} for one in found],
-                True,
-            )
+            tell([_data(one) for one in found], True)
             return
         if not found:
-            out.print("no agents")
+            out.print("no agents" if lost else "no agents (thunderagent agents --all: also those that were lost)")
             return
         paused = {pause.name for pause in client.pauses() if pause.kind is PauseKind.AGENT}
-        _show(found, paused)
+        _show(found, paused, client.store.clock.now())
 
 
 @agents_app.command()
@@ -75,34 +93,87 @@ def drain(
             tell(f"{name} is gone" if wait is not None else f"{name} is asked to drain", False)
 
 
-def _show(found: Collection[AgentInfo], paused: Collection[str]) -> None:
-    wide = out.width >= WIDE
-    streams = ("streams",) if any(isinstance(one.info.get("streams"), dict) for one in found) else ()
-    counted = ("claimed", "failed") if any(_map(one.info.get("counts")) for one in found) else ()
-    skewed = ("skew",) if wide and any("skew_s" in one.info for one in found) else ()
-    head = ("since", "seen", "version") if wide else ()
-    columns = ("agent", *head, "slots in use", *counted, *skewed, *streams, "health")
-    table = make_table(*columns, ids=[one.name for one in found])
-    for one in found:
-        info, counts = one.info, _map(one.info.get("counts"))
-        running = _map(info.get("running"))
-        slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in info["queues"].items())
-        cells = [moment(one.started_at), moment(one.seen_at), escape(str(info.get("version", "")))] if wide else []
-        cells.append(escape(slots))
-        cells += [str(counts.get(name, 0) if counts else "") for name in counted]
-        if skewed:
-            cells.append(_skew(info.get("skew_s")))
-        if streams:
-            cells.append(_streams(info.get("streams")))
-        table.add_row(escape(one.name), *cells, _state(one, paused))
+def _data(one: AgentInfo) -> dict[str, Any]:
+    times = {"started_at": one.started_at, "seen_at": one.seen_at}
+    return {"name": one.name, **times, **one.info, "lost": one.is_lost}
+
+
+def _show(found: Collection[AgentInfo], paused: Collection[str], now: float) -> None:
+    cells = [_cells(one, paused) for one in found]
+    names = [one.name for one in found]
+    columns = next(
+        (columns for columns in _layouts(found) if _width(cells, columns, max(map(len, names))) <= out.width), LEAST
+    )
+    room = max(LEAST_NAME, out.width - _width(cells, columns, 0) + len("agent"))
+    table = make_table("agent", *map(_title, columns), ids=[name[:room] for name in names])
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # a name that is cut is of no use
+    for name, row in zip(names, cells, strict=True):
+        table.add_row(escape(name), *(row[column] for column in columns))
     out.print(table)
     for one in found:
-        if why := _why(one):
+        if why := _why(one, now):
             out.print(f"[dim]{escape(one.name)}[/dim] {escape(why)}", soft_wrap=True)
+
+
+def _layouts(found: Collection[AgentInfo]) -> Iterator[tuple[str, ...]]:
+    """Columns to be shown, the most telling first: the first that the terminal has room for is taken."""
+    streams = any(isinstance(one.info.get("streams"), dict) for one in found)
+    counted = ("claimed", "failed") if any(_map(one.info.get("counts")) for one in found) else ()
+    skewed = ("skew",) if any("skew_s" in one.info for one in found) else ()
+    whole, short = (("streams",), ("held",)) if streams else ((), ())
+    if out.width >= WIDE:
+        for head in (("since", "seen", "version"), ("since", "version"), ("version",)):
+            yield (*head, "slots in use", *counted, *skewed, *whole, "health")
+    for slots in ("slots in use", "slots"):
+        yield (slots, *counted, *whole, "health")
+        yield (slots, *counted, *short, "health")
+        yield (slots, *counted, "health")
+    yield ("slots", "health")
+
+
+def _title(column: str) -> str:
+    return "streams" if column == "held" else column
+
+
+def _width(cells: Collection[Mapping[str, str]], columns: Collection[str], name: int) -> int:
+    """Columns of a terminal that a table takes, with names of this length."""
+    texts = (
+        (_title(column), " " * least_width(_title(column)), *(Text.from_markup(row[column]).plain for row in cells))
+        for column in columns
+    )
+    widths = [max(map(len, text)) for text in texts]
+    widths[-1] = max(widths[-1], len("not well"))  # the health, whose column never gets narrower
+    return max(name, len("agent")) + sum(widths) + 2 * (len(widths) + 1)
+
+
+def _cells(one: AgentInfo, paused: Collection[str]) -> Mapping[str, str]:
+    """Everything that may be shown of an agent, by column."""
+    info, counts, running = one.info, _map(one.info.get("counts")), _map(one.info.get("running"))
+    slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in info["queues"].items())
+    streams = _map(info.get("streams"))
+    return {
+        "since": moment(one.started_at),
+        "seen": moment(one.seen_at),
+        "version": escape(str(info.get("version", ""))),
+        "slots in use": escape(slots),
+        "slots": f"{_sum(running)}/{_sum(info['queues'])}",
+        "claimed": escape(str(counts.get("claimed", 0) if counts else "")),
+        "failed": escape(str(counts.get("failed", 0) if counts else "")),
+        "skew": _skew(info.get("skew_s")),
+        "streams": escape(_streams(info.get("streams"))),
+        "held": escape(f"{streams.get('held', 0)}/{streams.get('max', 0)}" if streams else ""),
+        "health": _state(one, paused),
+    }
+
+
+def _sum(numbers: Mapping[str, Any]) -> int:
+    return sum(int(number) for number in numbers.values() if isinstance(number, (int, float)))
 
 
 def _state(one: AgentInfo, paused: Collection[str]) -> str:
     """How an agent is, in a word or two: its own judgement, or of an older version what its facts say."""
+    if one.is_lost:
+        return "[red]lost[/red]"
     health = _map(one.info.get("health"))
     fine = health.get("heartbeat_alive") and health.get("store_answers") and health.get("healthy", True)
     if health.get("draining"):
@@ -112,13 +183,15 @@ def _state(one: AgentInfo, paused: Collection[str]) -> str:
     return "ok" if fine else "[red]not well[/red]"
 
 
-def _why(one: AgentInfo) -> str:
+def _why(one: AgentInfo, now: float) -> str:
     """Why an agent drains, or what is wrong with it."""
+    if one.is_lost:
+        return f"was last heard of {span_text(now - one.seen_at)} ago: it was killed, or it does not reach the store"
     health = _map(one.info.get("health"))
     reasons = health.get("reasons")
     told = [str(reason) for reason in reasons] if isinstance(reasons, (list, tuple)) else []
     if isinstance(retires := one.info.get("retires"), str):
-        told.insert(0, f"drains: {retires}")
+        told.insert(0, retires if retires.startswith("asked to drain") else f"drains: {retires}")
     return "; ".join(told)
 
 

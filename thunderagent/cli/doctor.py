@@ -91,9 +91,13 @@ def _sum_up(found: list[Finding], one: Doctor) -> None:
     if not one.is_reachable:
         what = f"[red]the store {escape(one.url)} cannot be used[/red]"
     elif counts[State.WRONG]:
-        what = f"[red]{counts[State.WRONG]} wrong[/red], {counts[State.WARNING]} warnings"
+        what = f"[red]{counts[State.WRONG]} wrong[/red], {_warnings(counts[State.WARNING])}"
     elif counts[State.WARNING]:
-        what = f"agents can work; [yellow]{counts[State.WARNING]} warnings[/yellow]"
+        what = f"agents can work; [yellow]{_warnings(counts[State.WARNING])}[/yellow]"
     else:
         what = "[green]all is well[/green]"
     out.print(f"\n{what}")
+
+
+def _warnings(number: int) -> str:
+    return "1 warning" if number == 1 else f"{number} warnings"

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
+from thunderagent.cli.guesses import idle_queues
 from thunderagent.cli.output import (
     REFUSED,
     JsonOption,
@@ -32,7 +33,7 @@ from thunderagent.pauses import Pause, PauseKind
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+from thunderagent.telemetry import Telemetry, configure_logging, task_scope, warn
 from thunderagent.waiting import pause_text
 
 NARROW: Final = 80
@@ -66,6 +67,8 @@ def run(
         agent = Agent(
             store_of_agent, registry, settings, bus=bus, doorbell=doorbell, scope=task_scope, companions=equip
         )
+        for sentence in idle_queues(settings.queues, registry):
+            warn(sentence)
         stuck = _served(agent)
     if stuck:  # handlers that ignore every request to stop: their tasks are released, so this process must end now
         _end(0)
@@ -109,7 +112,8 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
         table = make_table("queue", *names, "oldest ready", "agents")
         for one in found:
             age = "" if one.oldest_ready_s is None else f"{one.oldest_ready_s:.0f} s"
-            numbers = map(one.text, names)
+            lost = {"running"} if one.running and not one.agents else set()
+            numbers = (f"[red]{one.text(name)}[/red]" if name in lost else one.text(name) for name in names)
             table.add_row(one.queue, *numbers, age, str(one.agents))
         out.print(table if found else "no tasks and no agents")
         for name, pause in paused.items():
@@ -117,8 +121,10 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
         for one in found:
             if one.unknown_jobs:
                 notes.print(f"queue {one.queue}: no agent has the jobs {', '.join(one.unknown_jobs)}", style="yellow")
-            elif one.ready and not one.agents:
-                notes.print(f"queue {one.queue}: no agent serves it", style="yellow")
+            elif (one.ready or one.running) and not one.agents:
+                told = f": {one.text('running')} running there by the leases of agents that are gone"
+                held = told if one.running else ""
+                notes.print(f"queue {one.queue}: no agent serves it{held}", style="yellow", soft_wrap=True)
 
 
 def _paused(pause: Pause | None) -> dict[str, Any] | None:

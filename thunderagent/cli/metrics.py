@@ -16,11 +16,8 @@ from thunderagent.instruments import cloudwatch_place
 from thunderagent.metrics import METRICS
 from thunderagent.settings import load_settings
 
-NARROW: Final = 80
-"""Columns below which there is room for the meaning alone."""
-
-WIDE: Final = 140
-"""Columns of a terminal that has room for both names of each metric."""
+WIDE: Final = 120
+"""Columns of a terminal that has room for kind, unit and dimension beside the names and the meaning."""
 
 
 def metrics(as_json: JsonOption = False) -> None:
@@ -41,16 +38,14 @@ def metrics(as_json: JsonOption = False) -> None:
         ]
         tell(listed, True)
         return
-    is_wide, is_narrow = out.width >= WIDE, out.width < NARROW
-    names = ("Prometheus",) if is_wide else ()
-    facts = () if is_narrow else ("kind", "unit", "by")
-    table = make_table("CloudWatch", *names, *facts, ids=[one.cloudwatch for one in METRICS])
+    facts = ("kind", "unit", "by") if out.width >= WIDE else ()
+    table = make_table("CloudWatch, Prometheus", *facts, ids=[one.prometheus for one in METRICS])
     table.add_column("meaning", ratio=1)
     for metric in METRICS:
         by = "" if metric.dimension is None else metric.dimension.lower()
-        names = (metric.prometheus,) if is_wide else ()
-        facts = () if is_narrow else (metric.kind, metric.unit.lower(), by)
-        table.add_row(metric.cloudwatch, *names, *facts, escape(metric.help))
+        told = (metric.kind, metric.unit.lower(), by) if facts else ()
+        short = "" if facts else f" [dim]({metric.kind}{' by ' * bool(by)}{by})[/dim]"
+        table.add_row(f"{metric.cloudwatch}\n[dim]{metric.prometheus}[/dim]", *told, escape(metric.help) + short)
     out.print(table)
 
 

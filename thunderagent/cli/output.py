@@ -174,6 +174,11 @@ def _allowed(task: Task) -> str:
     return "the job's" if task.max_retry is None else str(task.max_retry)
 
 
+def least_width(column: str) -> int:
+    """Letters that a column of `make_table` takes, whatever is in it."""
+    return _LEAST.get(column, 0)
+
+
 def make_table(*columns: str, ids: Iterable[str] = ()) -> Table:
     """A table whose first column is wide enough for all `ids`, as an id that is cut is of no use."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))

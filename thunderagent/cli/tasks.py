@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from thunderagent.cli.guesses import doubts
 from thunderagent.cli.output import (
     REFUSED,
     JsonOption,
@@ -24,6 +26,7 @@ from thunderagent.cli.output import (
     find_here,
     make_table,
     moment,
+    notes,
     opened,
     out,
     seconds,
@@ -34,6 +37,12 @@ from thunderagent.errors import PayloadInvalid
 from thunderagent.registry import Registry
 from thunderagent.task import Status, Task
 from thunderagent.waiting import why
+
+WIDE: Final = 120
+"""Columns of a terminal that has room for the queue and the times of each task."""
+
+ERROR_SHOWN: Final = 100
+"""Letters of an error that a list shows, on as many lines as it takes."""
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the task.")]
 
@@ -69,10 +78,10 @@ def enqueue(
     wait_s: Annotated[float | None, typer.Option("--wait", help="Wait so many seconds for its end.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a task into its queue and print its id.
+    """Put a task into its queue and print its id; after --wait also how it ended, and its result.
 
     By its name alone a job goes to the queue `default`: a stream needs --queue streams, or --jobs, which knows where
-    its streams belong.
+    its streams belong. A note says when no live agent has a job of this name, or none that has it serves that queue.
     """
     with errors(), opened(store) as client:
         text = sys.stdin.read() if payload == "-" else payload
@@ -98,11 +107,30 @@ def enqueue(
             task = client.enqueue(known, known.load_payload(text), **options)
         else:
             task = client.enqueue(job, data, **options)
+            for sentence in doubts(client.store, task):
+                notes.print(escape(sentence), style="yellow", soft_wrap=True)
+        if not as_json:
+            tell(task.task_id, False)  # before the wait: who gives up waiting has it
         if wait_s is not None:
             task = client.wait(task, timeout_s=wait_s)
-        tell(as_dict(task) if as_json else task.task_id, as_json)
+        if as_json:
+            tell(as_dict(task), True)
+        elif wait_s is not None:
+            tell(_end(task), False)
         if task.status in (Status.FAILED, Status.DONE):
             raise typer.Exit(REFUSED)
+
+
+def _end(task: Task) -> str:
+    """How a task ended: a line for people, and for one that did not succeed where to read on."""
+    if task.status is Status.SUCCESS:
+        return f"{task.status} {task.result_text or 'null'}"
+    why = _first_line(task)
+    return f"{task.status}{': ' * bool(why)}{why}\nsee: thunderagent explain {shlex.quote(task.task_id)}"
+
+
+def _first_line(task: Task) -> str:
+    return (task.error or task.done_reason or "").partition("\n")[0]
 
 
 def list_(
@@ -120,15 +148,15 @@ def list_(
         if as_json:
             tell([as_dict(task) for task in tasks], True)
             return
-        wide = out.width >= 120
-        room = max(12, out.width - (112 if wide else 66))
-        columns = ("task", "status", "job", *(("queue", "due", "seconds") if wide else ()), "error")
+        columns = ("task", "status", *(("queue", "due", "seconds") if out.width >= WIDE else ()))
         table = make_table(*columns, ids=[task.task_id for task in tasks])
+        table.add_column("job, and its error below", ratio=1, overflow="fold")
         for task in tasks:
-            error = (task.error or task.done_reason or "").partition("\n")[0]
-            more = (task.queue, moment(task.created_at), seconds(task)) if wide else ()
-            who = (escape(task.task_id), colour(task.status), escape(task.job_value))
-            table.add_row(*who, *more, escape(error if len(error) <= room else error[: room - 1] + "…"))
+            error = _first_line(task)
+            error = error if len(error) <= ERROR_SHOWN else error[: ERROR_SHOWN - 1] + "…"
+            more = (task.queue, moment(task.created_at), seconds(task)) if out.width >= WIDE else ()
+            what = "\n".join(filter(None, (escape(task.job_value), f"[dim]{escape(error)}[/dim]" if error else "")))
+            table.add_row(escape(task.task_id), colour(task.status), *more, what)
         out.print(table if tasks else "no tasks")
 
 
@@ -181,7 +209,7 @@ def purge(
             where = f"of queue {queue} " if queue else ""
             typer.confirm(f"Delete all {wanted} tasks {where}in {client.store.engine.url}?", abort=True, err=as_json)
         deleted = client.purge(wanted, queue=queue, older_than_s=older_than_days * 86400)
-        tell({"deleted": deleted} if as_json else f"{deleted} tasks deleted", as_json)
+        tell({"deleted": deleted} if as_json else f"{deleted} {'task' if deleted == 1 else 'tasks'} deleted", as_json)
 
 
 def _change(store: str | None, as_json: bool, change: Callable[[Client], Task]) -> None:

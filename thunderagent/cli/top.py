@@ -203,7 +203,9 @@ def _cell(one: QueueStats, name: str) -> str:
         case "oldest":
             return "" if one.oldest_ready_s is None else span_text(one.oldest_ready_s)
         case "agents":
-            return f"[red]{one.agents}[/red]" if one.ready and not one.agents else str(one.agents)
+            return f"[red]{one.agents}[/red]" if (one.ready or one.running) and not one.agents else str(one.agents)
+        case "running" if one.running and not one.agents:  # those of agents that are gone
+            return f"[red]{one.text(name)} lost[/red]"
         case "failed" if one.failed:
             return f"[red]{one.text(name)}[/red]"
         case _:

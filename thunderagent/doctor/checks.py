@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from thunderagent.clock import DateClock
 from thunderagent.doctor.doubts import doubts_about_jobs, doubts_about_settings
 from thunderagent.doctor.laps import LAPS, probe_row, run_laps
-from thunderagent.doctor.supervision import find_conf, look_at_agent_units, look_at_supervisor
+from thunderagent.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
 from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.findings import Check, Finding, State
 from thunderagent.pacing import EXAMINED_S
@@ -130,7 +130,7 @@ class Doctor:
         thread.start()
         thread.join(self.limit_s)
         told = list(found)
-        if check.name in ("store", "table") and any(one.state is State.WRONG for one in told):
+        if any(one.state is State.WRONG and _is_basis(check.name, one.check) for one in told):
             self.is_usable = False
         if thread.is_alive():
             self.is_reachable = self.is_reachable and check.name not in _OF_STORE
@@ -199,6 +199,9 @@ class Doctor:
         of_units = list(look_at_agent_units(self._settings))
         if conf is not None:
             yield from look_at_supervisor(self._settings, conf, self.environ)
+        elif others := find_others(self.environ):
+            what = f"a supervisord runs here with {others[0]}, which does not run these agents"
+            yield Finding("supervisor", State.SKIPPED, what, "--supervisor-conf PATH checks it")
         elif not of_units:
             remedy = "whatever stops the agents must wait longer than drain_s; or name one: --supervisor-conf PATH"
             yield Finding("supervisor", State.SKIPPED, "no supervisord.conf runs or is installed here", remedy)
@@ -322,7 +325,8 @@ class Doctor:
                 what = f"queue {one.queue}: no live agent has the jobs {', '.join(one.unknown_jobs)}"
                 remedy = "deploy the code that has them, or: thunderagent list --queue " + one.queue
             else:
-                what = f"queue {one.queue}: {one.ready} tasks are ready and no live agent serves it"
+                tasks = "1 task is" if one.ready == 1 else f"{one.ready} tasks are"
+                what = f"queue {one.queue}: {tasks} ready and no live agent serves it"
                 remedy = f"thunderagent run JOBS --queue {one.queue}"
             yield Finding("queues", State.WARNING, what, remedy)
         if not lonely:
@@ -347,6 +351,11 @@ class Doctor:
     def _dynamo(self) -> Any:
         """The engine when it is one on DynamoDB."""
         return self._engine if hasattr(self._engine, "connection") else None
+
+
+def _is_basis(check: str, found: str) -> bool:
+    """Whether nothing else can be asked of the store when this finding of a check is wrong."""
+    return check in ("store", "table") or (check == "file" and found in ("file", "database"))
 
 
 def _is_there(engine: Engine) -> bool:

@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class Program:
 
     name: str
     command: str
+    directory: str
     stop_wait_s: float | None
     """None: what stands there is no number."""
     stop_signal: str
@@ -53,7 +55,7 @@ class Program:
 def find_conf(
     environ: Mapping[str, str], *, processes: Path = Path("/proc"), places: tuple[str, ...] = PLACES
 ) -> Path | None:
-    """The configuration of the supervisord that runs here, else the one that is installed; None: there is none.
+    """The configuration of the supervisord that runs these agents, else the one that is installed; None: there is none.
 
     Args:
         environ: `AGENT_HOME` leads to a project with a configuration of its own.
@@ -63,10 +65,48 @@ def find_conf(
     home = environ.get("AGENT_HOME")
     own = (f"{home}/systemd/supervisord.conf", f"{home}/supervisord.conf") if home else ()
     known = (Path(place) for place in (*own, *places))
-    return next(_running(processes), None) or next((place for place in known if place.is_file()), None)
+    ours = (one.conf for one in _running(processes) if _runs_these(one, environ))
+    return next(ours, None) or next((place for place in known if place.is_file()), None)
 
 
-def _running(processes: Path) -> Iterator[Path]:
+def find_others(environ: Mapping[str, str], *, processes: Path = Path("/proc")) -> list[Path]:
+    """The configurations of supervisords that run here and have nothing to do with these agents."""
+    return [one.conf for one in _running(processes) if not _runs_these(one, environ)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Supervisor:
+    """One that runs here: its configuration, its working folder, and its environment if that may be read."""
+
+    conf: Path
+    folder: Path
+    environ: Mapping[str, str]
+
+
+def _runs_these(one: _Supervisor, environ: Mapping[str, str]) -> bool:
+    """Whether a supervisord has its configuration in this folder or in `AGENT_HOME`, or runs agents in one of them, or
+    those of this installation of Python."""
+    homes = _folders(os.getcwd(), environ.get("AGENT_HOME"))
+    bins = _folders(os.path.join(sys.prefix, "bin"), environ.get("AGENT_BIN"))
+    folder = one.conf.resolve().parent
+    if folder in homes or (folder.name == "systemd" and folder.parent in homes):
+        return True
+    try:
+        programs = read_programs(one.conf, one.environ or environ)
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        return False
+    return any(
+        (one.folder / program.directory).resolve() in homes
+        or any(word.startswith("/") and Path(word).parent.resolve() in bins for word in program.command.split())
+        for program in programs
+    )
+
+
+def _folders(*names: str | None) -> set[Path]:
+    return {Path(name).resolve() for name in names if name}
+
+
+def _running(processes: Path) -> Iterator[_Supervisor]:
     for told in sorted(processes.glob("[0-9]*/cmdline")):
         try:
             words = told.read_bytes().decode(errors="replace").rstrip("\0").split("\0")
@@ -75,11 +115,19 @@ def _running(processes: Path) -> Iterator[Path]:
             for number, word in enumerate(words):
                 name = words[number + 1] if word in ("-c", "--configuration") and number + 1 < len(words) else ""
                 name = name or (word.partition("=")[2] if word.startswith("--configuration=") else "")
-                found = (told.parent / "cwd").resolve() / name
-                if name and found.is_file():
-                    yield found
+                folder = (told.parent / "cwd").resolve()
+                if name and (folder / name).is_file():
+                    yield _Supervisor(folder / name, folder, _environment(told.parent / "environ"))
         except OSError:  # it has ended, or is somebody else's
             continue
+
+
+def _environment(file: Path) -> dict[str, str]:
+    try:
+        words = file.read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words if "=" in word)}
 
 
 def read_programs(conf: Path, environ: Mapping[str, str]) -> list[Program]:
@@ -98,8 +146,8 @@ def read_programs(conf: Path, environ: Mapping[str, str]) -> list[Program]:
     found = []
     for section in parser.sections():
         kind, _, name = section.partition(":")
-        if kind == "program" and _is_agent(command := parser.get(section, "command", fallback="")):
-            found.append(_program(name.strip(), command, dict(parser.items(section)), environ))
+        if kind == "program" and _is_agent(parser.get(section, "command", fallback="")):
+            found.append(_program(name.strip(), conf, dict(parser.items(section)), environ))
     return found
 
 
@@ -107,9 +155,10 @@ def _is_agent(command: str) -> bool:
     return re.search(r"\bthunderagent\b.*\brun\b", command) is not None
 
 
-def _program(name: str, command: str, options: Mapping[str, str], environ: Mapping[str, str]) -> Program:
+def _program(name: str, conf: Path, options: Mapping[str, str], environ: Mapping[str, str]) -> Program:
     def told(option: str, default: str) -> str:
-        return re.sub(r"%\(ENV_(\w+)\)s", lambda one: environ.get(one[1], one[0]), options.get(option, default)).strip()
+        text = options.get(option, default).replace("%(here)s", str(conf.parent))
+        return re.sub(r"%\(ENV_(\w+)\)s", lambda one: environ.get(one[1], one[0]), text).strip()
 
     try:
         stop_wait_s = float(told("stopwaitsecs", str(_ITS_STOP_S)))
@@ -118,7 +167,8 @@ def _program(name: str, command: str, options: Mapping[str, str], environ: Mappi
     as_group = _is_true(told("stopasgroup", "false"))
     return Program(
         name=name,
-        command=command,
+        command=told("command", ""),
+        directory=told("directory", ""),
         stop_wait_s=stop_wait_s,
         stop_signal=told("stopsignal", "TERM").upper().removeprefix("SIG"),
         as_group=as_group,

@@ -9,7 +9,7 @@ Pure: what is seen goes in, the judgement comes out. `vitals.py` looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,12 @@ WEDGED_S: Final = 300.0
 
 DEAD_S: Final = 3.0
 """Intervals after which whoever tells nothing any more is taken for gone."""
+
+GOES_ON_S: Final = 5.0
+"""A handler that goes on for so long after it was told to stop is worth a note."""
+
+TOLD: Final = "told to stop"
+"""In each sentence on such handlers, with the names of their jobs; in those of other versions too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,7 @@ class QueueFacts:
         refused_task: that task.
         oldest_s: for how long that has been due.
         leaked_s: for how long each handler goes on that was told to stop.
-        leaked_jobs: the jobs of these.
+        leaked_jobs: the jobs of these, in the same order.
     """
 
     queue: str
@@ -65,7 +71,7 @@ class Facts:
         tick_s: its event loop ticked; None: it has none.
         tick_at: where in the code that is, when it was long ago.
         dead: names of its threads that have ended.
-        doorbell: whether rings can be heard; None: it has no doorbell.
+        doorbell: whether rings can be heard; None: it has no doorbell, or has not tried it yet.
         queues: what it serves.
         draining: it stops.
         paused: it claims nothing, as somebody has paused it.
@@ -145,7 +151,7 @@ def judge(facts: Facts, limits: Limits) -> Health:
         known = {reason.name for reason in wedged}
         reasons += tuple(reason for reason in _problems(facts, limits) if reason.name not in known)
     state = "not healthy" if reasons else "draining" if facts.draining else "paused" if facts.paused else "ok"
-    notes = tuple(_notes(facts))
+    notes = tuple(_notes(facts, {reason.name for reason in reasons}))
     return Health(healthy=not reasons, alive=not wedged, reasons=reasons, notes=notes, state=state)
 
 
@@ -243,13 +249,30 @@ def _event_loop(facts: Facts) -> Reason:
     )
 
 
-def _notes(facts: Facts) -> Iterator[str]:
+def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
+    """What is worth knowing beside the reasons, whose names are `known`."""
     if facts.draining:
-        yield f"draining: {facts.held} tasks are still held"
+        yield f"draining: {'1 task is' if facts.held == 1 else f'{facts.held} tasks are'} still held"
     elif facts.paused:
         yield "paused: it claims nothing (thunderagent pauses)"
     if facts.doorbell is False and not facts.draining:
-        yield "the doorbell does not work: tasks may start up to a poll later"
+        yield (
+            "the doorbell does not work: tasks may start up to a poll later; the agent's log says why "
+            "(doorbell does not work), and it is tried again"
+        )
+    told = [
+        job
+        for one in facts.queues
+        for seconds, job in zip(one.leaked_s, one.leaked_jobs, strict=True)
+        if seconds > GOES_ON_S and f"leaked:{one.queue}" not in known
+    ]
+    if told:
+        many = f"{len(told)} handlers go on although they were"
+        who = "1 handler goes on although it was" if len(told) == 1 else many
+        yield (
+            f"{who} {TOLD} ({', '.join(sorted(set(told)))}): each keeps its slot until it ends; let the job look "
+            'at ctx.stop_reason, or give it isolation="process"'
+        )
 
 
 def _s(seconds: float) -> str:

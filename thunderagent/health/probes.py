@@ -1,4 +1,4 @@
-"""The port at which an agent answers probes: `GET /health` and `GET /metrics`, and nothing else.
+"""The port at which an agent answers probes: `GET` and `HEAD` of `/health` and `/metrics`, and nothing else.
 
 Few threads, short patience: whoever asks slowly or often takes nothing from the tasks.
 """
@@ -28,6 +28,7 @@ PORTS: Final = 32
 AT_ONCE: Final = 8
 """Requests that are answered at one moment; more are turned away."""
 
+ALLOWED: Final = "GET, HEAD"
 TEXT: Final = "text/plain; charset=utf-8"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BUSY: Final = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
@@ -102,6 +103,7 @@ class _Answers:
 
     def to(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Status, type and body."""
+        path = path.rstrip("/")
         if path == "/health":
             health = self._health()
             status = HTTPStatus.OK if health.healthy else HTTPStatus.SERVICE_UNAVAILABLE
@@ -123,16 +125,33 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        self._answer(*self._found())
+
+    def do_HEAD(self) -> None:
+        self._answer(*self._found(), with_body=False)
+
+    def _refuse(self) -> None:
+        body = f"Ask with {ALLOWED}.\n".encode()
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, TEXT, body, Allow=ALLOWED)
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+
+    def _found(self) -> tuple[HTTPStatus, str, bytes]:
         try:
-            status, kind, body = self.server.answers.to(urlsplit(self.path).path)
+            return self.server.answers.to(urlsplit(self.path).path)
         except Exception as error:  # of the metrics: whoever asks is told, and the next question is answered
-            status, kind, body = HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{error!r}\n".encode()
+            return HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{error!r}\n".encode()
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes, *, with_body: bool = True, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if with_body:
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Probes come all the time: no line for each."""

@@ -17,6 +17,7 @@ from thunderagent.heartbeat import Heartbeat
 from thunderagent.listener import THREAD, Listener
 from thunderagent.poller import QueuePoller
 from thunderagent.recycling import Held
+from thunderagent.redaction import Redactor
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import STREAM
@@ -60,6 +61,8 @@ class Vitals:
         self._clock = store.clock
         self._monotonic = store.monotonic
         self._is_draining = is_draining
+        # A row, a file and a port tell of these errors to others than those who may read the log.
+        self._redacted = Redactor(settings.log_redact).text
         pause_s = max(settings.poll_idle_s, settings.poll_wake_s if listener.may_stretch else 0.0)
         self.limits = Limits(progress_s=settings.health_s, pause_s=pause_s)
 
@@ -85,6 +88,11 @@ class Vitals:
             "paused": self._controls.is_agent_paused,
             **self.health().entry(),
         }
+
+    @property
+    def slots(self) -> int:
+        """Tasks that the agent can hold at once; queues whose tasks share their room count once."""
+        return sum(room.slots for room in {poller.room for poller in self._pollers.values()})
 
     def held(self) -> list[Held]:
         """The tasks that the agent holds, and which of their handlers go on although they were told to stop."""
@@ -118,15 +126,15 @@ class Vitals:
             loop_asks=loop_s > LONG_S and is_in(marks.loop_thread, STORES),
             answered_s=now - marks.answered_at,
             outage_s=_since(marks.outage_since, now),
-            store_error=marks.store_error,
+            store_error=self._redacted(marks.store_error),
             round_s=now - beats.last_round,
             beats_fail_s=beats.failing_s,
-            beat_error=beats.last_error,
+            beat_error=self._redacted(beats.last_error),
             held=len(self._workload.held),
             tick_s=tick_s,
             tick_at=place_of(loop.thread_id) if loop is not None and tick_s is not None and tick_s > LONG_S else "",
             dead=self.dead(),
-            doorbell=self._listener.is_healthy if self._listener.has_bell else None,
+            doorbell=self._listener.is_heard,
             queues=tuple(self._queues(now)),
             draining=self._is_draining(),
             paused=self._controls.is_agent_paused,

@@ -20,13 +20,18 @@ from typing import Any, Final
 
 from thunderagent.clock import HostClock, SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
+from thunderagent.errors import AccessDenied, ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
 from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied
+from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.stores import sql
+from thunderagent.stores.sqlite_access import OpenedFile, denied
 from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
 
 BUSY_S: Final = 5.0
+LOST_S: Final = 3600.0
+"""The row of an agent that was lost stays for so long after it is overdue, for whoever asks what became of it."""
+
 _SWITCH_PAUSE_S: Final = 0.01
 _random: Final = random.SystemRandom()  # children that were forked together must not wait in step
 MEMORY: Final = ":memory:"
@@ -53,6 +58,7 @@ class SqliteEngine:
         self.path = path
         self.clock: SharedClock = clock or HostClock()
         self._pid = 0
+        self._file = OpenedFile(path)
 
     @property
     def url(self) -> str:
@@ -96,8 +102,9 @@ class SqliteEngine:
     def expire(self, now: float) -> int:
         with self._transaction() as cursor:
             return cursor.execute(
-                'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM tasks WHERE "expireAt" < ? LIMIT 1000)',
-                (now,),
+                'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM tasks WHERE "expireAt" < ? '
+                'AND ("status" IS NOT ? OR "expireAt" < ?) LIMIT 1000)',
+                (now, AGENT_STATUS, now - LOST_S),
             ).rowcount
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
@@ -175,21 +182,29 @@ class SqliteEngine:
 
     def sibling(self) -> SqliteEngine:
         """Another connection to the file; the same engine for a database in memory, which has but one."""
-        return self if self.path == MEMORY else SqliteEngine(self.path, clock=self.clock)
+        if self.path == MEMORY:
+            return self
+        other = SqliteEngine(self.path, clock=self.clock)
+        other._file.same_as(self._file)
+        return other
 
     def close(self) -> None:
         with self._guard:
             if self._connection is not None and self._pid == os.getpid():
                 self._connection.close()
             self._connection = None
+            self._file = OpenedFile(self.path)
 
     def __del__(self) -> None:
         """Whoever forgets to close leaves no connection behind, and no warning of Python 3.13."""
         self.close()
 
     def _open(self) -> sqlite3.Connection:
+        self._file.look()  # also after a fork: the same file is opened again, and no other
         if self._connection is None or self._pid != os.getpid():
             self._connection, self._pid = _connect(self.path), os.getpid()
+            if self.path != MEMORY:
+                self._file.opened()
         return self._connection
 
     @contextmanager
@@ -290,6 +305,7 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
 
 
 _PASSING: Final = ("locked", "busy", "disk i/o error", "unable to open", "full")
+_PERHAPS_DENIED: Final = ("readonly", "unable to open")
 
 
 @contextmanager
@@ -297,7 +313,10 @@ def _translated(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if any(word in str(error).lower() for word in _PASSING):
+        text = str(error).lower()
+        if any(word in text for word in _PERHAPS_DENIED) and (why := denied(path)):
+            raise AccessDenied(f"the database {path} cannot be used: {why} ({error})") from error
+        if any(word in text for word in _PASSING):
             raise StoreUnavailable(f"the database {path} does not answer: {error}") from error
         raise StoreError(f"the database {path} refused: {error}") from error
     except sqlite3.DatabaseError as error:

@@ -13,6 +13,7 @@ from typing import Final
 
 from thunderagent.findings import Finding, State
 from thunderagent.stores.sqlite import MEMORY, MIGRATIONS
+from thunderagent.stores.sqlite_access import remedy_for, who
 
 LOW_BYTES: Final = 1 << 30
 EMPTY_BYTES: Final = 64 << 20
@@ -48,39 +49,35 @@ def look_at_file(
     if not folder.is_dir():
         yield Finding("file", State.WRONG, f"the folder {folder} does not exist", f"mkdir -p {folder}")
         return
-    yield from _access(file, folder)
+    access = _access(file, folder)
+    yield access
     yield _disk(folder, free(folder))
     if kind := _network(folder, mounts):
         what = f"{folder} is on {kind}: SQLite's write-ahead log does not work over a network, rows can be lost"
         yield Finding("file system", State.WRONG, what, "move the file to a local disk, or use a dynamodb:// store")
     if file.is_file():
-        yield from _log(file)
+        yield from _log(file, may_use=access.state is not State.WRONG)
         yield _clock(file, now())
 
 
-def _access(file: Path, folder: Path) -> Iterator[Finding]:
-    who = f"the user {os.geteuid()}"
+def _access(file: Path, folder: Path) -> Finding:
     try:  # SQLite puts its log beside the file, so the folder must be writable too
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        remedy = f"give {who} write permission for the folder: chown or chmod {folder}"
-        yield Finding("file", State.WRONG, f"{who} cannot write to the folder {folder}: {error.strerror}", remedy)
-        return
+        what = f"{who()} cannot write to the folder {folder}: {error.strerror}"
+        return Finding("file", State.WRONG, what, remedy_for(folder))
     if not file.exists():
-        yield Finding("file", State.OK, f"{file} is not there yet; whoever enqueues or runs first makes it")
-        return
+        return Finding("file", State.OK, f"{file} is not there yet; whoever enqueues or runs first makes it")
     for one in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
         if not one.exists():
             continue
         try:
             os.close(os.open(one, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
-            owner = one.stat().st_uid
-            remedy = f"it belongs to the user {owner}: run agents and commands as one user, or chown {one}"
-            yield Finding("file", State.WRONG, f"{who} cannot write to {one}: {error.strerror}", remedy)
-            return
-    yield Finding("file", State.OK, f"{file}, {_size(file.stat().st_size)}")
+            what = f"{who()} cannot write to {one}: {error.strerror}"
+            return Finding("file", State.WRONG, what, remedy_for(one))
+    return Finding("file", State.OK, f"{file}, {_size(file.stat().st_size)}")
 
 
 def _disk(folder: Path, free: int) -> Finding:
@@ -104,7 +101,7 @@ def _network(folder: Path, mounts: Path) -> str | None:
     return kind if kind in _NETWORK else None
 
 
-def _log(file: Path) -> Iterator[Finding]:
+def _log(file: Path, *, may_use: bool) -> Iterator[Finding]:
     try:
         connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_READ_S)
         try:
@@ -113,6 +110,9 @@ def _log(file: Path) -> Iterator[Finding]:
         finally:
             connection.close()
     except sqlite3.Error as error:
+        if not may_use and isinstance(error, sqlite3.OperationalError):
+            yield Finding("database", State.SKIPPED, "see above: it cannot be looked at without that permission")
+            return
         remedy = "name another file in THUNDERAGENT_STORE, or bring this one back from a backup"
         yield Finding("database", State.WRONG, f"{file} cannot be read as a database: {error}", remedy)
         return
