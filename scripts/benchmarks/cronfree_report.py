@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.cronfree_figures import DOORBELL, Figures, Idle, Latency, Plan, Race, Unit
-from benchmarks.streams_report import Line, number_text
+from benchmarks.sections import Line, goals, number_text, section_table
 
 DOORBELL_MS: Final = {"sqlite": (5.0, None), "ministack": (20.0, 150.0)}
 """Median and 99th percentile to reach."""
@@ -81,18 +81,7 @@ def _billed(units: list[Unit]) -> Iterator[Line]:
 
 def table(figures: Figures) -> Table:
     """Everything in one table."""
-    shown = Table(title="cron-free work", title_justify="left")
-    shown.add_column("")
-    for name in ("measured", "goal"):
-        shown.add_column(name, justify="right")
-    shown.add_column("met", justify="center")
-    for title, lines in sections(figures):
-        shown.add_section()
-        shown.add_row(f"[bold]{title}[/]")
-        for line in lines:
-            mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}[line.met]
-            shown.add_row(line.name, line.ours, line.goal, mark)
-    return shown
+    return section_table("cron-free work", sections(figures))
 
 
 def as_json(figures: Figures, plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
@@ -103,10 +92,5 @@ def as_json(figures: Figures, plan: Plan, machine: dict[str, Any]) -> dict[str, 
         **machine,
         "plan": asdict(plan) | {"only": sorted(plan.only)},
         **told,
-        "goals": [
-            {"name": line.name, "of": title, "wanted": line.goal, "got": line.ours, "met": line.met}
-            for title, lines in sections(figures)
-            for line in lines
-            if line.met is not None
-        ],
+        "goals": goals(sections(figures)),
     }

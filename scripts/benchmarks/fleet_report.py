@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.fleet_figures import NOTHING, Cost, Figures, Listing, Plan, Reads
-from benchmarks.streams_report import Line, number_text
+from benchmarks.sections import Line, goals, number_text, section_table
 
 TELEMETRY_RATIO: Final = 1.10
 LISTING_S: Final = 1.0
@@ -64,18 +64,7 @@ def _range(values: Sequence[float]) -> str:
 
 def table(figures: Figures) -> Table:
     """Everything in one table."""
-    shown = Table(title="watching a fleet: median (range)", title_justify="left")
-    shown.add_column("")
-    for name in ("measured", "goal"):
-        shown.add_column(name, justify="right")
-    shown.add_column("met", justify="center")
-    for title, lines in sections(figures):
-        shown.add_section()
-        shown.add_row(f"[bold]{title}[/]")
-        for line in lines:
-            mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}[line.met]
-            shown.add_row(line.name, line.ours, line.goal, mark)
-    return shown
+    return section_table("watching a fleet: median (range)", sections(figures))
 
 
 def as_json(figures: Figures, plan: Plan, machine: dict[str, Any]) -> dict[str, Any]:
@@ -86,10 +75,5 @@ def as_json(figures: Figures, plan: Plan, machine: dict[str, Any]) -> dict[str, 
         **machine,
         "plan": asdict(plan) | {"only": sorted(plan.only)},
         **told,
-        "goals": [
-            {"name": line.name, "of": title, "wanted": line.goal, "got": line.ours, "met": line.met}
-            for title, lines in sections(figures)
-            for line in lines
-            if line.met is not None
-        ],
+        "goals": goals(sections(figures)),
     }

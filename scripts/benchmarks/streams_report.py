@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from rich.table import Table
 
+from benchmarks.sections import Line, goals, number_text, section_table
 from benchmarks.streams_figures import Figures, Flap, Holding, Plan, Side, Takeover, Units
 from benchmarks.streams_jobs import LEASE_S
 
@@ -19,17 +20,6 @@ ATTEMPTS_A_SECOND: Final = 40 + 16
 TERM_S: Final = 4.0
 KILL_S: Final = LEASE_S + 5.0
 FLAP_A_MINUTE: Final = 12.0
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One number of ours beside the naive one."""
-
-    name: str
-    ours: str
-    naive: str = ""
-    goal: str = ""
-    met: bool | None = None
 
 
 def sections(figures: Figures, plan: Plan) -> Iterator[tuple[str, list[Line]]]:
@@ -128,18 +118,7 @@ def _billed(units: Units) -> Iterator[Line]:
 
 def table(figures: Figures, plan: Plan, store: str) -> Table:
     """Everything in one table."""
-    shown = Table(title=f"streams on {store}", title_justify="left")
-    shown.add_column("")
-    for name in ("ours", "naive", "goal"):
-        shown.add_column(name, justify="right")
-    shown.add_column("met", justify="center")
-    for title, lines in sections(figures, plan):
-        shown.add_section()
-        shown.add_row(f"[bold]{title}[/]")
-        for line in lines:
-            mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}[line.met]
-            shown.add_row(line.name, line.ours, line.naive, line.goal, mark)
-    return shown
+    return section_table(f"streams on {store}", sections(figures, plan), naive=True)
 
 
 def as_json(figures: Figures, plan: Plan, store: str, machine: dict[str, Any]) -> dict[str, Any]:
@@ -153,17 +132,5 @@ def as_json(figures: Figures, plan: Plan, store: str, machine: dict[str, Any]) -
         "plan": asdict(plan) | {"only": sorted(plan.only)},
         **told,
         "units": told["units"] and told["units"] | more,
-        "goals": [
-            {"name": line.name, "of": title, "wanted": line.goal, "got": line.ours, "met": line.met}
-            for title, lines in sections(figures, plan)
-            for line in lines
-            if line.met is not None
-        ],
+        "goals": goals(sections(figures, plan)),
     }
-
-
-def number_text(value: float | None) -> str:
-    """A number for people; nothing for None."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.2f}"
