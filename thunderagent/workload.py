@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 import random
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -106,7 +107,7 @@ class Workload:
         self._jobs = jobs
         self._settings = settings
         self._bus = bus
-        self._rng = random.Random(rng.random())  # of settlements alone: however often it polls, they draw the same
+        self._rng = copy(rng)  # of settlements alone: however often it polls, they draw the same
         self._owner = owner
         self._pollers = pollers
         self._heartbeat = heartbeat
@@ -385,8 +386,7 @@ class Workload:
 
 
 def _final(status_value: str) -> Status | None:
-    status = Status(StatusValue.parse(status_value).status)
-    return status if status.is_terminal else None
+    return status if (status := Status(StatusValue.parse(status_value).status)).is_terminal else None
 
 
 def _story(outcome: Outcome) -> str:

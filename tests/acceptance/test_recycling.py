@@ -67,7 +67,7 @@ def test_an_agent_is_asked_to_drain_and_another_goes_on(
     done = cli(
         *("agents", "drain", agent.name, "--wait", "0.5", "--reason", "an upgrade", "--store", place.url), cwd=tmp_path
     )
-    assert (done.returncode, "(1 tasks)" in done.stderr) == (1, True), done.stderr
+    assert (done.returncode, "(1 task)" in done.stderr) == (1, True), done.stderr
     agent.line("agent retires: it drains, for a fresh one to take its place", within_s=20.0)
     marks.release()
     done = cli("agents", "drain", agent.name, "--wait", "20", "--json", "--store", place.url, cwd=tmp_path)
