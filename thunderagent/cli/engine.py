@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -14,9 +14,9 @@ from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, no
 from thunderagent.errors import ConfigurationError
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine
-from thunderagent.stores.differences import check_table
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table, delete_table
+
+if TYPE_CHECKING:  # boto3 takes a tenth of a second to import, and most commands need it for nothing
+    from thunderagent.stores.dynamo import DynamoEngine
 
 table_app = typer.Typer(help="Create, check or delete the table of a DynamoDB store.", no_args_is_help=True)
 
@@ -28,6 +28,8 @@ def table_create(
     as_json: JsonOption = False,
 ) -> None:
     """Create the table with its index, time to live and point-in-time recovery; harmless when it exists."""
+    from thunderagent.stores.table import create_table
+
     with errors():
         engine = _dynamo(store)
         left = create_table(engine, deletion_protection=deletion_protection, progress=notes.print)
@@ -40,6 +42,8 @@ def table_create(
 @table_app.command("check")
 def table_check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Compare the table with what it should be; every difference is named with its remedy."""
+    from thunderagent.stores.differences import check_table
+
     with errors():
         engine = _dynamo(store)
         found = check_table(engine)
@@ -68,6 +72,8 @@ def table_delete(
         engine = _dynamo(store)
         if not yes:
             typer.confirm(f"Delete the table of {engine.url} with all its tasks?", abort=True, err=as_json)
+        from thunderagent.stores.table import delete_table
+
         delete_table(engine)
         if as_json:
             tell({"store": engine.url, "deleted": True}, True)
@@ -93,6 +99,8 @@ def local(
         running = local_engine.status(folder)
         if not status:
             running = local_engine.start(folder, port)
+            from thunderagent.stores.table import create_table
+
             create_table(_dynamo(running.url))
         if as_json:
             tell(_local_data(running), True)
@@ -115,6 +123,8 @@ def _local_data(running: local_engine.LocalEngine | None) -> dict[str, Any]:
 
 def _dynamo(store: str | None) -> DynamoEngine:
     engine = open_engine(load_settings(store=store).store)
+    from thunderagent.stores.dynamo import DynamoEngine
+
     if not isinstance(engine, DynamoEngine):
         raise ConfigurationError(
             f"{engine.url} has no table to look after: SQLite makes its own. Use a dynamodb:// store"
