@@ -121,7 +121,7 @@ class AgentProcess:
         self.log = Log(log)
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [COMMAND, "run", *arguments, "--log-json"],
+                [COMMAND, "run", *arguments, "--json"],
                 env=environment(**settings),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,

@@ -22,11 +22,6 @@ TESTS: Final = {
     path: path.read_text() for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__).resolve()
 }
 
-WITHOUT_JSON: Final = {
-    "run": "it prints log lines until it ends, as JSON objects with --log-json",
-}
-"""Commands without --json, and why."""
-
 FEW_MEET: Final = {
     "rebalance_s": "a pace that nobody needs to change",
     "connect_concurrency": "a pace that nobody needs to change",
@@ -81,10 +76,7 @@ def test_every_example_belongs_to_a_command() -> None:
 
 @each_command
 def test_every_command_has_a_json_form(words: str) -> None:
-    if words in WITHOUT_JSON:
-        assert "--json" not in options_of(words), f"{words} is no exception any more"
-    else:
-        assert "--json" in options_of(words)
+    assert "--json" in options_of(words)
 
 
 @each_command

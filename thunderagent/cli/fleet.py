@@ -50,7 +50,7 @@ def run(
         ),
     ] = None,
     slots: Annotated[int | None, typer.Option(help="Slots of a queue without a number.", show_default=False)] = None,
-    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object a log line.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", "--json", help="One JSON object a log line.")] = False,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.", show_default=False)] = None,
 ) -> None:
     """Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries."""
