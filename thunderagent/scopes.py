@@ -128,7 +128,7 @@ class _Scope:
 
 
 def _finish(steps: Generator[Any, Any, Any]) -> None:
-    """JobRun a hook to its end; what came of the handler is in its `JobRun` and is not thrown into it."""
+    """Run a hook to its end; what came of the handler is in its `JobRun` and is not thrown into it."""
     try:
         next(steps)
     except StopIteration:
