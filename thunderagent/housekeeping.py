@@ -21,6 +21,7 @@ from thunderagent.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK
 from thunderagent.periodic import Periodic
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
+from thunderagent.serving import slots_of
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.streams import Streams
@@ -249,7 +250,7 @@ class Housekeeping:
         self._bus.emit(
             events.Counted(
                 running=len(self._workload.held),
-                slots=sum(room.slots for room in {poller.room for poller in self._pollers.values()}),
+                slots=slots_of(self._pollers),
                 skew_s=getattr(self._store.clock, "skew", None),
             )
         )

@@ -55,6 +55,11 @@ def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
     return ", ".join(f"{one.queue}:{one.slots}{' streams' * (one.kind == STREAM)}" for one in pollers.values())
 
 
+def slots_of(pollers: Mapping[Served, QueuePoller]) -> int:
+    """Tasks that can be held at once; queues whose tasks share their room count once."""
+    return sum(room.slots for room in {one.room for one in pollers.values()})
+
+
 def check_leases(jobs: Registry, settings: Settings) -> None:
     """A job may set its lease or its heartbeat alone: together with the settings they must still fit; and jobs that
     share a limit must agree about its number; and hooks must be about jobs that are here.

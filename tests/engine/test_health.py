@@ -563,7 +563,10 @@ def test_an_event_loop_that_dies_takes_the_agent_down_and_the_supervisor_starts_
         at.join()
 
 
-def test_an_error_out_of_the_loop_is_loud_and_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("piece", "then"), [("run_pending", Agent.wake), ("leave_streams", Agent.stop)])
+def test_an_error_out_of_the_loop_or_of_the_drain_is_loud_and_gives_everything_back(
+    monkeypatch: pytest.MonkeyPatch, piece: str, then: Callable[[Agent], None]
+) -> None:
     @job("test.long")
     def long(ctx: Context, payload: dict[str, Any]) -> None:
         ctx.wait(LONG_S)
@@ -572,8 +575,8 @@ def test_an_error_out_of_the_loop_is_loud_and_gives_everything_back(monkeypatch:
     with ward(long, drain_s=0.0) as at:
         task = at.client.enqueue(long, {})
         at.record.wait(events.TaskStarted)
-        once(monkeypatch, Housekeeping, "run_pending")
-        at.agent.wake()
+        once(monkeypatch, Housekeeping, piece)
+        then(at.agent)
         at.join()
         assert repr(at.error) == "LookupError('a bug')"
         assert [event.error for event in at.record.of(fleet_events.AgentFailed)] == ["LookupError('a bug')"]
@@ -581,23 +584,6 @@ def test_an_error_out_of_the_loop_is_loud_and_gives_everything_back(monkeypatch:
         assert (row.status, row.fence, row.retry_count, row.crash_count) == (Status.PENDING, 1, 0, 0)
         assert list(at.client.agents()) == [], "it has signed off"
         assert not [thread.name for thread in threading.enumerate() if thread.name in ("monitor", "heartbeat")]
-
-
-def test_an_error_in_the_drain_is_loud_too_and_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    @job("test.long")
-    def long(ctx: Context, payload: dict[str, Any]) -> None:
-        ctx.wait(LONG_S)
-        ctx.check()
-
-    with ward(long, drain_s=0.0) as at:
-        task = at.client.enqueue(long, {})
-        at.record.wait(events.TaskStarted)
-        once(monkeypatch, Housekeeping, "leave_streams")
-        at.agent.stop()
-        at.join()
-        assert repr(at.error) == "LookupError('a bug')"
-        assert [event.error for event in at.record.of(fleet_events.AgentFailed)] == ["LookupError('a bug')"]
-        assert at.client.get(task).status is Status.PENDING
 
 
 def test_several_reasons_to_retire_at_once_are_one_stop_and_hurry_nobody() -> None:

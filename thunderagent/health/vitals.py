@@ -18,6 +18,7 @@ from thunderagent.listener import THREAD, Listener
 from thunderagent.poller import QueuePoller
 from thunderagent.recycling import Held
 from thunderagent.redaction import Redactor
+from thunderagent.serving import slots_of
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import STREAM
@@ -91,8 +92,8 @@ class Vitals:
 
     @property
     def slots(self) -> int:
-        """Tasks that the agent can hold at once; queues whose tasks share their room count once."""
-        return sum(room.slots for room in {poller.room for poller in self._pollers.values()})
+        """Tasks that the agent can hold at once."""
+        return slots_of(self._pollers)
 
     def held(self) -> list[Held]:
         """The tasks that the agent holds, and which of their handlers go on although they were told to stop."""
