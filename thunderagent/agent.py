@@ -27,6 +27,8 @@ from thunderagent.equipment import equip
 from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.executor import Executors, Scope, no_scope
 from thunderagent.executors import make_executors
+from thunderagent.gate import Gate
+from thunderagent.gatekeeper import Gatekeeper, gated
 from thunderagent.health.marks import Marks
 from thunderagent.health.outage import Outage
 from thunderagent.health.vitals import Vitals
@@ -39,9 +41,9 @@ from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.scopes import Surroundings
-from thunderagent.serving import check_leases, in_words, make_pollers, tick_s
+from thunderagent.serving import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.settings import Settings, load_settings
-from thunderagent.settler import Policy, Stopped
+from thunderagent.settler import Stopped
 from thunderagent.signals import stopping_signals
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
@@ -84,7 +86,9 @@ class Agent:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         """Unique per process start: the `leaseOwner` of everything it holds."""
         self.bus = bus or EventBus()
-        self.store = store
+        self.gate = Gate(settings.region if settings.region_arbiter else None, monotonic=store.monotonic)
+        """What the agent may write, by the grant of its region; `equip` has it renewed."""
+        self.store = store = gated(store, self.gate)
         self.jobs = jobs
         self.settings = settings
         check_leases(jobs, settings)
@@ -98,12 +102,7 @@ class Agent:
         self._marks = Marks(self._monotonic)
         self.told: dict[str, Any] = {}
         """Further facts for the agent's row, by name."""
-        policy = Policy(
-            backoff=settings.backoff,
-            max_retry=settings.max_retry,
-            keep_success_s=settings.keep_success_days * 86400,
-            keep_failed_s=settings.keep_failed_days * 86400,
-        )
+        policy = policy_of(settings)
         keep = {"keep_success_s": policy.keep_success_s, "keep_failed_s": policy.keep_failed_s}
         dependents = Dependents(store, self.bus, **keep)
         streams = {name for name, job in jobs.by_value.items() if job.is_stream}
@@ -122,7 +121,7 @@ class Agent:
         )
         self._heart_store = store.sibling()
         self._heartbeat = Heartbeat(
-            self._heart_store, self.bus, tick_s=tick_s(jobs, settings), monotonic=self._monotonic
+            self._heart_store, self.bus, tick_s=tick_s(jobs, settings), monotonic=self._monotonic, gate=self.gate
         )
         self._workload = Workload(
             store,
@@ -150,6 +149,7 @@ class Agent:
             keep_failed_s=policy.keep_failed_s,
             is_held=self._workload.held.__contains__,
             monotonic=self._monotonic,
+            epoch=lambda: self.gate.epoch,
             limit=self._workload.admission.limit_of,
             freed=self._workload.admission.lines.freed,
         )
@@ -176,6 +176,7 @@ class Agent:
             told=self.told,
             marks=self._marks,
             failed=self._house_failed,
+            gate=self.gate,
         )
         self._listener = Listener(
             doorbell,
@@ -186,6 +187,9 @@ class Agent:
             pollers=self._pollers,
             stretch_s=settings.poll_wake_s,
             wake=self._workload.wake,
+        )
+        self._gatekeeper = Gatekeeper(
+            self.gate, self.controls, self._workload, self.bus, drain_s=settings.drain_s, monotonic=self._monotonic
         )
         self.bus.subscribe(self._look_for_child)
         self.vitals = Vitals(
@@ -310,6 +314,7 @@ class Agent:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
         idle_s = min(self._workload.choice.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
         self._workload.gather(idle_s)
+        self._gatekeeper.look()
         self._commit(claim=not self._stops)
         if not self._stops:
             self._housekeeping.run_pending()

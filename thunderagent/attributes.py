@@ -51,6 +51,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = {
     "heldBy": "S",
     "holders": "SS",
     "traceparent": "S",
+    "regionEpoch": "N",
 }
 """Every attribute of the table and its DynamoDB type. `info`, `heldBy` and `holders` are of rows that are no tasks: of
 agents, journals, schedules and pauses the first, of unique keys the second, of limits the third."""

@@ -7,6 +7,7 @@ looked for by an agent that had read the row within the last `every_s` seconds.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection
 
 from thunderagent import events
@@ -63,14 +64,25 @@ class Controls:
         self._jobs: frozenset[str] = frozenset()
         self._was_read = False
         self._held: dict[str, Pause] = {}
+        self._holding = threading.Lock()
+        self._reasons: dict[str, str] = {}
         self._owner = owner
         self._retire = retire
         self._is_asked_to_drain = False
 
-    def hold(self, reason: str | None) -> None:
-        """Let nothing start in this agent, whatever the row says; go on with None. Safe in any thread."""
-        pause = Pause(kind=PauseKind.AGENT, name=self._owner, reason=reason)
-        self._held = {} if reason is None else {pause.key: pause}
+    def hold(self, reason: str | None, *, by: str = "") -> None:
+        """Let nothing start in this agent, whatever the row says; go on with None. Safe in any thread.
+
+        Args:
+            reason: why, for people.
+            by: who holds it; each lets go of its own alone.
+        """
+        with self._holding:
+            self._reasons.pop(by, None)
+            if reason is not None:
+                self._reasons[by] = reason
+            pause = Pause(kind=PauseKind.AGENT, name=self._owner, reason="; ".join(self._reasons.values()))
+            self._held = {pause.key: pause} if self._reasons else {}
 
     @property
     def is_agent_paused(self) -> bool:

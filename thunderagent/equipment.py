@@ -16,6 +16,7 @@ from thunderagent.metadata import Metadata
 from thunderagent.notices import Notices
 from thunderagent.prometheus import is_installed, prometheus_text
 from thunderagent.recycling import Recycling
+from thunderagent.regions import region_watch
 
 if TYPE_CHECKING:
     from thunderagent.agent import Agent
@@ -57,4 +58,4 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
         http=agent.told.get("http"),
         wake=agent.vitals.wake,
     )
-    return [*companions, monitor.companion()]
+    return [*region_watch(agent), *companions, monitor.companion()]

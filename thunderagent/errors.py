@@ -25,10 +25,15 @@ inputs and broken dependencies, and each says what to do.
     │   ├── StreamWedged          … the stream makes no progress here
     │   └── AgentDraining         … the agent is stopping and its drain time is over
     ├── StreamFailed              a stream cannot go on: the peer refuses for good, or a limit of ours says so
+    ├── ClientClosed              the client of the WebSocket API has ended
+    ├── ChangeRefused             the WebSocket API does not take a change of the state, now or later
+    ├── TooManyChanges            more changes wait for the WebSocket API than are kept
+    ├── PushFailed                a message to a user reached none of their connections, for a reason that may pass
     ├── DoorbellError             rings cannot be heard now; agents poll as if there were no doorbell
     └── StoreError                the store did not do what was asked
         ├── StoreUnavailable      … for now: retry later
         │   ├── StoreThrottled    … the table or index refuses because of its throughput
+        │   ├── RegionPassive     … another region has the grant, or nobody: this one may not write
         │   ├── CredentialsExpired  … the session's credentials are over
         │   └── CredentialsMissing  … there are none at this moment; a ConfigurationError too
         ├── TableMissing          … the table or its index does not exist
@@ -151,6 +156,22 @@ class StreamFailed(ThunderAgentError):
     """The stream cannot go on."""
 
 
+class ClientClosed(ThunderAgentError):
+    """The client has ended; make another one, with the changes that were not acknowledged."""
+
+
+class ChangeRefused(ThunderAgentError):
+    """The server does not take this change, now or later."""
+
+
+class TooManyChanges(ThunderAgentError):
+    """Too many changes wait for a server; wait until some are acknowledged."""
+
+
+class PushFailed(ThunderAgentError):
+    """The message could not be pushed to any connection of the user; retry later."""
+
+
 class DoorbellError(ThunderAgentError):
     """The doorbell does not work now: tasks are found by polling."""
 
@@ -165,6 +186,10 @@ class StoreUnavailable(StoreError):
 
 class StoreThrottled(StoreUnavailable):
     """The table refuses requests because of its throughput; raise the number of shards or warm it up."""
+
+
+class RegionPassive(StoreUnavailable):
+    """The region holds no valid grant, so its agents write nothing; see: thunderagent region status"""
 
 
 class CredentialsExpired(StoreUnavailable):

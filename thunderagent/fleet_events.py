@@ -78,3 +78,90 @@ class QueueMeasured(Event):
     ready: int
     oldest_ready_s: float
     is_capped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogMeasured(Event):
+    """How many tasks of all queues together are ready, which is told after the queues one by one."""
+
+    ready: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantAsked(Event):
+    """The agent wrote to the arbiter for its region, other than a beat: `won` says whether it was the first."""
+
+    region: str
+    verb: str
+    won: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantBegan(Event):
+    """The region of the agent has the grant: it claims tasks from now on."""
+
+    region: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantDrains(Event):
+    """The grant is to go to another region: the agent gives back what it holds."""
+
+    region: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantEnded(Event):
+    """The region of the agent has no grant any more: its handlers are stopped, and it writes nothing."""
+
+    region: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionsFrozen(Event):
+    """No region takes the grant by itself from now on, until a person says so."""
+
+    region: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryProbed(Event):
+    """A canary has tried a target, or the queue: how many seconds each step took; `step` and `reason` when one failed.
+
+    `healthy` is what the metric tells: the attempt did, and the target is not down by the attempts before.
+    """
+
+    target: str
+    observer: str
+    ok: bool
+    healthy: bool
+    steps: tuple[str, ...] = ()
+    seconds: tuple[float, ...] = ()
+    step: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryDown(Event):
+    """A target of the canary is down: so many attempts in a row have failed, the last in this step for this reason."""
+
+    target: str
+    observer: str
+    step: str
+    reason: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryUp(Event):
+    """A target of the canary is up, at first or again: so many attempts in a row did."""
+
+    target: str
+    observer: str
+    successes: int

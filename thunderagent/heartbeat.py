@@ -32,6 +32,7 @@ from thunderagent.errors import (
     TimeLimitExceeded,
 )
 from thunderagent.executor import Running
+from thunderagent.gate import Gate
 from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
 from thunderagent.settler import about, time_limit
 from thunderagent.store import Beat, Renewal, TaskStore
@@ -60,8 +61,10 @@ class Heartbeat:
         tick_s: float,
         rng: random.Random | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        gate: Gate | None = None,
     ) -> None:
         self._store = store
+        self._gate = gate or Gate()
         self._bus = bus
         self._tick_s = tick_s
         self._rng = rng or random.Random()
@@ -178,8 +181,11 @@ class Heartbeat:
         self.last_round = self._monotonic()
 
     def judge_all(self) -> None:
-        """Stop the handlers whose lease or time is over."""
+        """Stop the handlers whose lease or time is over, and all of them without a grant of the region."""
+        is_open = self._gate.is_open
         for running in list(self._held.values()):
+            if not is_open and not running.settling and not running.lost:
+                self._lose(running, f"the region {self._gate.region} holds no grant: {self._gate.why_closed}")
             self._judge(running, self._monotonic())
 
     def _take_hurries(self, now: float) -> set[str]:

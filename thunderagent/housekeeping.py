@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from thunderagent import events
 from thunderagent.balance import is_paused
 from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
+from thunderagent.gate import Gate
 from thunderagent.health.marks import Marks
 from thunderagent.maintenance import Janitor
 from thunderagent.memory import resident_mib
@@ -42,6 +44,8 @@ SHARES_SWEEPS: Final = 20
 that is only for agents not to try the same tasks, and lost claims make them look at once."""
 SHARES_S: Final = 0.25
 """Shortest time between two looks for the other agents of a queue."""
+WRITING: Final = frozenset({"sweep", "lines", "ticks", "expiry", "lost streams", "handoff", "journals", "balance"})
+"""Pieces that write to the table, and wait while the agent's region has no grant."""
 
 
 class Housekeeping:
@@ -63,7 +67,9 @@ class Housekeeping:
         told: Mapping[str, Any],
         marks: Marks,
         failed: Callable[[StoreError], None] = lambda error: None,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate or Gate()
         self._store = store
         self._jobs = jobs
         self._settings = settings
@@ -115,7 +121,7 @@ class Housekeeping:
             if self._health()["draining"]:
                 return
             piece.run()  # type: ignore[no-untyped-call] # the library has no types
-        if self._periodic.wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
+        if self._ticks_wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
             self._look_for_ticks()
         now = self._store.monotonic()
         if now >= self._shares_due and any(poller.is_contended for poller in self._pollers.values()):
@@ -130,7 +136,7 @@ class Housekeeping:
         if idle_s > EXPIRE_S:
             for job in self._scheduler.get_jobs():
                 job._schedule_next_run()
-        return max(0.0, min(idle_s, longest_s, self._periodic.wait_s()))
+        return max(0.0, min(idle_s, longest_s, self._ticks_wait_s()))
 
     def leave_streams(self, *, store_answers: bool) -> None:
         """The agent begins to stop: hand its streams off, and say so, that nobody counts on it."""
@@ -149,6 +155,9 @@ class Housekeeping:
         """Write what is left to tell, and take the agent's row away."""
         if self._store_permitting("journals", self._streams.keep_journals):
             self._store_permitting("registration", self._sign_off)
+
+    def _ticks_wait_s(self) -> float:
+        return self._periodic.wait_s() if self._gate.is_open else math.inf
 
     def _look_for_ticks(self) -> None:
         self._store_permitting("ticks", self._periodic.look)
@@ -257,6 +266,8 @@ class Housekeeping:
 
     def _store_permitting(self, name: str, work: Callable[[], object]) -> bool:
         """Do a piece; a store that does not answer is told, and the piece comes again at its next time."""
+        if name in WRITING and not self._gate.is_open:
+            return True
         try:
             work()
             self._marks.moved()

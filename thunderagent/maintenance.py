@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from thunderagent import events, writes
@@ -40,7 +40,8 @@ class LostLeases:
 
     A lease is over when its expiry and the guard are past on the shared clock, or when its beats stood still for a
     whole lease and the guard on our own monotonic clock (counted from after the read that saw them first). Without a
-    usable shared clock only the second counts.
+    usable shared clock only the second counts. A lease of an earlier epoch of the regions is over at
+    once.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class LostLeases:
         guard_s: float,
         is_held: Callable[[str], bool] = lambda task_id: False,
         monotonic: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._store = store
+        self._epoch = epoch
         self._is_held = is_held
         self._guard_s = guard_s
         self._monotonic = monotonic
@@ -95,6 +98,8 @@ class LostLeases:
     def _is_lost(self, task: Task, now: float) -> bool:
         if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
             return False
+        if self.has_moved(task):
+            return True
         known = self._sightings.get(task.task_id)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):
             known = self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
@@ -108,6 +113,10 @@ class LostLeases:
         left = task.lock_time + self._guard_s - clock.earliest()
         known.look_again = min(known.look_again, now + left)
         return left < 0
+
+    def has_moved(self, task: Task) -> bool:
+        """Whether an agent of a region that has lost its grant holds it: it was stopped, whatever the lease says."""
+        return task.region_epoch is not None and task.region_epoch < self._epoch()
 
 
 class Janitor:
@@ -126,6 +135,7 @@ class Janitor:
         keep_failed_s: float,
         is_held: Callable[[str], bool] = lambda task_id: False,
         monotonic: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], int] = lambda: 0,
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,
     ) -> None:
@@ -142,6 +152,7 @@ class Janitor:
             keep_failed_s: how long what is given up is kept.
             is_held: whether this agent holds a task itself.
             monotonic: the clock of beats that stand still.
+            epoch: that of the region's grant, 0 where there is one region.
             limit: of a task that is given up.
             freed: told of a slot that was freed, with the row of its limit.
         """
@@ -155,7 +166,7 @@ class Janitor:
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
         self._keys = Keys(store)
-        self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic)
+        self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic, epoch=epoch)
 
     def take_over(
         self,
@@ -175,10 +186,11 @@ class Janitor:
         """
         mine: list[tuple[Task, float]] = []
         for task in self.lost.recheck() if lanes is None else self.lost.find(lanes):
-            if task.crash_count >= self._max_crashes:
+            has_moved = self.lost.has_moved(task)
+            if task.crash_count >= self._max_crashes and not has_moved:
                 self._give_up(task)
-            elif (lease_s := wanted(task)) is not None:
-                mine.append((task, lease_s))
+            elif (lease_s := wanted(task)) is not None:  # that a region was lost is not the fault of its tasks
+                mine.append((replace(task, crash_count=task.crash_count - has_moved), lease_s))
         if not mine:
             return []
         before = {task.task_id: task for task, _ in mine}

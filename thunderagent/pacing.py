@@ -98,6 +98,21 @@ def batch_delays(rng: random.Random) -> Iterator[float]:
         ceiling = min(5.0, ceiling * 2)
 
 
+PASSING: Final = Backoff(base_s=0.2, cap_s=10.0)
+"""Before a client of the WebSocket API sends a change again that was not answered, or could not be taken for now."""
+
+PASSING_LEAST_S: Final = 0.01
+"""… and the least of it."""
+
+OVERTAKEN: Final = Backoff(base_s=0.05, cap_s=2.0)
+"""Before it sends a change again that those of others have overtaken twice."""
+
+LONGEST_PAUSE_S: Final = 30.0
+"""An API that asks a client for a longer pause is asked again after this."""
+
+ASK_AGAIN_S: Final = 0.1
+"""Before it asks again for a state that it was not told."""
+
 THROTTLED_S: Final = 2.0
 """Longest wait of an agent after a throttle."""
 
@@ -270,3 +285,15 @@ EXAMINED_S: Final = 15.0
 def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Random) -> float:
     """Seconds before the next attempt to connect: full jitter, as `Backoff`, but at least `FLOOR_S`."""
     return max(FLOOR_S, Backoff(base_s=base_s, cap_s=cap_s).delay(failures, rng))
+
+
+REGION_LOOK_S: Final = 5.0
+"""Time between two readings of the arbiter's row by an agent."""
+
+
+CANARY_FIRST_S: Final = 2.0
+"""Time between two attempts of a canary while nothing is known of its own region, so that an agent knows it soon."""
+
+CANARY_END_S: Final = 1.0
+"""Longest wait for a canary's attempt to end that was broken off."""
+

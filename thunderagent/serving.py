@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from thunderagent.balance import Fleet, StreamPoller
 from thunderagent.bus import EventBus
@@ -14,8 +14,14 @@ from thunderagent.pacing import STREAM_POLL_S, PollPace
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings, lease_problems
+from thunderagent.settler import Policy
 from thunderagent.store import TaskStore
 from thunderagent.task import BATCH, DEFAULT_QUEUE, STREAM
+
+BUILT_IN_QUEUE: Final = "thunderagent"
+"""The queue of built-in jobs, which every agent that has them serves beside its own."""
+BUILT_IN_SLOTS: Final = 2
+"""The canary needs one for itself, and one for the task that it puts."""
 
 
 def make_pollers(
@@ -48,6 +54,16 @@ def make_pollers(
                 name, streams, store, jobs=names[STREAM], pace=pace, fleet=fleet, **common
             )
     return pollers
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The numbers by which outcomes are settled."""
+    return Policy(
+        backoff=settings.backoff,
+        max_retry=settings.max_retry,
+        keep_success_s=settings.keep_success_days * 86400,
+        keep_failed_s=settings.keep_failed_days * 86400,
+    )
 
 
 def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
@@ -86,5 +102,6 @@ def tick_s(jobs: Registry, settings: Settings) -> float:
 
 def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:
     """Queues to serve with their slots: those of the settings, else those of the jobs and the plain one, to which names
-    without their code are enqueued."""
-    return settings.queues or dict.fromkeys((*jobs.queues, DEFAULT_QUEUE), settings.slots)
+    without their code are enqueued; and in any case that of built-in jobs."""
+    queues = settings.queues or dict.fromkeys((*jobs.queues, DEFAULT_QUEUE), settings.slots)
+    return {**queues, BUILT_IN_QUEUE: BUILT_IN_SLOTS} if BUILT_IN_QUEUE in jobs.queues else queues

@@ -19,12 +19,22 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from thunderagent.canary_targets import canary_problems
 from thunderagent.errors import ConfigurationError
 from thunderagent.pacing import Backoff
 from thunderagent.task import Lane
 
 PREFIX = "THUNDERAGENT_"
-_OPTIONAL: Final = ("wake_queue_url", "blob_bucket", "cloudwatch_namespace", "health_folder")
+_OPTIONAL: Final = (
+    "wake_queue_url",
+    "blob_bucket",
+    "cloudwatch_namespace",
+    "health_folder",
+    "region",
+    "region_arbiter",
+    "region_preferred",
+    "canary_token_from",
+)
 LEASE_MARGIN = 0.2
 """Share of a lease before whose end the holder stops by itself."""
 
@@ -135,6 +145,28 @@ class Settings(BaseSettings):
     ec2_notices: bool = False
     """Ask the EC2 instance each 5 s whether it is to be taken away (spot, Auto Scaling), and drain when it is."""
 
+    region: str | None = None
+    """Region in which the agent runs, such as `eu-central-1`; needed where several share a global table."""
+    region_arbiter: str | None = None
+    """Store with the row that says which region has the grant: a table in a third region; without one, there is one."""
+    region_scope: str = "default"
+    """Name of that row: agents that share a global table have the same."""
+    region_lease_s: float = 30.0
+    """How long a region keeps its grant when it is not heard of."""
+    region_beat_s: float = 10.0
+    """Time between two renewals of the grant; at most a third of it."""
+    region_preferred: str | None = None
+    """Region that has the grant first, and may get it back."""
+    region_failback: str = "manual"
+    """`manual`, or `auto`: the preferred region takes its place back when it has been well again for a while."""
+
+    canary_targets: dict[str, str] = Field(default_factory=dict)
+    """WebSocket APIs that agents try by region, as JSON: `{"eu-central-1": "wss://…"}`; empty: no canary."""
+    canary_token_from: str | None = None
+    """Their token: `file:///PATH`, `env:NAME`, `command:PROGRAM` or `secret:NAME` (Secrets Manager); may hold `{target}`."""
+    canary_s: float = 30.0
+    """Time between two attempts of an agent at the API of its own region."""
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -160,9 +192,10 @@ class Settings(BaseSettings):
         given = dict(data) if isinstance(data, Mapping) else {}
         if empty := {name: None for name in _OPTIONAL if given.get(name) == ""}:  # set to nothing is not set
             data = given = {**given, **empty}
-        if isinstance(queues := given.get("queues"), str):
-            problems.append(_json_problem(queues))
-            data = given = {**given, "queues": {}}
+        for name, example in _JSON.items():
+            if isinstance(text := given.get(name), str):
+                problems.append(_json_problem(name, text, example))
+                data = given = {**given, name: {}}
         try:
             settings: Settings = handler(data)
         except ValidationError as error:
@@ -208,6 +241,9 @@ class Settings(BaseSettings):
             ("recycle_tasks", 0, 1e9),
             ("recycle_mib", 0, 1e6),
             ("recycle_threads", 0, 1000),
+            ("region_lease_s", 0.5, 3600),
+            ("region_beat_s", 0.05, 1200),
+            ("canary_s", 0.05, 600),
         ]
         problems = [
             f"{PREFIX}{name.upper()} is {value:g}; it must be from {low:g} to {high:g}"
@@ -230,6 +266,8 @@ class Settings(BaseSettings):
                 f"{PREFIX}POLL_MIN_S, POLL_MAX_S and POLL_IDLE_S are {self.poll_min_s:g}, {self.poll_max_s:g} and "
                 f"{self.poll_idle_s:g}; they must not fall"
             )
+        problems += self._region_problems()
+        problems += canary_problems(self.canary_targets, self.canary_token_from, PREFIX)
         if self.wake_queue_url is not None and (problem := _queue_problem(self.wake_queue_url)):
             problems.append(f"{PREFIX}WAKE_QUEUE_URL {problem}")
         if self.cloudwatch_namespace is not None and (problem := _namespace_problem(self.cloudwatch_namespace)):
@@ -254,6 +292,34 @@ class Settings(BaseSettings):
             problems.append(f"{PREFIX}LOG_LEVEL is {self.log_level!r}; use DEBUG, INFO, WARNING or ERROR")
         return problems
 
+    def _region_problems(self) -> list[str]:
+        """What does not fit among the settings of regions."""
+        problems = [
+            f"{PREFIX}{name.upper()} is {value!r:.80}; use 1 to 64 letters, digits and . - _"
+            for name in ("region", "region_scope", "region_preferred")
+            if (value := getattr(self, name)) is not None and not _REGION.fullmatch(value)
+        ]
+        if self.region_failback not in ("manual", "auto"):
+            problems.append(f"{PREFIX}REGION_FAILBACK is {self.region_failback!r}; use manual or auto")
+        elif self.region_failback == "auto" and self.region_preferred is None:
+            problems.append(
+                f"{PREFIX}REGION_FAILBACK is auto: set {PREFIX}REGION_PREFERRED, the region to go back to"
+            )
+        if self.region_arbiter is None:
+            return problems
+        if self.region is None:
+            problems.append(f"{PREFIX}REGION_ARBITER is set: set {PREFIX}REGION too, such as eu-central-1")
+        if self.region_arbiter == self.store:
+            problems.append(
+                f"{PREFIX}REGION_ARBITER is {PREFIX}STORE: a grant must not be replicated, so use a table of its own, "
+                "in a third region (infra/control.yaml)"
+            )
+        beat, lease = f"{PREFIX}REGION_BEAT_S", f"{PREFIX}REGION_LEASE_S"
+        return problems + lease_problems(self.region_lease_s, self.region_beat_s, lease, beat)
+
+
+_REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
 
 def has_package(name: str) -> bool:
     """True when a package is installed, which is not imported for that (those that it is in are)."""
@@ -263,13 +329,17 @@ def has_package(name: str) -> bool:
         return False
 
 
-def _json_problem(text: str) -> str:
+_JSON: Final = {"queues": '{"default": 10, "reports": 2}', "canary_targets": '{"eu-central-1": "wss://ws.example.com"}'}
+"""Settings that are JSON, with an example."""
+
+
+def _json_problem(name: str, text: str, example: str) -> str:
     try:
         json.loads(text)
         why = "a text"
     except ValueError as error:
         why = str(error)
-    return f'{PREFIX}QUEUES is not JSON ({why}); write for example {{"default": 10, "reports": 2}}'
+    return f"{PREFIX}{name.upper()} is not JSON ({why}); write for example {example}"
 
 
 def _namespace_problem(name: str) -> str | None:

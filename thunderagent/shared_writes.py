@@ -269,6 +269,21 @@ def announce(agent_id: str, *, info: Mapping[str, Any], now: float, expire_at: f
     )
 
 
+def sentinel(region: str, *, now: float) -> Write:
+    """A sign of the region that has the grant; its age in another region tells how far the table there is behind."""
+    return Write(
+        verb="sentinel",
+        task_id=sentinel_id(region),
+        set={"updatedAt": timestamp(now)},
+        require=(Present("taskId"),),
+    )
+
+
+def sentinel_id(region: str) -> str:
+    """Id of the row of a sentinel."""
+    return f"sentinel:{region}"
+
+
 def journal(journal_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
     """What happened to a stream under one fence; the row has no status, so that no index entry is written."""
     return Write(

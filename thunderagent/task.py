@@ -245,6 +245,8 @@ class Task:
     """How many tasks with this `limit_key` may run at once in the whole fleet."""
     traceparent: str | None = None
     """The trace that the task belongs to, as a W3C `traceparent`: of whoever enqueued it."""
+    region_epoch: int | None = None
+    """Epoch of the region whose agent claimed it last; None: it was claimed where there is one region."""
     line: str | None = None
     """Key of the limit in whose line the task stands while it is BLOCKED; no attribute, but a part of the status."""
 

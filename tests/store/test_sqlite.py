@@ -160,7 +160,7 @@ def test_a_database_of_version_2_gets_the_columns_of_handoffs_and_keeps_its_rows
     for store in stores:
         store.engine.close()
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) == 5
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS) == 6
         after = {name for _, name, *_ in connection.execute("PRAGMA table_info(tasks)")}
         assert after - before == {
             "handoffOwner",
@@ -173,6 +173,7 @@ def test_a_database_of_version_2_gets_the_columns_of_handoffs_and_keeps_its_rows
             "heldBy",
             "holders",
             "traceparent",
+            "regionEpoch",
         }
 
 

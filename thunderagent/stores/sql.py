@@ -27,6 +27,8 @@ _FOURTH: Final = ("uniqueKey", "uniqueScope", "limitKey", "limitMax", "heldBy", 
 """Columns that came with the fourth version of the schema."""
 _FIFTH: Final = ("traceparent",)
 """Columns that came with the fifth version of the schema."""
+_SIXTH: Final = ("regionEpoch",)
+"""Columns that came with the sixth version of the schema."""
 
 
 def _add(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,13 +40,14 @@ CREATE: Final = (
     + ", ".join(
         f'"{name}" {_SQL_TYPES[kind]}' + (" PRIMARY KEY NOT NULL" if name == "taskId" else "")
         for name, kind in ATTRIBUTES.items()
-        if name not in _THIRD + _FOURTH + _FIFTH
+        if name not in _THIRD + _FOURTH + _FIFTH + _SIXTH
     )
     + ") WITHOUT ROWID"
 )
 ADD_THIRD: Final = _add(_THIRD)
 ADD_FOURTH: Final = _add(_FOURTH)
 ADD_FIFTH: Final = _add(_FIFTH)
+ADD_SIXTH: Final = _add(_SIXTH)
 CREATE_INDEX: Final = (
     'CREATE INDEX "status-createdAt-index" ON tasks ("status", "createdAt", "taskId", "job", "kind") '
     'WHERE "status" IS NOT NULL'

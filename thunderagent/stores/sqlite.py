@@ -42,6 +42,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     sql.ADD_THIRD,
     sql.ADD_FOURTH,
     sql.ADD_FIFTH,
+    sql.ADD_SIXTH,
 )
 """What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
 

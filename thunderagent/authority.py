@@ -1,0 +1,296 @@
+"""Decides whether this agent's region has the grant, together with the agents of all regions, through one row.
+
+There is no leader: every agent reads the row, any agent of the holder's region may renew it while it is well, and any
+agent of another region that is well takes it when the beat has stood still. No clock of one region is compared with
+that of another: each side counts seconds on its own monotonic clock, the holder from before it asked, the others from
+after they have seen.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from thunderagent import region_writes
+from thunderagent.bus import EventBus
+from thunderagent.conditions import Write
+from thunderagent.errors import StoreError
+from thunderagent.fleet_events import GrantAsked, RegionsFrozen
+from thunderagent.grants import (
+    HOLDER_SHARE,
+    NO_REGIONS,
+    TAKER_GUARD_S,
+    Grant,
+    Record,
+    RegionState,
+    no_grant,
+    scope_id,
+)
+from thunderagent.pacing import jittered
+from thunderagent.port import Engine
+from thunderagent.task import Row
+
+MOST_SWITCHES: Final = 2
+SWITCHES_S: Final = 3600.0
+"""Regions that take the grant by themselves more than twice in an hour leave it to a person."""
+
+BACK_SUCCESSES: Final = 5
+"""Canaries in a row that must be good before a region takes its place back by itself."""
+
+BACK_DWELL_S: Final = 600.0
+"""How long the other region keeps the grant at least before one goes back by itself."""
+
+BACK_FRESH: Final = 5
+"""Looks in a row at which what the holder writes has come here in time."""
+
+BACK_LAG_S: Final = 5.0
+"""What is younger than this has come in time."""
+
+
+class Authority(Protocol):
+    """Who tells what the agents of a region may do."""
+
+    def step(self) -> Grant:
+        """Look, do what is due, and say what holds now. Never raises for an arbiter that does not answer."""
+
+
+class SingleRegion:
+    """The table is in one region: nobody to ask."""
+
+    def step(self) -> Grant:
+        """Always valid."""
+        return NO_REGIONS
+
+
+class Wellness(Protocol):
+    """How the region is, seen from this agent: the canary, or else whether its table answers."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the region may have the grant."""
+
+    @property
+    def successes(self) -> int:
+        """Good looks in a row."""
+
+
+class Arbiter:
+    """The grant of one agent's region, from the row of an arbiter that is reached through any engine.
+
+    Args:
+        engine: of the arbiter's table, which is neither lost with one region nor with the other.
+        region: of this agent.
+        scope: which row.
+        owner: name of the agent, to be told.
+        well: how the region is.
+        bus: told of what is asked for.
+        lease_s: length of a grant.
+        beat_s: time between two beats of a region.
+        preferred: the region that should have the grant; it alone makes the row.
+        goes_back: whether this region takes its place back by itself when it is the preferred one.
+        drain_s: how long each agent of the holder may take to give back what it holds when we take our place back.
+        lag_s: seconds that the newest sign of the holder in our table is old, None if it is not there.
+        beaten: told after each beat that this agent has made.
+        monotonic: this agent's clock.
+        rng: jitter, so that the agents of a region do not renew at once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        region: str,
+        scope: str,
+        owner: str,
+        well: Wellness,
+        bus: EventBus,
+        lease_s: float,
+        beat_s: float,
+        preferred: str | None = None,
+        goes_back: bool = False,
+        drain_s: float = 30.0,
+        lag_s: Callable[[Record], float | None] = lambda record: None,
+        beaten: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._engine = engine
+        self._region = region
+        self._scope = scope
+        self._owner = owner
+        self._well = well
+        self._bus = bus
+        self._lease_s = lease_s
+        self._beat_s = beat_s
+        self._preferred = preferred
+        self._goes_back = goes_back
+        self._drain_s = drain_s
+        self._lag_s = lag_s
+        self._beaten = beaten
+        self._monotonic = monotonic
+        self._rng = rng or random.Random()
+        self.record: Record | None = None
+        """The row as it was seen last."""
+        self.error: StoreError | None = None
+        """Why the last look had no answer."""
+        self._sent = -math.inf  # before the last look that had an answer
+        self._still_since = math.inf  # after the first look that saw what still is so
+        self._valid_from = -math.inf
+        self._drain_seen = self._drained_at = math.inf
+        self._beat_due = -math.inf
+        self._fresh = 0
+
+    def step(self) -> Grant:
+        """Look at the row and do what is due."""
+        try:
+            self._look()
+            self._act()
+            self.error = None
+        except StoreError as error:
+            self.error = error
+        return self.grant()
+
+    def grant(self) -> Grant:
+        """What holds as far as this agent knows."""
+        record = self.record
+        if record is None:
+            return no_grant(str(self.error) if self.error else "no region was granted anything yet")
+        if record.holder != self._region:
+            return no_grant(f"the region {record.holder} has the grant, epoch {record.epoch}", record.epoch)
+        if record.state is RegionState.VACANT:
+            return no_grant(f"{record.by} gives the grant to {record.to}: {record.reason}", record.epoch)
+        until = min(self._valid_from + record.lease_s * HOLDER_SHARE, self._drained_at)
+        return Grant(
+            epoch=record.epoch,
+            valid_until=until,
+            is_draining=record.state is RegionState.DRAINING,
+            reason=self._why(record),
+        )
+
+    def _why(self, record: Record) -> str:
+        if self.error is not None:
+            return f"the arbiter does not answer: {self.error}"
+        if record.state is RegionState.DRAINING:
+            return f"the grant goes to {record.to}: {record.reason}"
+        return "" if self._well.is_well else f"the region {self._region} is not well: its canary fails"
+
+    def _look(self) -> None:
+        sent = self._monotonic()
+        row = self._engine.get([scope_id(self._scope)]).get(scope_id(self._scope))
+        if row is None:
+            self.record, self._still_since, self._sent = None, math.inf, sent
+        else:
+            self._learn(row, sent)
+
+    def _learn(self, row: Row, sent: float, *, ours: bool = False) -> None:
+        """Take what the row says. `sent`: before we asked; `ours`: what it says we have written with that call."""
+        record, before, now = Record.from_row(row), self.record, self._monotonic()
+        had = self.grant().is_valid(now) if before is not None else False
+        if before is None or before.standing != record.standing:
+            self._still_since = now
+            if ours:
+                self._valid_from = sent
+            elif before is not None and (before.epoch, before.beat) != (record.epoch, record.beat):
+                self._valid_from = self._sent  # somebody of our region wrote it after we had looked the time before
+            if ours or before is not None:
+                self._beat_due = now + jittered(self._beat_s, self._rng)
+        if record.state is not RegionState.DRAINING:
+            self._drain_seen = self._drained_at = math.inf
+        elif before is None or before.state is not RegionState.DRAINING or before.epoch != record.epoch:
+            self._drain_seen = now
+            # Who had no grant when it was told to drain gets none any more.
+            self._drained_at = now + record.drain_s if had and before is not None else -math.inf
+        self.record, self._sent = record, sent
+
+    def _act(self) -> None:
+        record, now = self.record, self._monotonic()
+        if record is None:
+            self._begin(now)
+        elif record.holder == self._region and record.state is not RegionState.VACANT:
+            self._hold(record, now)
+        else:
+            self._wait(record, now)
+
+    def _begin(self, now: float) -> None:
+        """Nobody was ever granted anything: the preferred region begins, or the first that is well."""
+        if self._preferred in (None, self._region) and self._well.is_well:
+            row = region_writes.first_row(
+                self._scope, self._region, lease_s=self._lease_s, by=self._owner, now=self._engine.clock.now()
+            )
+            [answer] = self._engine.put([row])
+            if answer.error:
+                raise answer.error
+            self._learn(answer.row or row, now, ours=answer.won or answer.row == row)
+
+    def _hold(self, record: Record, now: float) -> None:
+        """Renew the grant; or hand it over once no agent of the region can have one any more.
+
+        One that has not seen the order lives on the grant that it had before; one that has ends after `drain_s`.
+        """
+        wait_s = record.lease_s * HOLDER_SHARE + record.drain_s
+        clock_now = self._engine.clock.now()
+        if now - self._drain_seen >= wait_s:
+            self._write(region_writes.hand_over(record, lease_s=record.lease_s, by=self._owner, now=clock_now), now)
+        elif (
+            now >= self._beat_due and self._well.is_well and self._write(region_writes.beat(record, now=clock_now), now)
+        ):
+            self._beaten()
+
+    def _wait(self, record: Record, now: float) -> None:
+        still_s = now - self._still_since
+        is_next = record.to in (None, self._region)
+        may_take = record.frozen is None or record.state is RegionState.VACANT
+        if still_s >= record.lease_s + TAKER_GUARD_S:
+            if is_next and may_take and self._well.is_well:
+                self._take(record, now)
+        elif self._may_go_back(record):
+            write = region_writes.drain(
+                record,
+                self._region,
+                drain_s=self._drain_s,
+                by=self._owner,
+                reason=f"{self._region} is preferred and well again",
+                now=self._engine.clock.now(),
+            )
+            self._write(write, now)
+
+    def _take(self, record: Record, now: float) -> None:
+        clock_now = self._engine.clock.now()
+        recent = [at for at in record.switches if at > clock_now - SWITCHES_S]
+        if record.state is not RegionState.VACANT and len(recent) >= MOST_SWITCHES:
+            why = f"{len(recent)} regions took the grant by themselves within an hour"
+            if self._write(region_writes.freeze(record, why, by=self._owner, now=clock_now), now):
+                self._bus.emit(RegionsFrozen(region=self._region, reason=why))
+            return
+        self._write(region_writes.take(record, self._region, lease_s=self._lease_s, by=self._owner, now=clock_now), now)
+
+    def _may_go_back(self, record: Record) -> bool:
+        if not (
+            self._goes_back
+            and self._preferred == self._region
+            and record.state is RegionState.ACTIVE
+            and record.frozen is None
+        ):
+            return False
+        lag_s = self._lag_s(record)
+        self._fresh = self._fresh + 1 if lag_s is not None and lag_s < BACK_LAG_S else 0
+        return (
+            self._fresh >= BACK_FRESH
+            and self._well.successes >= BACK_SUCCESSES
+            and self._engine.clock.now() - record.since >= BACK_DWELL_S
+        )
+
+    def _write(self, write: Write, sent: float) -> bool:
+        """Do a write; what the row says then is learnt, whoever has won."""
+        [answer] = self._engine.apply([write])
+        if answer.error:
+            raise answer.error
+        won = answer.won or (answer.row is not None and write.landed_on(answer.row))
+        if write.verb != "beat":
+            self._bus.emit(GrantAsked(region=self._region, verb=write.verb, won=won))
+        if answer.row is not None:
+            self._learn(answer.row, sent, ours=won and write.verb != "freeze")
+        return won

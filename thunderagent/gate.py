@@ -1,0 +1,145 @@
+"""The gate: what an agent may write, by the grant of its region.
+
+`Gate` holds the latest grant for every thread. `GatedEngine` is the engine that all parts of such an agent use: without
+a valid grant it sends nothing but the agent's own row, which no other agent writes; with one, every write says under
+which epoch it is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from thunderagent.conditions import Write
+from thunderagent.errors import RegionPassive
+from thunderagent.grants import NO_REGIONS, Grant, no_grant
+from thunderagent.port import Applied, Engine
+from thunderagent.region_writes import in_region, reasserted
+from thunderagent.task import Row
+
+OWN_ROW: Final = "agent:"
+"""How the id of the row begins by which an agent tells that it is there."""
+
+AT_ONCE: Final = 20
+"""Writes that leave under one look at the grant: they are with the engine within the time of one call."""
+
+
+class Gate:
+    """The grant as it is known, from any thread.
+
+    Args:
+        region: of the agent; None: there is one region, and the gate stands open.
+        monotonic: the clock on which grants end.
+    """
+
+    def __init__(self, region: str | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.region = region
+        self._monotonic = monotonic
+        self.grant = NO_REGIONS if region is None else no_grant("the arbiter was not asked yet")
+        """What the authority said last."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the agent may write now."""
+        return self.grant.is_valid(self._monotonic())
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether the agent may take new tasks now."""
+        return self.is_open and not self.grant.is_draining
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the grant; 0: there is one region."""
+        return self.grant.epoch
+
+    @property
+    def why_closed(self) -> str:
+        """What keeps the agent from writing, in words."""
+        return self.grant.reason or "the grant was not renewed in time"
+
+    def check(self) -> int:
+        """The epoch under which a write may leave now.
+
+        Raises:
+            RegionPassive: no grant is valid.
+        """
+        grant: Grant = self.grant  # one look: another thread may replace it
+        if not grant.is_valid(self._monotonic()):
+            raise RegionPassive(
+                f"the region {self.region} holds no grant, so its agents write nothing ({self.why_closed}); "
+                "see: thunderagent region status"
+            )
+        return grant.epoch
+
+
+class GatedEngine:
+    """An engine whose writes need a grant. What it does not know it leaves to the engine behind it."""
+
+    def __init__(self, engine: Engine, gate: Gate) -> None:
+        self.behind = engine
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.behind, name)
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        """As the engine; rows need a grant, but for the agent's own."""
+        if not all(str(row["taskId"]).startswith(OWN_ROW) for row in rows):
+            self._gate.check()
+        return self.behind.put(rows, fresh=fresh)
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        """As the engine, each write under the epoch of the grant; without one, each has an error as its answer.
+
+        A write of the holder of a task that a late write of a lost region refuses is made again over it.
+        """
+        answers: list[Applied] = []
+        for part in _parts(batch):
+            own = [write.task_id.startswith(OWN_ROW) for write in part]
+            try:
+                epoch = 0 if all(own) else self._gate.check()
+            except RegionPassive as error:
+                answers += [Applied(won=False, error=error)] * len(part)
+                continue
+            made = [one if is_own else in_region(one, epoch) for one, is_own in zip(part, own, strict=True)]
+            answers += self._made_again(made, self.behind.apply(made), epoch)
+        return answers
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        """As the engine; without a grant only the agent's own row goes."""
+        if not all(str(row["taskId"]).startswith(OWN_ROW) for row in tasks):
+            self._gate.check()
+        return self.behind.delete(tasks)
+
+    def expire(self, now: float) -> int:
+        """As the engine."""
+        self._gate.check()
+        return self.behind.expire(now)
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        """As the engine."""
+        self._gate.check()
+        self.behind.put_texts(texts, expire_at=expire_at)
+
+    def sibling(self) -> Engine:
+        """The same place through connections of its own, behind the same gate."""
+        other = self.behind.sibling()
+        return cast(Engine, self if other is self.behind else GatedEngine(other, self._gate))
+
+    def _made_again(self, made: Sequence[Write], answers: list[Applied], epoch: int) -> list[Applied]:
+        again = {
+            index: write
+            for index, (one, answer) in enumerate(zip(made, answers, strict=True))
+            if not answer.won and answer.row is not None and (write := reasserted(one, answer.row, epoch)) is not None
+        }
+        if again:
+            for index, answer in zip(again, self.behind.apply(list(again.values())), strict=True):
+                answers[index] = answer
+        return answers
+
+
+def _parts(batch: Sequence[Write]) -> Iterator[Sequence[Write]]:
+    for start in range(0, len(batch), AT_ONCE):
+        yield batch[start : start + AT_ONCE]

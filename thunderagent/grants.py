@@ -1,0 +1,130 @@
+"""What a region may do, and until when: the grant, and the one row at the arbiter that decides who has it.
+
+A region's grant is a lease like that of a task, and its row has the same words: `leaseOwner` is the region, `fence` its
+epoch, `hb` the beats so far, `leaseSec` how long it lasts. Both sides of it count on their own monotonic clocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from thunderagent.task import Row
+
+HOLDER_SHARE: Final = 0.8
+"""Share of its length after which a grant ends for its holder, who counts from before it was asked for."""
+
+TAKER_GUARD_S: Final = 5.0
+"""How much longer than the whole length of a grant its beat must stand still before another region takes it.
+
+With 30 s: the holder ends at 24, the taker begins at 35. A write that left at the last moment has these 11 s to arrive;
+an agent's calls end within 6 s, whatever the network does.
+"""
+
+
+class RegionState(StrEnum):
+    """What is wanted of the holder: the attribute `handoffState` of the row.
+
+    * `ACTIVE`: go on.
+    * `DRAINING`: claim nothing, give back what is held, then hand the grant to the region named in `handoffOwner`.
+    * `VACANT`: stop at once; the region named there takes the grant when the row has stood still for its length.
+    """
+
+    ACTIVE = "ACTIVE"
+    DRAINING = "DRAINING"
+    VACANT = "VACANT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What the agents of a region may do until a monotonic second."""
+
+    epoch: int = 0
+    valid_until: float = math.inf
+    is_draining: bool = False
+    reason: str = ""
+    """Why there is none, or why it ends."""
+
+    def is_valid(self, now: float) -> bool:
+        """Whether agents may write at this monotonic second."""
+        return now < self.valid_until
+
+
+NO_REGIONS: Final = Grant()
+"""The grant of agents whose table is in one region: always valid, and no epoch is written."""
+
+
+def no_grant(reason: str, epoch: int = 0) -> Grant:
+    """Not the holder, or nothing is known."""
+    return Grant(epoch=epoch, valid_until=-math.inf, reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The row of the arbiter as it was at some moment."""
+
+    scope: str
+    holder: str
+    epoch: int
+    beat: int
+    lease_s: float
+    state: RegionState = RegionState.ACTIVE
+    to: str | None = None
+    """The region that gets the grant next: while DRAINING or VACANT."""
+    updated_at: float
+    since: float
+    """When the holder got it, in epoch seconds of the arbiter's clock."""
+    drain_s: float = 0.0
+    """While DRAINING: how long an agent may take to give back what it holds."""
+    frozen: str | None = None
+    """Why no region takes the grant by itself; None: one does."""
+    switches: tuple[float, ...] = ()
+    """When regions took it by themselves, the last three."""
+    by: str = ""
+    """Who wrote last: an agent, or a person's host."""
+    reason: str = ""
+    """Why the grant is where it is."""
+
+    @property
+    def standing(self) -> tuple[int, int, str]:
+        """What changes with every sign of life of the holder, and with every order."""
+        return self.epoch, self.beat, self.state
+
+    @classmethod
+    def from_row(cls, row: Row) -> Record:
+        """The record that a row holds.
+
+        Raises:
+            ValueError: the row is not one of the arbiter.
+        """
+        try:
+            info: Mapping[str, Any] = row["info"]
+            return cls(
+                scope=row["taskId"].removeprefix(PREFIX),
+                holder=row["leaseOwner"],
+                epoch=int(row["fence"]),
+                beat=int(row["hb"]),
+                lease_s=float(row["leaseSec"]),
+                state=RegionState(row["handoffState"]),
+                to=row.get("handoffOwner"),
+                updated_at=row["updatedAt"],
+                since=float(info["since"]),
+                drain_s=float(info.get("drain_s", 0.0)),
+                frozen=info.get("frozen"),
+                switches=tuple(info.get("switches", ())),
+                by=info.get("by", ""),
+                reason=info.get("reason", ""),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the row {row.get('taskId')!r} of the arbiter is not one of ours: {error!r}") from error
+
+
+PREFIX: Final = "region:"
+
+
+def scope_id(scope: str) -> str:
+    """Id of the row of a scope: the agents whose table is the same are one."""
+    return f"{PREFIX}{scope}"

@@ -1,0 +1,61 @@
+"""Hysteresis: what is up stays up until it failed several times in a row, and back it comes only after more successes.
+
+One failure is noise and one success is luck: a judgement that followed each would move a region to and fro.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from thunderagent.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hysteresis:
+    """A judgement, and how many attempts in a row speak for or against it. A new attempt gives a new value.
+
+    At first nothing is known: `is_up` is None, which is not up. `first` results of one kind in a row decide it; from
+    then on it takes `down` failures in a row to fall, and `up` successes in a row to rise again.
+
+    >>> one = Hysteresis().after(True)
+    >>> one.is_up, one.after(True).is_up, one.after(False).is_up
+    (None, True, None)
+
+    Raises:
+        ConfigurationError: a number is under 1.
+    """
+
+    down: int = 2
+    """Failures in a row after which what is up is down."""
+    up: int = 5
+    """Successes in a row after which what is down is up."""
+    first: int = 2
+    """Results of one kind in a row that decide while nothing is known."""
+    is_up: bool | None = None
+    """The judgement; None: nothing is known yet."""
+    successes: int = 0
+    """Attempts that did, in a row, up to the last one."""
+    failures: int = 0
+    """Attempts that failed, in a row, up to the last one."""
+
+    def __post_init__(self) -> None:
+        numbers = {"down": self.down, "up": self.up, "first": self.first}
+        problems = [f"{name} is {number!r}" for name, number in numbers.items() if number < 1]
+        if problems:
+            raise ConfigurationError(f"{', '.join(problems)}; hysteresis counts attempts in a row, so use 1 or more")
+
+    def after(self, ok: bool) -> Hysteresis:
+        """The judgement after one more attempt."""
+        successes, failures = (self.successes + 1, 0) if ok else (0, self.failures + 1)
+        is_up = self.is_up
+        if ok and successes >= (self.first if is_up is None else self.up):
+            is_up = True
+        elif not ok and failures >= (self.first if is_up is None else self.down):
+            is_up = False
+        return replace(self, is_up=is_up, successes=successes, failures=failures)
+
+    @property
+    def is_fine(self) -> bool:
+        """True when the last attempt did and the judgement is not down. It is what a metric tells whose alarm itself
+        waits for `down` bad values in a row: a first failure is seen at once, a return only after `up` successes."""
+        return self.successes > 0 and self.is_up is not False

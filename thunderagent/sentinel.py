@@ -1,0 +1,69 @@
+"""How far the table of a region is behind that of another: a row that the holder of the grant writes with each beat."""
+
+from __future__ import annotations
+
+from thunderagent import shared_writes
+from thunderagent.errors import StoreError
+from thunderagent.grants import Record
+from thunderagent.hysteresis import Hysteresis
+from thunderagent.store import TaskStore
+
+
+class Sentinel:
+    """Writes the sign of one region, and reads those of others, in the table of the region.
+
+    Args:
+        store: of the agent.
+        region: of the agent.
+    """
+
+    def __init__(self, store: TaskStore, region: str) -> None:
+        self._store = store
+        self._region = region
+
+    def write(self) -> None:
+        """Give a sign. A table that does not take it makes the others wait with their return, and no more."""
+        try:
+            now = self._store.clock.now()
+            [(is_known, _)] = self._store.attempt([shared_writes.sentinel(self._region, now=now)])
+            if not is_known:
+                self._store.found({"taskId": shared_writes.sentinel_id(self._region), "updatedAt": now})
+        except StoreError:
+            return
+
+    def age_s(self, record: Record) -> float | None:
+        """Seconds since the newest sign of the holder that has come here; None: none has, or our table is away."""
+        row_id = shared_writes.sentinel_id(record.holder)
+        try:
+            row = self._store.engine.get([row_id]).get(row_id)
+        except StoreError:
+            return None
+        return None if row is None else max(0.0, self._store.clock.now() - float(row["updatedAt"]))
+
+
+class TableWellness:
+    """How the region is where no canary looks: its table answers, or it does not. Asked with each step."""
+
+    def __init__(self, store: TaskStore, region: str) -> None:
+        self._store = store
+        self._row_id = shared_writes.sentinel_id(region)
+        self._seen = Hysteresis(first=1)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the table answers, by the last looks."""
+        return self._seen.is_up is True
+
+    @property
+    def successes(self) -> int:
+        """Good looks in a row."""
+        return self._seen.successes
+
+    def look(self) -> None:
+        """Ask the table once."""
+        try:
+            self._store.engine.get([self._row_id])
+        except StoreError:
+            self._seen = self._seen.after(False)
+        else:
+            self._seen = self._seen.after(True)
