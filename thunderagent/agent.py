@@ -17,6 +17,7 @@ from typing import Any, Final
 from thunderagent import events, fleet_events
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
+from thunderagent.canary.making import with_canary
 from thunderagent.commands import Commands
 from thunderagent.companion import Companion, Companions
 from thunderagent.controls import Controls
@@ -81,7 +82,7 @@ class Agent:
             scope: what surrounds each handler.
             companions: makes the threads that run beside the loop, once the agent is made.
             rng: source of jitter and shuffling.
-            first_poll_s: delay of the first poll; None takes a random 1 to 3 s, so that a fleet does not poll in step.
+            first_poll_s: delay of the first poll; None takes a random one, so that a fleet does not poll in step.
         """
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         """Unique per process start: the `leaseOwner` of everything it holds."""
@@ -89,12 +90,12 @@ class Agent:
         self.gate = Gate(settings.region if settings.region_arbiter else None, monotonic=store.monotonic)
         """What the agent may write, by the grant of its region; `equip` has it renewed."""
         self.store = store = gated(store, self.gate)
-        self.jobs = jobs
+        self.jobs = jobs = with_canary(jobs, settings, store, self.bus, who=self.name, doorbell=doorbell)
         self.settings = settings
         check_leases(jobs, settings)
         self._rng = rng or random.Random()
         self._monotonic = store.monotonic
-        self._first_poll_s = first_poll(self._rng) if first_poll_s is None else first_poll_s
+        self._first_poll_s = first_poll(self._rng, settings.poll_min_s) if first_poll_s is None else first_poll_s
         around = Surroundings(settings, scope, jobs.hooks, self.bus)
         self._scope = around.scope
         self._stops, self._patience = 0, 1
@@ -285,6 +286,7 @@ class Agent:
                 poller.wake()
 
     def _begin(self) -> None:
+        self._gatekeeper.look()
         self._heartbeat.start()
         self._housekeeping.begin()
         for poller in self._pollers.values():
@@ -313,7 +315,7 @@ class Agent:
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
         idle_s = min(self._workload.choice.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
-        self._workload.gather(idle_s)
+        self._workload.gather(self._gatekeeper.idle_s(idle_s))
         self._gatekeeper.look()
         self._commit(claim=not self._stops)
         if not self._stops:

@@ -22,7 +22,7 @@ from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import (
     HOLDER_SHARE,
     NO_REGIONS,
-    TAKER_GUARD_S,
+    TAKER_SHARE,
     Grant,
     Record,
     RegionState,
@@ -243,7 +243,7 @@ class Arbiter:
         still_s = now - self._still_since
         is_next = record.to in (None, self._region)
         may_take = record.frozen is None or record.state is RegionState.VACANT
-        if still_s >= record.lease_s + TAKER_GUARD_S:
+        if still_s >= record.lease_s * TAKER_SHARE:
             if is_next and may_take and self._well.is_well:
                 self._take(record, now)
         elif self._may_go_back(record):

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import IO, Any
 
 from thunderagent import errors
@@ -43,6 +44,8 @@ def _child(descriptor: int) -> None:
     task = Task.from_row(row)
     lease = Lease(task=task, owner=orders["owner"], fence=task.fence, lease_s=orders["lease_s"], held_from=0.0)
     context = _ChildContext(lease, orders["parents"], tell)
+    if place := orders.get("push"):
+        context.use_push(partial(_push, place), tuple(place))
     threading.Thread(target=_obey, args=(inbox, context), name="orders", daemon=True).start()
     try:
         job = _find(orders["module"], orders["job"])
@@ -71,6 +74,17 @@ class _ChildContext(Context):
     def progress(self, value: Any) -> None:
         super().progress(value)
         self._tell({"progress": value})
+
+
+def _push(place: tuple[str, str], user_id: str, message: Any) -> int:
+    """Push from here; boto3 is read only by handlers that do."""
+    from thunderagent.pushes import make_pusher
+
+    pusher = make_pusher(*place)
+    try:
+        return pusher.push(user_id, message)
+    finally:
+        pusher.close()
 
 
 def _obey(inbox: IO[str], context: Context) -> None:

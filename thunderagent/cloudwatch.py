@@ -151,10 +151,15 @@ class CloudWatch:
 
 def _head(metric: Metric, label: str) -> Datum:
     head: Datum = {"MetricName": metric.cloudwatch, "Unit": str(metric.unit)}
-    if metric.dimension is not None:
-        plain = label.encode("ascii", "replace").decode()[:LONGEST_LABEL]  # others are refused, with all their request
-        head["Dimensions"] = [{"Name": str(metric.dimension), "Value": plain or OTHER}]
+    if metric.dimensions:
+        named = zip(metric.dimensions, metric.values(label), strict=True)
+        head["Dimensions"] = [{"Name": str(name), "Value": _plain(value)} for name, value in named]
     return head
+
+
+def _plain(value: str) -> str:
+    """What may stand there; anything else is refused, with the whole request."""
+    return value.encode("ascii", "replace").decode()[:LONGEST_LABEL] or OTHER
 
 
 def _arrays(distribution: Distribution) -> Iterator[tuple[list[float], list[float]]]:

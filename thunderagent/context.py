@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thunderagent.errors import TaskStopped
+from thunderagent.errors import ConfigurationError, TaskStopped
 from thunderagent.jsondata import dump_json
 from thunderagent.task import Lease
 
@@ -45,11 +46,20 @@ class Context:
     One context belongs to one run under one fence. All methods may be called from any thread.
     """
 
-    __slots__ = ("_guard", "_parents", "_progress", "_stop", "_stopped", "_told", "lease")
+    __slots__ = ("_guard", "_parents", "_progress", "_push", "_stop", "_stopped", "_told", "lease", "push_place")
 
-    def __init__(self, lease: Lease, parents: Callable[[], Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        parents: Callable[[], Mapping[str, Any]] | None = None,
+        *,
+        push: Callable[[str, Any], int] | None = None,
+    ) -> None:
         self.lease = lease
         self._parents = parents
+        self._push = push
+        self.push_place: tuple[str, str] | None = None
+        """For the engine: where pushes go, for a handler in a process of its own."""
         self._stopped: threading.Event | None = None
         self._stop: TaskStopped | None = None
         self._told: Callable[[TaskStopped], None] | None = None
@@ -122,6 +132,47 @@ class Context:
     def parent_results(self) -> Mapping[str, Any]:
         """Results of the tasks this one depends on, by task id; None for a parent that left no result."""
         return self._parents() if self._parents else {}
+
+    def push(self, user_id: str, message: Any) -> int:
+        """Push a message to every WebSocket connection of a user; it arrives as `{"type": "push", "message": …}`.
+
+        It takes 10 s at most. In a coroutine use `await ctx.push_async(…)`, which lets others run meanwhile.
+
+        Args:
+            user_id: the `sub` of the user's token.
+            message: JSON data, up to 128 KiB.
+
+        Returns:
+            the number of connections that took it. 0 is no error: the user is not connected.
+
+        Raises:
+            ConfigurationError: `push_endpoint` and `push_connections` are not set.
+            ValueError: the message is not JSON data.
+            MessageTooLarge: nothing was sent.
+            PushFailed: there are connections and none took it, for a reason that may pass; the task may be retried.
+            StoreError: the table of connections did not answer; nothing was sent.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._pusher()(user_id, message)
+        raise RuntimeError("ctx.push would hold up the event loop: use `await ctx.push_async(…)` in a coroutine")
+
+    async def push_async(self, user_id: str, message: Any) -> int:
+        """As `push`, in a thread: for coroutines and streams."""
+        return await asyncio.to_thread(self._pusher(), user_id, message)
+
+    def _pusher(self) -> Callable[[str, Any], int]:
+        if self._push is None:
+            raise ConfigurationError(
+                "nothing can be pushed: set THUNDERAGENT_PUSH_ENDPOINT and THUNDERAGENT_PUSH_CONNECTIONS "
+                "(docs/websocket-api.md); in a test, Context(…, push=function)"
+            )
+        return self._push
+
+    def use_push(self, push: Callable[[str, Any], int], place: tuple[str, str]) -> None:
+        """For the engine: what pushes, and the two settings that it is made of."""
+        self._push, self.push_place = push, place
 
     def take_progress(self) -> str | None:
         """For the engine: the progress told since the last call."""

@@ -89,7 +89,8 @@ def _rows(metric: Metric, namespace: str) -> Iterator[Row]:
 
 def _search(metric: Metric, namespace: str, stat: str) -> str:
     """All values of the metric's dimension, whatever they are."""
-    where = f'{{"{namespace}","{metric.dimension}"}} MetricName="{metric.cloudwatch}"'
+    names = ",".join(f'"{dimension}"' for dimension in metric.dimensions)
+    where = f'{{"{namespace}",{names}}} MetricName="{metric.cloudwatch}"'
     return f"SEARCH('{where}', '{stat}', {PERIOD_S})"
 
 
@@ -108,5 +109,5 @@ def _cost(namespace: str) -> Iterator[Row]:
 
 
 def _unit(metric: Metric) -> str:
-    by = f", by {metric.dimension.lower()}" if metric.dimension is not None else ""
+    by = f", by {' and '.join(metric.dimensions).lower()}" if metric.dimensions else ""
     return f"{'value' if metric.unit is metrics.Unit.NONE else metric.unit.lower()}{by}"

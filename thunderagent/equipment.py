@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from thunderagent.canary.making import make_watch
 from thunderagent.companion import Companion
 from thunderagent.health.file import HealthFile
 from thunderagent.health.monitor import Monitor
@@ -58,4 +59,15 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
         http=agent.told.get("http"),
         wake=agent.vitals.wake,
     )
-    return [*region_watch(agent), *companions, monitor.companion()]
+    canary = make_watch(
+        settings,
+        agent.bus,
+        who=agent.name,
+        told=agent.told,
+        now=agent.store.clock.now,
+        monotonic=agent.store.monotonic,
+    )
+    if canary is not None:
+        companions.insert(0, canary)
+    well = canary if canary is not None and canary.has_own_target else None
+    return [*region_watch(agent, well), *companions, monitor.companion()]

@@ -11,6 +11,7 @@ from thunderagent.bus import EventBus
 from thunderagent.controls import Controls
 from thunderagent.errors import AgentDraining
 from thunderagent.gate import Gate, GatedEngine
+from thunderagent.pacing import HURRY_S
 from thunderagent.port import Engine
 from thunderagent.store import TaskStore
 from thunderagent.workload import Workload
@@ -58,6 +59,10 @@ class Gatekeeper:
         self._epoch = 0
         self._stop_all_at = math.inf
 
+    def idle_s(self, longest_s: float) -> float:
+        """Seconds until something is due, at most `longest_s`."""
+        return max(0.0, min(longest_s, self._stop_all_at - self._monotonic()))
+
     def look(self) -> None:
         """Take in what the gate says now."""
         gate = self._gate
@@ -82,6 +87,9 @@ class Gatekeeper:
             self._stop_all_at = now + self._drain_s
             grant = self._gate.grant
             self._bus.emit(fleet_events.GrantDrains(region=region, epoch=grant.epoch, reason=grant.reason))
+        is_over = now >= self._stop_all_at
         for running in list(self._workload.held.values()):
-            if running.job.is_stream or now >= self._stop_all_at:
+            if running.job.is_stream or is_over:
                 running.context.stop(AgentDraining("the grant goes to another region"))
+        if is_over:
+            self._stop_all_at = now + HURRY_S  # nothing is claimed meanwhile: only a claim in doubt can have come

@@ -17,8 +17,8 @@ from thunderagent.task import Row
 HOLDER_SHARE: Final = 0.8
 """Share of its length after which a grant ends for its holder, who counts from before it was asked for."""
 
-TAKER_GUARD_S: Final = 5.0
-"""How much longer than the whole length of a grant its beat must stand still before another region takes it.
+TAKER_SHARE: Final = 7 / 6
+"""How long the beat of a grant must stand still before another region takes it, as a share of its length.
 
 With 30 s: the holder ends at 24, the taker begins at 35. A write that left at the last moment has these 11 s to arrive;
 an agent's calls end within 6 s, whatever the network does.

@@ -66,6 +66,13 @@ QUEUE_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
 BUCKET_ACTIONS: Final[Mapping[Role, frozenset[str]]] = dict.fromkeys(Role, frozenset({"GetObject", "PutObject"}))
 """Actions of S3 on the objects of the bucket."""
 
+ARBITER_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
+    Role.PRODUCER: frozenset(),
+    Role.AGENT: frozenset({"BatchGetItem", "GetItem", "PutItem", "UpdateItem"}),
+    Role.OPERATOR: frozenset({"BatchGetItem", "GetItem", "UpdateItem"}),
+}
+"""Actions of DynamoDB on the arbiter's table, which is in another region."""
+
 METRICS_ACTION: Final = "cloudwatch:PutMetricData"
 METRICS_ROLES: Final = frozenset({Role.AGENT, Role.OPERATOR})
 
@@ -86,6 +93,8 @@ class Resources:
     queue_url: str | None = None
     bucket: str | None = None
     namespace: str | None = None
+    arbiter: str | None = None
+    """URL of the arbiter's table."""
 
 
 def resources(
@@ -126,6 +135,7 @@ def resources(
         queue_url=settings.wake_queue_url,
         bucket=settings.blob_bucket,
         namespace=settings.cloudwatch_namespace,
+        arbiter=settings.region_arbiter,
     )
 
 
@@ -143,6 +153,8 @@ def policy(role: Role, to: Resources) -> dict[str, Any]:
         statements.append(
             _allow("LargeTexts", "s3", BUCKET_ACTIONS[role], f"arn:{to.partition}:s3:::{to.bucket}/{BLOBS}")
         )
+    if to.arbiter and ARBITER_ACTIONS[role] and (arn := _arbiter_arn(to.arbiter, to)) is not None:
+        statements.append(_allow("Arbiter", "dynamodb", ARBITER_ACTIONS[role], arn))
     if to.namespace and role in METRICS_ROLES:
         only = {"StringEquals": {"cloudwatch:namespace": to.namespace}}
         metrics = {"Sid": "Metrics", "Effect": "Allow", "Action": METRICS_ACTION, "Resource": "*", "Condition": only}
@@ -157,6 +169,17 @@ def _allow(name: str, service: str, actions: frozenset[str], resource: str) -> d
 
 def _partition_of(region: str) -> str:
     return next((f"aws-{name}" for name in ("cn", "us-gov") if region.startswith(f"{name}-")), "aws")
+
+
+def _arbiter_arn(url: str, to: Resources) -> str | None:
+    """The table of a URL, None for a file."""
+    parts = urlsplit(url)
+    region = (parse_qs(parts.query).get("region") or ["*"])[0]
+    return (
+        f"arn:{to.partition}:dynamodb:{region}:{to.account}:table/{parts.netloc}"
+        if parts.scheme == "dynamodb"
+        else None
+    )
 
 
 def _queue_arn(url: str, to: Resources) -> str:

@@ -130,6 +130,7 @@ def _instructions(running: Running, *, traces: bool = False) -> dict[str, Any]:
         "parents": dict(parents),
         "traceparent": CURRENT.get(),
         "traces": traces,
+        "push": running.context.push_place,
     }
 
 

@@ -58,6 +58,8 @@ class Job(Generic[P]):
     """Counted together with the tasks of other jobs that have this key; None: the name of the job."""
     schedule: Schedule | None = None
     """When agents put tasks of it by themselves; see `periodic`."""
+    keep_s: float | None = None
+    """How long the rows of its tasks stay after their end; None: as the settings say."""
     version: int = 1
     """Of the payload type: tasks that are put with this code carry it."""
     upcasters: Mapping[int, Upcaster] = field(default_factory=dict)

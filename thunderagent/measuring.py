@@ -8,7 +8,7 @@ from typing import Final
 from thunderagent import events
 from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
-from thunderagent.fleet_events import QueueMeasured
+from thunderagent.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.metrics import MOST_LABELS
 from thunderagent.store import TaskStore
 from thunderagent.task import Lane, Status
@@ -32,8 +32,12 @@ class QueueMeasure:
         """Measure, if it is this agent's turn; a store that does not answer is told, and asked again in a minute."""
         try:
             if self._store.take_turn("measure", owner=self._owner, lasts_s=TURN_S):
+                ready = 0
                 for measured in measure(self._store):
                     self._bus.emit(measured)
+                    ready += measured.ready
+                # Told even if it is nothing: where nobody says that there is no work, no machine is ever given back.
+                self._bus.emit(BacklogMeasured(ready=ready))
         except StoreError as error:
             self._bus.emit(events.StoreFailed(during="measuring the queues", error=str(error), next_try_s=MEASURE_S))
 

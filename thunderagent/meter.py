@@ -14,7 +14,7 @@ from typing import Any, Final
 from thunderagent import events, fleet_events, metrics
 from thunderagent.bus import EventBus
 from thunderagent.events import Event
-from thunderagent.metrics import MOST_LABELS, OTHER, Dimension, Kind, Metric
+from thunderagent.metrics import BETWEEN, MOST_LABELS, OTHER, Dimension, Kind, Metric
 from thunderagent.prices import store_dollars
 from thunderagent.readings import Distribution, Reading, Series, two_digits
 
@@ -42,7 +42,7 @@ class Meter:
         self._set_at: dict[Series, float] = {}
         self._counts: dict[Series, dict[float, int]] = {}
         self._totals: dict[Series, float] = {}
-        self._labels: dict[Dimension, set[str]] = {}
+        self._labels: dict[tuple[Dimension, ...], set[str]] = {}
         self._taken_over: dict[tuple[str, int], None] = {}
         self._sources: list[Source] = []
         self._cost_seen = (0.0, 0.0)
@@ -93,7 +93,7 @@ class Meter:
     def _series(self, metric: Metric, label: str) -> Series:
         if metric.dimension is None:
             return metric, ""
-        known = self._labels.setdefault(metric.dimension, set())
+        known = self._labels.setdefault(metric.dimensions, set())
         if label not in known:
             if len(known) >= MOST_LABELS:
                 return metric, OTHER
@@ -170,6 +170,11 @@ class Meter:
         self._set(metrics.QUEUE_DEPTH, event.ready, event.queue)
         self._set(metrics.OLDEST_READY_AGE, event.oldest_ready_s, event.queue)
 
+    def _probed(self, event: fleet_events.CanaryProbed) -> None:
+        self._set(metrics.CANARY_HEALTHY, float(event.healthy), f"{event.target}{BETWEEN}{event.observer}")
+        for step, seconds in zip(event.steps, event.seconds, strict=False):
+            self._note(metrics.CANARY_LATENCY, seconds, f"{event.target}{BETWEEN}{step}")
+
     def _sum(self, *wanted: Metric) -> float:
         return sum(value for (metric, _), value in self._counters.items() if metric in wanted)
 
@@ -223,5 +228,7 @@ _NOTES: Final[dict[type[Event], Callable[[Meter, Any], None]]] = {
     fleet_events.HealthChanged: lambda meter, event: meter._set(metrics.HEALTHY, float(event.healthy)),
     fleet_events.AgentRetires: _counts(metrics.AGENTS_RETIRED),
     fleet_events.QueueMeasured: Meter._measured,
+    fleet_events.CanaryProbed: Meter._probed,
+    fleet_events.BacklogMeasured: lambda meter, event: meter._set(metrics.BACKLOG, event.ready),
 }
 """What each event adds; called under the guard of the meter."""

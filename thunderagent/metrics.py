@@ -35,11 +35,16 @@ class Dimension(StrEnum):
     JOB = "Job"
     PURPOSE = "Purpose"
     REASON = "Reason"
+    TARGET = "Target"
+    OBSERVER = "Observer"
+    STEP = "Step"
 
 
 MOST_LABELS: Final = 50
 """Different values of a dimension that an agent tells apart; whatever comes after them is `OTHER`."""
 OTHER: Final = "other"
+BETWEEN: Final = "/"
+"""Stands between the values of two dimensions in the label of a series; the values have none."""
 
 
 class Group(StrEnum):
@@ -50,6 +55,7 @@ class Group(StrEnum):
     LEASES = "Leases and health"
     STORE = "Store and cost"
     STREAMS = "Streams"
+    CANARY = "Canary"
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -63,8 +69,20 @@ class Metric:
     group: Group
     help: str
     dimension: Dimension | None = None
+    second: Dimension | None = None
+    """One more, beside `dimension`."""
     of_fleet: bool = False
     """One agent at a time measures it for all, so that of several values the largest counts and not the sum."""
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """What its values are told apart by."""
+        return tuple(one for one in (self.dimension, self.second) if one is not None)
+
+    def values(self, label: str) -> tuple[str, ...]:
+        """The value of each dimension in the label of a series."""
+        parts = label.split(BETWEEN, len(self.dimensions) - 1) if self.second else [label] * len(self.dimensions)
+        return (*parts, *[OTHER] * (len(self.dimensions) - len(parts)))
 
     @property
     def cloudwatch(self) -> str:
@@ -126,6 +144,14 @@ QUEUE_DEPTH: Final = Metric(
     dimension=_QUEUE,
     of_fleet=True,
     help="Tasks that are ready: due, and not claimed. Counted once a minute for the whole fleet, up to 10,000.",
+)
+BACKLOG: Final = Metric(
+    name="backlog",
+    kind=Kind.GAUGE,
+    unit=Unit.COUNT,
+    group=Group.QUEUES,
+    of_fleet=True,
+    help="Ready tasks of all queues together; divided by the number of agents it says whether more are needed.",
 )
 OLDEST_READY_AGE: Final = Metric(
     name="oldest ready age",
@@ -223,6 +249,26 @@ STREAM_DISCONNECTS: Final = _counter(
 STREAM_GAPS: Final = _counter("stream gaps", Group.STREAMS, "Times that messages were missing.", _JOB)
 STREAMS_WEDGED: Final = _counter("streams wedged", Group.STREAMS, "Streams that made no progress.", _JOB)
 STREAMS_HANDED_OFF: Final = _counter("streams handed off", Group.STREAMS, "Streams that went to another agent.", _JOB)
+
+CANARY_HEALTHY: Final = Metric(
+    name="canary healthy",
+    kind=Kind.GAUGE,
+    unit=Unit.NONE,
+    group=Group.CANARY,
+    dimension=Dimension.TARGET,
+    second=Dimension.OBSERVER,
+    of_fleet=True,
+    help="1 when the canary's last attempt did, 0 when it failed; after two failures 0 until five in a row did.",
+)
+CANARY_LATENCY: Final = Metric(
+    name="canary latency",
+    kind=Kind.DISTRIBUTION,
+    unit=Unit.SECONDS,
+    group=Group.CANARY,
+    dimension=Dimension.TARGET,
+    second=Dimension.STEP,
+    help="How long each step of the canary took; that of a queue, from the task's put to its end.",
+)
 
 METRICS: Final[tuple[Metric, ...]] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 """All, in the order in which they stand here."""

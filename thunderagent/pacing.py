@@ -61,9 +61,12 @@ def jittered(seconds: float, rng: random.Random) -> float:
     return seconds * (1.0 - 0.25 * rng.random())
 
 
-def first_poll(rng: random.Random) -> float:
-    """Random delay of an agent's first poll, so that a fleet that starts together does not poll together."""
-    return rng.uniform(1.0, 3.0)
+def first_poll(rng: random.Random, min_s: float) -> float:
+    """Random delay of an agent's first poll, so that a fleet that starts together does not poll together.
+
+    It is 1 to 3 s, and for agents that may poll more often than each second (`min_s`) as much shorter.
+    """
+    return rng.uniform(1.0, 3.0) * min(1.0, min_s)
 
 
 def outage_delays(rng: random.Random, cap_s: float = 30.0) -> Iterator[float]:
@@ -297,3 +300,6 @@ CANARY_FIRST_S: Final = 2.0
 CANARY_END_S: Final = 1.0
 """Longest wait for a canary's attempt to end that was broken off."""
 
+
+REGION_HURRY_S: Final = 10.0
+"""What the agents of a region have beside `drain_s` to give back what they hold before the grant goes on."""

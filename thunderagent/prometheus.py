@@ -52,18 +52,18 @@ class _Collector:
 def _family(metric: Metric, reading: Reading) -> Family:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    labels = [metric.dimension.lower()] if metric.dimension else []
+    labels = [dimension.lower() for dimension in metric.dimensions]
     family: Any
     if metric.kind is Kind.DISTRIBUTION:
         family = HistogramMetricFamily(metric.prometheus, metric.help, labels=labels)
         for (_, label), distribution in _of(metric, reading.distributions):
-            family.add_metric([label] if labels else [], _buckets(distribution), distribution.total)
+            family.add_metric(metric.values(label), _buckets(distribution), distribution.total)
         return family  # type: ignore[no-any-return]
     is_counter = metric.kind is Kind.COUNTER
     family = (CounterMetricFamily if is_counter else GaugeMetricFamily)(metric.prometheus, metric.help, labels=labels)
     for (_, label), value in _of(metric, reading.counters if is_counter else reading.gauges):
         if not metric.of_fleet or reading.at - reading.set_at[metric, label] <= FRESH_S:
-            family.add_metric([label] if labels else [], value)
+            family.add_metric(metric.values(label), value)
     if is_counter and not labels and (metric, "") not in reading.counters:
         family.add_metric([], 0.0)  # from the start, or `rate` misses the first one
     return family  # type: ignore[no-any-return]

@@ -83,26 +83,29 @@ def freeze(seen: Record, why: str | None, *, by: str, now: float) -> Write:
 
 
 def in_region(write: Write, epoch: int) -> Write:
-    """The same write, made under the grant of a region.
+    """The same write, made under the grant of a region: no row that an agent of a later epoch has claimed is touched.
 
-    No row that an agent of a later epoch has claimed is touched. Who claims writes the epoch; who holds needs it.
+    Who claims writes the epoch; what the holder of a task writes needs it. A lease of an earlier epoch is over, also
+    when the region has the grant again.
     """
-    if write.verb in CLAIMS:
-        require: tuple[Condition, ...] = (_not_newer(epoch),)
-        return replace(write, set={**write.set, "regionEpoch": epoch}, require=(*write.require, *require))
-    is_holder = any(isinstance(one, Is) and one.name == "leaseOwner" for one in write.require)
-    return replace(write, require=(*write.require, Is("regionEpoch", epoch) if is_holder else _not_newer(epoch)))
+    is_holder = any(isinstance(one, Is) and one.name == "regionEpoch" for one in write.require)
+    changes = {**write.set, "regionEpoch": epoch} if write.verb in CLAIMS else write.set
+    return replace(
+        write, set=changes, require=(*write.require, Is("regionEpoch", epoch) if is_holder else _not_newer(epoch))
+    )
 
 
 def reasserted(write: Write, refused_by: Row, epoch: int) -> Write | None:
     """What the holder of a task writes again, over a late write of a region whose epoch is over; None: it is none.
 
     Where tables are replicated the last write of a row wins, whatever condition it was made under: a write that a lost
-    region made while it was cut off can come here afterwards. The holder knows all that a lease is.
+    region made while it was cut off can come here afterwards. The holder knows all that a lease is. Only one who has
+    claimed in this epoch: a lease of an earlier one is over itself.
     """
     held = {one.name: one.value for one in write.require if isinstance(one, Is)}
+    epochs = {one.value for one in write.require if isinstance(one, Is) and one.name == "regionEpoch"}
     theirs = refused_by.get("regionEpoch")
-    if "leaseOwner" not in held or theirs is None or theirs >= epoch:
+    if epochs != {epoch} or theirs is None or theirs >= epoch:
         return None
     own: dict[str, Any] = {
         name: held[name] for name in ("status", "fence", "leaseOwner") if name in held and name not in write.remove

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thunderagent.authority import Arbiter, Authority, Wellness
 from thunderagent.companion import Repeated
 from thunderagent.gate import Gate
-from thunderagent.pacing import REGION_LOOK_S
+from thunderagent.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine
 
@@ -47,6 +47,7 @@ class RegionWatch(Repeated):
         self._authority = authority
         self._wake = wake
         self._told = told
+        told["region"] = region_entry(gate)
 
     def look(self) -> None:
         """One step."""
@@ -91,7 +92,7 @@ def region_watch(agent: Agent, well: Wellness | None = None) -> list[RegionWatch
         beat_s=settings.region_beat_s,
         preferred=settings.region_preferred,
         goes_back=settings.region_failback == "auto",
-        drain_s=settings.drain_s,
+        drain_s=settings.drain_s + REGION_HURRY_S,
         lag_s=sentinel.age_s,
         beaten=sentinel.write,
         monotonic=agent.store.monotonic,

@@ -49,6 +49,22 @@ def scope_of(
     return lambda running: _Scope(running, scopes, hooks, failed)
 
 
+def pushing(scope: Scope, settings: Settings) -> Scope:
+    """The scope, in which `ctx.push` works if the settings name a WebSocket API."""
+    if settings.push_endpoint is None or settings.push_connections is None:
+        return scope
+    from thunderagent.pushes import make_pusher  # boto3 is slow to import, and an embedded store does not need it
+
+    place = settings.push_endpoint, settings.push_connections
+    push = make_pusher(*place).push
+
+    def with_push(running: Running) -> AbstractContextManager[Any]:
+        running.context.use_push(push, place)
+        return scope(running)
+
+    return with_push
+
+
 class Surroundings:
     """What an agent has around its handlers, and the companions that this needs.
 
@@ -59,7 +75,7 @@ class Surroundings:
         bus: events for hooks, and complaints about them.
 
     Raises:
-        ConfigurationError: there are to be traces, and OpenTelemetry is not installed.
+        ConfigurationError: there are to be traces, and OpenTelemetry is not installed; or pushes go nowhere.
     """
 
     def __init__(self, settings: Settings, logs: Scope, hooks: Sequence[Hook], bus: EventBus) -> None:
@@ -74,7 +90,8 @@ class Surroundings:
             run_span = run_spans(Redactor(settings.log_redact).text)
         if hooks or settings.traces:
             self.companions.append(Delivery(told, bus, complaints, last=spans.flush))
-        self.scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=complaints.tell)
+        scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=complaints.tell)
+        self.scope = pushing(scope, settings)
 
 
 class _Scope:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 from pydantic.fields import FieldInfo
@@ -22,6 +21,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from thunderagent.canary_targets import canary_problems
 from thunderagent.errors import ConfigurationError
 from thunderagent.pacing import Backoff
+from thunderagent.setting_problems import namespace_problem, push_problem, queue_problem
 from thunderagent.task import Lane
 
 PREFIX = "THUNDERAGENT_"
@@ -126,6 +126,10 @@ class Settings(BaseSettings):
     """Names of facts that no log line shows, with commas between, beside `password`, `token` and the like."""
     cloudwatch_namespace: str | None = None
     """Namespace of the metrics that agents send to Amazon CloudWatch once a minute; without one they send none."""
+    push_endpoint: str | None = None
+    """Management API of the WebSocket API for `ctx.push`: `https://API.execute-api.REGION.amazonaws.com/STAGE`."""
+    push_connections: str | None = None
+    """URL of its table of connections, which says who is connected: `dynamodb://TABLE?region=REGION`."""
     http_port: int = 0
     """Port of an agent's `/metrics` and `/health`, the next free one of 32 if it is taken; 0: none."""
     http_host: str = "127.0.0.1"
@@ -163,7 +167,7 @@ class Settings(BaseSettings):
     canary_targets: dict[str, str] = Field(default_factory=dict)
     """WebSocket APIs that agents try by region, as JSON: `{"eu-central-1": "wss://…"}`; empty: no canary."""
     canary_token_from: str | None = None
-    """Their token: `file:///PATH`, `env:NAME`, `command:PROGRAM` or `secret:NAME` (Secrets Manager); may hold `{target}`."""
+    """Their token: `file:///PATH`, `env:NAME`, `command:PROGRAM`, or `secret:NAME` of Secrets Manager."""
     canary_s: float = 30.0
     """Time between two attempts of an agent at the API of its own region."""
 
@@ -268,10 +272,14 @@ class Settings(BaseSettings):
             )
         problems += self._region_problems()
         problems += canary_problems(self.canary_targets, self.canary_token_from, PREFIX)
-        if self.wake_queue_url is not None and (problem := _queue_problem(self.wake_queue_url)):
+        if self.wake_queue_url is not None and (problem := queue_problem(self.wake_queue_url)):
             problems.append(f"{PREFIX}WAKE_QUEUE_URL {problem}")
-        if self.cloudwatch_namespace is not None and (problem := _namespace_problem(self.cloudwatch_namespace)):
+        if self.cloudwatch_namespace is not None and (problem := namespace_problem(self.cloudwatch_namespace)):
             problems.append(f"{PREFIX}CLOUDWATCH_NAMESPACE {problem}")
+        if self.push_endpoint is not None and (problem := push_problem(self.push_endpoint)):
+            problems.append(f"{PREFIX}PUSH_ENDPOINT {problem}")
+        if (self.push_endpoint is None) != (self.push_connections is None):
+            problems.append(f"{PREFIX}PUSH_ENDPOINT and {PREFIX}PUSH_CONNECTIONS go together: set both, or none")
         if self.drain_s + 5 > self.stop_wait_s:
             problems.append(
                 f"{PREFIX}DRAIN_S is {self.drain_s:g} and {PREFIX}STOP_WAIT_S {self.stop_wait_s:g}; the supervisor "
@@ -302,9 +310,7 @@ class Settings(BaseSettings):
         if self.region_failback not in ("manual", "auto"):
             problems.append(f"{PREFIX}REGION_FAILBACK is {self.region_failback!r}; use manual or auto")
         elif self.region_failback == "auto" and self.region_preferred is None:
-            problems.append(
-                f"{PREFIX}REGION_FAILBACK is auto: set {PREFIX}REGION_PREFERRED, the region to go back to"
-            )
+            problems.append(f"{PREFIX}REGION_FAILBACK is auto: set {PREFIX}REGION_PREFERRED, the region to go back to")
         if self.region_arbiter is None:
             return problems
         if self.region is None:
@@ -340,22 +346,6 @@ def _json_problem(name: str, text: str, example: str) -> str:
     except ValueError as error:
         why = str(error)
     return f"{PREFIX}{name.upper()} is not JSON ({why}); write for example {example}"
-
-
-def _namespace_problem(name: str) -> str | None:
-    if not re.fullmatch(r"[A-Za-z0-9._/#:-]{1,255}", name, re.ASCII) or name.startswith((":", "AWS/")):
-        return f"is {name!r:.80}; use 1 to 255 letters, digits and . - _ / # :, not AWS/ at the beginning"
-    return None
-
-
-def _queue_problem(url: str) -> str | None:
-    parts = urlsplit(url)
-    example = "https://sqs.eu-central-1.amazonaws.com/123456789012/thunderagent"
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.count("/") != 2 or url.endswith("/"):
-        return f"is not the URL of an SQS queue; write for example {example}"
-    if url.endswith(".fifo"):
-        return "is a FIFO queue, in which one ring would wait for another; use a standard queue"
-    return None
 
 
 def lease_problems(lease_s: float, heartbeat_s: float, lease_name: str, heartbeat_name: str) -> list[str]:

@@ -143,6 +143,8 @@ def settle(
     """
     task = lease.task
     fields = about(lease)
+    if job.keep_s is not None:
+        policy = replace(policy, keep_success_s=job.keep_s, keep_failed_s=job.keep_s)
     match outcome:
         case Refused(limit=(key, number)):
             write = writes.stand_in_line(lease, limit_key=key, now=now)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from thunderagent import events, fleet_events, router_events
+from thunderagent import events, fleet_events, router_events, websocket_events
 from thunderagent.bus import EventBus
 from thunderagent.events import Event
 from thunderagent.executor import Running
@@ -87,6 +87,10 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     router_events.EventRouted: ("INFO", "event taken"),
     router_events.EventRefused: ("WARNING", "event rejected"),
     router_events.EventFailed: ("ERROR", "event not handled"),
+    websocket_events.ConnectionOpened: ("DEBUG", "connection opened"),
+    websocket_events.ConnectionRefused: ("INFO", "connection refused"),
+    websocket_events.MessageRefused: ("INFO", "message refused"),
+    websocket_events.MessageFailed: ("ERROR", "message not handled"),
     events.TickPut: ("INFO", "tick put"),
     events.TicksSkipped: ("WARNING", "ticks left out"),
     events.ScheduleSet: ("INFO", "schedule set"),

@@ -23,6 +23,7 @@ from thunderagent.fasttime import run_fast as run_fast
 from thunderagent.faults import ANY as ANY
 from thunderagent.faults import Fault as Fault
 from thunderagent.faults import FaultyEngine as FaultyEngine
+from thunderagent.globaltable import GlobalTableSim as GlobalTableSim
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_json
 from thunderagent.lines import line_value, open_lines

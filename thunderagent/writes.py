@@ -115,7 +115,7 @@ def renew(
         task_id=lease.task_id,
         set=changes,
         increase={"hb": 1},
-        require=(Is("fence", lease.fence), Is("leaseOwner", lease.owner), Is("status", _running(lease.task))),
+        require=(*_holds(lease), Is("status", _running(lease.task))),
     )
 
 
@@ -274,11 +274,7 @@ def ready(lease: Lease, *, now: float) -> Write:
         verb="ready",
         task_id=lease.task_id,
         set={"handoffState": Handoff.READY.value, "updatedAt": timestamp(now)},
-        require=(
-            Is("fence", lease.fence),
-            Is("leaseOwner", lease.owner),
-            OneOf("handoffState", (Handoff.OFFERED.value, Handoff.READY.value)),
-        ),
+        require=(*_holds(lease), OneOf("handoffState", (Handoff.OFFERED.value, Handoff.READY.value))),
     )
 
 
@@ -498,9 +494,18 @@ def _settle(verb: str, lease: Lease, changes: Mapping[str, Any]) -> Write:
         task_id=lease.task_id,
         set=changes,
         remove=LEASE_ATTRIBUTES,
-        # The owner too: after a purge the id may live again, and its fences start afresh.
-        require=(Is("fence", lease.fence), Is("leaseOwner", lease.owner), Is("status", _running(lease.task))),
+        require=(*_holds(lease), Is("status", _running(lease.task))),
     )
+
+
+def _holds(lease: Lease) -> tuple[Condition, ...]:
+    """The lease is still this one. The owner too: after a purge the id may live again, and its fences start afresh.
+
+    And the epoch: two regions that were cut off from each other may have given the same fence.
+    """
+    epoch = lease.task.region_epoch
+    held = (Is("fence", lease.fence), Is("leaseOwner", lease.owner))
+    return held if epoch is None else (*held, Is("regionEpoch", epoch))
 
 
 def _back(verb: str, lease: Lease, *, due: float, now: float) -> Write:

@@ -12,6 +12,7 @@ import typer
 
 from thunderagent.cli import (
     agents,
+    canary,
     doctor,
     engine,
     explain,
@@ -20,10 +21,12 @@ from thunderagent.cli import (
     iam,
     metrics,
     pauses,
+    regions,
     schedules,
     streams,
     tasks,
     top,
+    wsapi,
 )
 from thunderagent.cli.examples import with_examples
 from thunderagent.cli.output import out
@@ -51,6 +54,7 @@ app.command()(fleet.stats)
 app.command()(health.health)
 app.command()(top.top)
 app.command()(doctor.doctor)
+app.command()(canary.canary)
 app.command()(metrics.metrics)
 app.command()(metrics.dashboard)
 app.command()(iam.iam)
@@ -58,7 +62,9 @@ app.command()(engine.local)
 app.add_typer(agents.agents_app, name="agents")
 app.add_typer(streams.streams_app, name="streams")
 app.add_typer(schedules.schedules_app, name="schedule")
+app.add_typer(regions.regions_app, name="region")
 app.add_typer(engine.table_app, name="table")
+app.add_typer(wsapi.wsapi_app, name="wsapi")
 
 
 def _version(wanted: bool) -> None:

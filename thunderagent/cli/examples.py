@@ -35,11 +35,22 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "thunderagent doctor jobs",
         "thunderagent doctor --supervisor-conf /opt/thunderagent/current/systemd/supervisord.conf --json",
     ),
+    "canary": ("thunderagent canary", "thunderagent canary --url wss://ws.example.com --token-from env:TOKEN --json"),
     "health": ("thunderagent health --folder /run/thunderagent/health",),
     "metrics": ("thunderagent metrics --json",),
     "dashboard": ("thunderagent dashboard --namespace ThunderAgent --region eu-central-1",),
     "iam": ("thunderagent iam agent --store 'dynamodb://TaskTable?region=eu-central-1' --account 123456789012",),
     "local": ("thunderagent local", "thunderagent local --status --json"),
+    "region": ("thunderagent region status",),
+    "region status": ("thunderagent region status --json",),
+    "region failover": (
+        """thunderagent region failover --to eu-west-1 --reason "game day\"""",
+        "thunderagent region failover --to eu-west-1 --force --yes",
+    ),
+    "region failback": ("thunderagent region failback --to eu-central-1",),
+    "region stay": ("thunderagent region stay",),
+    "region freeze": ("""thunderagent region freeze --reason "network work\"""",),
+    "region thaw": ("thunderagent region thaw",),
     "streams": ("thunderagent streams list",),
     "streams list": ("thunderagent streams list --status running",),
     "streams stop": ("thunderagent streams stop ticker-eurusd --wait 30",),
@@ -55,6 +66,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "table create": ("thunderagent table create --store 'dynamodb://TaskTable?region=eu-central-1'",),
     "table check": ("thunderagent table check --json",),
     "table delete": ("thunderagent table delete --yes",),
+    "wsapi": ("thunderagent wsapi serve --demo",),
+    "wsapi serve": ("thunderagent wsapi serve --demo",),
 }
 """By the words of the command; the empty word is the program itself."""
 

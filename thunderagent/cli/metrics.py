@@ -29,6 +29,7 @@ def metrics(as_json: JsonOption = False) -> None:
                 "kind": str(metric.kind),
                 "unit": str(metric.unit),
                 "dimension": None if metric.dimension is None else str(metric.dimension),
+                "dimensions": [str(dimension) for dimension in metric.dimensions],
                 "cloudwatch": metric.cloudwatch,
                 "prometheus": metric.prometheus,
                 "of_fleet": metric.of_fleet,
@@ -42,7 +43,7 @@ def metrics(as_json: JsonOption = False) -> None:
     table = make_table("CloudWatch, Prometheus", *facts, ids=[one.prometheus for one in METRICS])
     table.add_column("meaning", ratio=1)
     for metric in METRICS:
-        by = "" if metric.dimension is None else metric.dimension.lower()
+        by = ", ".join(metric.dimensions).lower()
         told = (metric.kind, metric.unit.lower(), by) if facts else ()
         short = "" if facts else f" [dim]({metric.kind}{' by ' * bool(by)}{by})[/dim]"
         table.add_row(f"{metric.cloudwatch}\n[dim]{metric.prometheus}[/dim]", *told, escape(metric.help) + short)

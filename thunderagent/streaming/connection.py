@@ -15,7 +15,7 @@ from websockets.typing import Data
 from thunderagent.errors import StreamFailed
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
-from thunderagent.streaming.liveness import Liveness
+from thunderagent.streaming.liveness import Liveness, Pings
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.transport import abort_connection, close_connection
 
@@ -27,12 +27,14 @@ class Connection:
 
     __slots__ = ("_cut", "_liveness", "_options", "_socket", "_took")
 
-    def __init__(self, opened: ClientConnection, options: StreamOptions) -> None:
+    def __init__(
+        self, opened: ClientConnection, options: StreamOptions, pings: Callable[[Connection], Pings] | None = None
+    ) -> None:
         self._socket = opened
         self._options = options
         self._cut: tuple[Cause, str] | None = None
         self._took: list[Data] = []
-        self._liveness = Liveness(opened, options, self.cut)
+        self._liveness = Liveness(pings(self) if pings else opened, options, self.cut)
 
     @property
     def subprotocol(self) -> str | None:

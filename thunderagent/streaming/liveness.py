@@ -97,9 +97,13 @@ class Liveness:
 
     def heard(self) -> None:
         """A message came: the peer is there, and the reader has something else to do."""
+        self._quiet_s = 0.0
+        if not self._options.only_pongs_count:
+            self._waited_s = 0.0
+            self._misses = 0
+        elif self._listening_since is not None:
+            self._waited_s += min(self._loop.time() - max(self._listening_since, self._tick_at), self._tick_s)
         self._listening_since = None
-        self._quiet_s = self._waited_s = 0.0
-        self._misses = 0
 
     def _schedule(self) -> None:
         self._tick_at = self._loop.time()

@@ -70,6 +70,8 @@ class StreamOptions:
     """Time between pings; None: no pings."""
     pong_misses: int = 2
     """Unanswered pings after which a connection is cut. Only time in which we were listening counts."""
+    only_pongs_count: bool = False
+    """A message is no answer to a ping: what sends it may be alive when what answers pings is not."""
     idle_timeout_s: float | None = None
     """Cut a connection on which no message came for so long, though pings are answered. None: silence is fine."""
     max_pending: int = 256

@@ -16,6 +16,7 @@ from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP, Cause, ConnectionEnd, State, end_of
 from thunderagent.streaming.endpoint import Attempt, EndpointSource, resolve_endpoint
 from thunderagent.streaming.governor import Governor
+from thunderagent.streaming.liveness import Pings
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.transport import open_connection
 from thunderagent.streaming.verdicts import UNKNOWN, Pace, Verdict
@@ -45,6 +46,7 @@ class Pump:
         told: told what `on_open` answered, if that is a place.
         overlap: a connection may be replaced by a second one before it is closed.
         guard: raises when the right to the stream is lost; asked before each attempt.
+        pings: what is to be answered for a connection to be alive; None: pings of the WebSocket protocol.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class Pump:
         "_on_open",
         "_options",
         "_overlap",
+        "_pings",
         "_resume",
         "_source",
         "_told",
@@ -80,6 +83,7 @@ class Pump:
         told: Callable[[Cursor | int], None],
         overlap: bool,
         guard: Callable[[], None],
+        pings: Callable[[Connection], Pings] | None = None,
     ) -> None:
         self._source = source
         self._on_open = on_open
@@ -91,6 +95,7 @@ class Pump:
         self._told = told
         self._overlap = overlap
         self._guard = guard
+        self._pings = pings
         self._failures = 0
         self._ends: dict[str, int] = {}
         self._auth_failed = False
@@ -141,7 +146,7 @@ class Pump:
                 state = State.CONNECTING
                 moved(state, "")
                 opened = Connection(
-                    await open_connection(endpoint, self._options, self._governor.resolver), self._options
+                    await open_connection(endpoint, self._options, self._governor.resolver), self._options, self._pings
                 )
             if self._on_open is not None:
                 state = State.SUBSCRIBING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final
@@ -34,9 +35,12 @@ def shared_context() -> ssl.SSLContext:
 class _Connect(connect):
     """One attempt. What a redirect changes is forgotten with it."""
 
-    def __init__(self, endpoint: Endpoint, options: StreamOptions, resolver: Resolver) -> None:
+    def __init__(
+        self, endpoint: Endpoint, options: StreamOptions, resolver: Resolver, reached: Callable[[], object]
+    ) -> None:
         self._options = options
         self._resolver = resolver
+        self._reached = reached
         super().__init__(
             endpoint.url,
             additional_headers=dict(endpoint.headers),
@@ -64,7 +68,9 @@ class _Connect(connect):
                     self.create_connection_kwargs |= {"host": address, "port": self.ws_uri.port}
                 try:
                     async with asyncio.timeout(share_s):  # one that drops packets must leave time for the next
-                        return await super().open_tcp_connection()
+                        opened = await super().open_tcp_connection()
+                    self._reached()
+                    return opened
                 except ssl.SSLError:
                     raise
                 except OSError as error:
@@ -77,15 +83,23 @@ class _Connect(connect):
         return await self._resolver.addresses(self.ws_uri.host, self.ws_uri.port, self._options.dns_timeout_s)
 
 
-async def open_connection(endpoint: Endpoint, options: StreamOptions, resolver: Resolver) -> ClientConnection:
+async def open_connection(
+    endpoint: Endpoint, options: StreamOptions, resolver: Resolver, *, reached: Callable[[], object] = lambda: None
+) -> ClientConnection:
     """Connect and shake hands.
+
+    Args:
+        endpoint: where to, and what the handshake carries.
+        options: how long it may take.
+        resolver: looks its name up.
+        reached: called when TCP and TLS are there, and the handshake begins.
 
     Raises:
         OSError: no network, no name, no answer, a certificate that is not acceptable.
         websockets.exceptions.InvalidHandshake: the peer answered with something else.
         websockets.exceptions.InvalidURI: the URL is none.
     """
-    connection = await _Connect(endpoint, options, resolver)
+    connection = await _Connect(endpoint, options, resolver, reached)
     try:
         _keep_alive(connection.transport.get_extra_info("socket"))
     except OSError:  # it has ended already

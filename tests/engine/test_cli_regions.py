@@ -1,0 +1,190 @@
+"""The commands for agents in several regions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from thunderagent.cli import app
+from thunderagent.errors import ConfigurationError, NotAllowed
+from thunderagent.grants import Record, RegionState, scope_id
+from thunderagent.iam import Role, policy, resources
+from thunderagent.region_commands import Regions
+from thunderagent.region_writes import beat, first_row
+from thunderagent.settings import Settings
+from thunderagent.stores import open_engine
+from thunderagent.stores.opening import open_store
+
+HERE, THERE = "eu-central-1", "eu-west-1"
+
+
+class Stand:
+    """An arbiter and a table in files, and the commands on them in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/arbiter.db"
+        self.store_url = f"sqlite:///{folder}/tasks.db"
+        self.engine = open_engine(self.url)
+        self.said = ""
+
+    def begin(self) -> None:
+        now = self.engine.clock.now()
+        self.engine.put([first_row("default", HERE, lease_s=30.0, by="host:1:ab", now=now)])
+
+    def __call__(self, *arguments: str, code: int = 0, typed: str | None = None) -> str:
+        given = ["region", *arguments, "--arbiter", self.url]
+        done = CliRunner().invoke(app, given, input=typed, env={"THUNDERAGENT_STORE": self.store_url})
+        assert done.exit_code == code, (done.exit_code, done.output, done.exception)
+        self.said = done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+    def record(self) -> Record:
+        return Record.from_row(self.engine.get([scope_id("default")])[scope_id("default")])
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    return Stand(tmp_path)
+
+
+def test_without_an_arbiter_every_command_says_how_to_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["status"], ["failover", "--to", THERE, "--yes"], ["failback", "--yes"], ["freeze"], ["thaw"]):
+        done = CliRunner().invoke(app, ["region", *words])
+        assert done.exit_code == 2
+        assert "THUNDERAGENT_REGION_ARBITER or --arbiter" in done.stderr and "infra/control.yaml" in done.stderr
+
+
+def test_before_the_first_grant_there_is_nothing_to_order(stand: Stand) -> None:
+    assert "no region was granted anything" in stand("status")
+    assert stand.json("status")["record"] is None
+    stand("failover", "--to", THERE, "--yes", code=1)
+    assert "start agents first" in stand.said
+
+
+def test_status_tells_who_has_the_grant_and_the_agents_of_both_regions(stand: Stand) -> None:
+    stand.begin()
+    store = open_store(Settings(store=stand.store_url))
+    for name, region, state in (("a:1:x", HERE, "granted"), ("b:1:y", THERE, "passive")):
+        store.announce(name, {"queues": {}, "region": {"name": region, "state": state, "epoch": 1}}, lives_s=60.0)
+    store.announce("old:1:z", {"queues": {}}, lives_s=60.0)
+    text = stand("status")
+    assert "eu-central-1 has the grant of default, epoch 1" in text
+    assert "agent a:1:x: eu-central-1, granted, epoch 1" in text and "agent b:1:y: eu-west-1, passive" in text
+    assert "old:1:z" not in text and "renews it" not in text
+    told = stand.json("status")
+    assert told["record"]["holder"] == HERE and told["record"]["age_s"] < 5
+    assert [one["agent"] for one in told["agents"]] == ["a:1:x", "b:1:y"]
+    store.engine.close()
+
+
+def test_status_warns_of_a_grant_that_nobody_renews_and_shows_a_table_that_does_not_answer(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = first_row("default", HERE, lease_s=30.0, by="host:1:ab", now=stand.engine.clock.now() - 100)
+    stand.engine.put([row])
+    stand.store_url = "dynamodb://Nowhere?region=eu-central-1&endpoint=http://127.0.0.1:9"
+    monkeypatch.setattr("thunderagent.stores.connection.client_config", _fast)
+    assert "no agent there renews it" in stand("status")
+    assert "the agents are not shown" in stand.said
+
+
+def _fast(purpose: str, connections: int) -> Any:
+    from botocore.config import Config
+
+    return Config(connect_timeout=0.2, read_timeout=0.2, retries={"mode": "standard", "total_max_attempts": 1})
+
+
+def test_a_move_in_good_order_asks_first_and_can_be_taken_back(stand: Stand) -> None:
+    stand.begin()
+    stand("failover", "--to", THERE, code=1, typed="n\n")
+    assert stand.record().state is RegionState.ACTIVE
+    assert "DRAINING: it goes to eu-west-1" in stand("failover", "--to", THERE, "--reason", "game day", typed="y\n")
+    record = stand.record()
+    assert (record.state, record.to, record.reason, record.drain_s) == (RegionState.DRAINING, THERE, "game day", 40.0)
+    assert record.by and record.epoch == 1
+    stand("failover", "--to", THERE, "--yes", code=1)
+    assert "use --force, or wait" in stand.said
+    assert "DRAINING" not in stand("stay")
+    assert (stand.record().state, stand.record().to) == (RegionState.ACTIVE, None)
+    stand("stay", code=1)
+    assert "no move to take back" in stand.said
+
+
+def test_a_move_by_force_says_when_it_ends(stand: Stand) -> None:
+    stand.begin()
+    assert "VACANT: eu-west-1 takes it 35 s after" in stand("failover", "--to", THERE, "--force", "--yes")
+    assert stand.record().state is RegionState.VACANT
+    assert stand.json("failover", "--to", HERE, "--force")["to"] == HERE  # and back, before it was taken
+
+
+def test_a_move_to_the_region_that_has_it_is_refused(stand: Stand) -> None:
+    stand.begin()
+    for more in ((), ("--force",)):
+        stand("failover", "--to", HERE, "--yes", *more, code=1)
+        assert "the region eu-central-1 has the grant, epoch 1" in stand.said
+
+
+def test_failback_needs_a_region_to_go_back_to(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.begin()
+    stand("failback", "--yes", code=2)
+    assert "THUNDERAGENT_REGION_PREFERRED" in stand.said
+    monkeypatch.setenv("THUNDERAGENT_REGION_PREFERRED", THERE)
+    assert "DRAINING" in stand("failback", "--yes")
+    assert stand.record().to == THERE
+
+
+def test_freeze_and_thaw(stand: Stand) -> None:
+    stand.begin()
+    assert "frozen: network work; end that with: thunderagent region thaw" in stand(
+        "freeze", "--reason", "network work"
+    )
+    assert stand.record().frozen == "network work"
+    assert "frozen" not in stand("thaw")
+    assert stand.record().frozen is None
+
+
+def test_an_order_that_a_beat_overtakes_looks_again(stand: Stand) -> None:
+    stand.begin()
+    real = stand.engine.apply
+    beats = iter(range(3))
+
+    def overtaken(batch: Any) -> Any:
+        if next(beats, None) is not None:
+            assert real([beat(stand.record(), now=stand.engine.clock.now())])[0].won
+        return real(batch)
+
+    stand.engine.apply = overtaken  # type: ignore[method-assign]
+    orders = Regions(stand.engine, "default", by="ops")
+    assert orders.freeze("work").frozen == "work"
+    assert stand.record().beat == 3
+
+
+def test_what_cannot_be_a_region_or_a_reason_is_refused_before_anything_is_asked(stand: Stand) -> None:
+    orders = Regions(stand.engine, "default")
+    with pytest.raises(ConfigurationError, match="--to is ''"):
+        orders.failover("", drain_s=30.0, reason="")
+    with pytest.raises(ConfigurationError, match="200 at most"):
+        orders.freeze("x" * 201)
+    with pytest.raises(NotAllowed):
+        orders.thaw()
+
+
+def test_the_policy_of_an_agent_has_the_arbiter_of_the_settings() -> None:
+    settings = Settings(
+        store="dynamodb://TaskTable?region=eu-central-1",
+        region=HERE,
+        region_arbiter="dynamodb://Arbiter?region=eu-north-1",
+    )
+    statements = {
+        one["Sid"]: one for one in policy(Role.AGENT, resources(settings, account="123456789012"))["Statement"]
+    }
+    assert statements["Arbiter"]["Resource"] == "arn:aws:dynamodb:eu-north-1:123456789012:table/Arbiter"
+    assert "dynamodb:DeleteItem" not in statements["Arbiter"]["Action"]

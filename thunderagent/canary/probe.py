@@ -1,0 +1,269 @@
+"""One attempt of a canary at a WebSocket API: what a user does, step by step, within ten seconds.
+
+Connect, be let in, ping, save a number that was never used before, read it back, close. Whatever goes wrong is a
+result that names the step and the reason, as a broken peer is what a canary is for.
+
+Its user's state keeps one number for each of `SLOTS` probers of each observer, and does not grow. Probers that hit on
+one slot, or replication that brings another region's write in between, are told from a fault by one more try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+from zlib import crc32
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from thunderagent.canary.exchange import Conversation, Unexpected
+from thunderagent.canary.result import ProbeResult, Step
+from thunderagent.canary.tokens import Tokens, TokenUnavailable
+from thunderagent.canary_targets import is_region
+from thunderagent.streaming.endpoint import Endpoint
+from thunderagent.streaming.options import StreamOptions
+from thunderagent.streaming.resolver import Resolver
+from thunderagent.streaming.transport import abort_connection, open_connection
+from thunderagent.websocket_messages import MESSAGE_BYTES, Action, Kind
+
+BUDGET_S: Final = 10.0
+"""How long all steps together may take."""
+
+SLOTS: Final = 16
+"""Numbers that the state of a canary's user keeps for each observer."""
+
+TRIES: Final = 4
+"""How often a number is saved while other probers save theirs at the same time."""
+
+_REFUSED: Final = (401, 403)
+
+
+class Prober:
+    """Probes targets. In one event loop at a time.
+
+    Args:
+        observer: the region, or whatever else it is, that looks.
+        tokens: of the targets.
+        who: tells this prober from others of the observer, such as the name of an agent.
+        budget_s: how long an attempt may take.
+        context: for wss; None: the certificate authorities of the system.
+        monotonic: the clock of the steps.
+    """
+
+    def __init__(
+        self,
+        observer: str,
+        tokens: Tokens,
+        *,
+        who: str = "",
+        budget_s: float = BUDGET_S,
+        context: ssl.SSLContext | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.observer = observer
+        self._tokens = tokens
+        self._slot = f"{observer}.{crc32(who.encode()) % SLOTS}"
+        self._budget_s = budget_s
+        self._options = StreamOptions(
+            open_timeout_s=budget_s,
+            dns_timeout_s=budget_s / 2,
+            close_timeout_s=budget_s / 5,
+            max_size=2 * MESSAGE_BYTES,
+            ssl=context,
+        )
+        self._monotonic = monotonic
+        self._resolver = Resolver()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def probe(self, target: str, url: str, *, version: int = 0) -> ProbeResult:
+        """Try everything once. Never raises for a broken peer, network or token.
+
+        Args:
+            target: its name.
+            url: of the WebSocket.
+            version: of the canary's state, as the last attempt told it; 0: unknown.
+        """
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop, self._resolver = loop, Resolver()  # what it waits for belongs to one loop
+        attempt = _Attempt(self, target, url, version)
+        try:
+            async with asyncio.timeout(self._budget_s):
+                await attempt.run()
+        except Exception as error:  # of whatever kind: the canary has to tell it, and to go on
+            reason = self._reason(error, attempt)
+            return attempt.result(failed=attempt.failing(error), reason=reason)
+        finally:
+            attempt.abort()
+        return attempt.result()
+
+    async def probe_all(
+        self, targets: Mapping[str, str], versions: Mapping[str, int] | None = None
+    ) -> list[ProbeResult]:
+        """Probe several at once; one result for each, in their order."""
+        known = versions or {}
+        probes = [self.probe(target, url, version=known.get(target, 0)) for target, url in targets.items()]
+        return list(await asyncio.gather(*probes))
+
+    def _reason(self, error: Exception, attempt: _Attempt) -> str:
+        """What an error means, in a line that holds no secret and nothing that the peer could make long."""
+        match error:
+            case TimeoutError() if attempt.left_s <= 0:
+                return f"no answer: the {self._budget_s:g} s for all steps were over"
+            case TokenUnavailable() | Unexpected():
+                return str(error)
+            case InvalidStatus(response=response) if response.status_code in _REFUSED:
+                self._tokens.drop(attempt.target)
+                return f"refused with {response.status_code}: the token is over, or not one for this API"
+            case InvalidStatus(response=response):
+                return f"the handshake was answered with {response.status_code}"
+            case InvalidHandshake():
+                return f"the peer does not speak WebSocket: {error!s:.150}"
+            case ConnectionClosed():
+                end = error.rcvd or error.sent
+                return f"the peer ended the connection ({f'code {end.code}' if end else 'without a close'})"
+            case OSError():
+                return f"{type(error).__name__}: {error!s:.150}"
+            case _:
+                return f"{type(error).__name__}: {error!s:.150}"
+
+
+class _Attempt:
+    """One attempt under way."""
+
+    def __init__(self, prober: Prober, target: str, url: str, version: int) -> None:
+        self._prober = prober
+        self.target = target
+        self._url = url
+        self._version = version
+        self._begun = self._since = prober._monotonic()
+        self._step = Step.TOKEN
+        self._steps: dict[Step, float] = {}
+        self._connection: ClientConnection | None = None
+        self._region: str | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of the budget."""
+        return self._prober._budget_s - (self._prober._monotonic() - self._begun)
+
+    def result(self, *, failed: Step | None = None, reason: str = "") -> ProbeResult:
+        """What came of it."""
+        if failed is not None:
+            self._note(failed)
+        return ProbeResult(
+            target=self.target,
+            steps=self._steps,
+            failed=failed,
+            reason=reason,
+            region=self._region,
+            version=self._version,
+        )
+
+    def failing(self, error: Exception) -> Step:
+        """The step that an error belongs to."""
+        return Step.AUTH if isinstance(error, InvalidStatus) and self._step is Step.CONNECT else self._step
+
+    def abort(self) -> None:
+        """Leave no connection behind."""
+        if self._connection is not None:
+            abort_connection(self._connection)
+
+    async def run(self) -> None:
+        """All steps; the one that is not done raises."""
+        prober = self._prober
+        with self._during(Step.TOKEN):
+            token = await prober._tokens.get(self.target)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._step = Step.CONNECT
+        endpoint = Endpoint(self._url, headers=headers)
+        self._connection = connection = await open_connection(
+            endpoint, prober._options, prober._resolver, reached=self._reached
+        )
+        self._note(Step.AUTH)
+        talk = Conversation(connection)
+        with self._during(Step.PING):
+            self._region = _region(await talk.ask(Action.PING, Kind.PONG))
+            if is_region(self.target) and self._region not in (None, self.target):
+                raise Unexpected(
+                    f"the region {self._region} answered in its place: give the URL of the API in {self.target}, not a "
+                    "name that follows a failover"
+                )
+        await self._keep_a_number(talk)
+        with self._during(Step.CLOSE):
+            await connection.close()
+            if connection.protocol.close_rcvd is None:
+                raise Unexpected("the peer did not answer the close")
+
+    async def _keep_a_number(self, talk: Conversation) -> None:
+        """Save a number and read it back. Others may do so at the same moment; then once more."""
+        for left in reversed(range(TRIES)):
+            number = secrets.token_hex(16)
+            with self._during(Step.SET):
+                await self._save(talk, number, may_wait=left > 0)
+            with self._during(Step.GET):
+                if await self._is_kept(talk, number, may_differ=left > 0):
+                    return
+
+    async def _save(self, talk: Conversation, number: str, *, may_wait: bool) -> None:
+        change = str(uuid.uuid4())
+        patch = {"canary": {self._prober._slot: number}}
+        for _ in range(TRIES):
+            answer = await talk.ask(
+                Action.SET_STATE, Kind.SAVED, Kind.CONFLICT, version=self._version, patch=patch, change=change
+            )
+            self._version = _version(answer)
+            if answer["type"] == Kind.SAVED:
+                return
+        raise Unexpected(f"{TRIES} times in a row another client saved first: give the canary a user of its own")
+
+    async def _is_kept(self, talk: Conversation, number: str, *, may_differ: bool) -> bool:
+        answer = await talk.ask(Action.GET_STATE, Kind.STATE, known_version=self._version)
+        version, before = _version(answer), self._version
+        state = answer.get("state")
+        canary = state.get("canary") if isinstance(state, dict) else None
+        kept = canary.get(self._prober._slot) if isinstance(canary, dict) else None
+        self._version = version
+        if kept == number:
+            return True
+        if version == before:
+            raise Unexpected("what is read is not what was saved: another number, under the same version")
+        if may_differ:
+            return False
+        if version < before:
+            raise Unexpected(f"version {before} was saved and version {version} is read: what is saved gets lost")
+        raise Unexpected("each time another client saved in between: give the canary a user of its own")
+
+    def _reached(self) -> None:
+        """TCP and TLS are there; what follows is the handshake, in which the peer lets us in."""
+        self._note(Step.CONNECT)
+        self._step = Step.AUTH
+
+    @contextmanager
+    def _during(self, step: Step) -> Iterator[None]:
+        self._step, self._since = step, self._prober._monotonic()
+        yield
+        self._note(step)
+
+    def _note(self, step: Step) -> None:
+        """Add the time since the last note to a step, which may come more than once."""
+        now = self._prober._monotonic()
+        self._steps[step] = self._steps.get(step, 0.0) + now - self._since
+        self._since = now
+
+
+def _region(answer: Mapping[str, Any]) -> str | None:
+    region = answer.get("region")
+    return region[:64] if isinstance(region, str) else None
+
+
+def _version(answer: Mapping[str, Any]) -> int:
+    version = answer.get("version")
+    if type(version) is not int or version < 0:
+        raise Unexpected(f"the answer {answer['type']!r} has no version")
+    return version

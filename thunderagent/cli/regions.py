@@ -1,0 +1,189 @@
+"""Commands for agents in several regions: region status, failover, failback, stay, freeze, thaw."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from thunderagent.cli.output import JsonOption, errors, moment, notes, out, tell
+from thunderagent.errors import ConfigurationError, StoreError
+from thunderagent.grants import TAKER_SHARE, Record, RegionState
+from thunderagent.region_commands import Regions
+from thunderagent.settings import Settings, load_settings
+from thunderagent.store import AgentInfo
+from thunderagent.stores.opening import open_store
+
+ArbiterOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Store, instead of THUNDERAGENT_REGION_ARBITER.", show_default=False),
+]
+ScopeOption = Annotated[
+    str | None, typer.Option(help="Name of the row, instead of THUNDERAGENT_REGION_SCOPE.", show_default=False)
+]
+ReasonOption = Annotated[str, typer.Option(help="Shown to whoever asks.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+regions_app = typer.Typer(
+    name="region",
+    help="Which region's agents work, where several share a global table: look, move, go back, freeze.",
+    no_args_is_help=True,
+)
+
+
+@contextmanager
+def _orders(arbiter: str | None, scope: str | None) -> Iterator[tuple[Regions, Settings]]:
+    region = os.environ.get("THUNDERAGENT_REGION") or "anywhere"  # who orders needs to be in none of them
+    settings = load_settings(region_arbiter=arbiter, region_scope=scope, region=region)
+    regions = Regions.from_settings(settings)
+    try:
+        yield regions, settings
+    finally:
+        regions.engine.close()
+
+
+@regions_app.command()
+def status(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: JsonOption = False) -> None:
+    """Show which region has the grant, since when and why, and the agents that tell of their region."""
+    with errors(), _orders(arbiter, scope) as (regions, settings):
+        record, now = regions.status(), regions.engine.clock.now()
+        agents, problem = _agents(settings)
+        if as_json:
+            told = None if record is None else {**asdict(record), "age_s": round(now - record.updated_at, 1)}
+            seen = [{"agent": one.name, **one.info["region"]} for one in agents]
+            tell({"scope": regions.scope, "record": told, "agents": seen, "problem": problem}, True)
+            return
+        if record is None:
+            out.print(escape(f"no region was granted anything in the scope {regions.scope!r} yet"), soft_wrap=True)
+        else:
+            for line in _story(record, now):
+                out.print(line, soft_wrap=True)
+        for one in agents:
+            region = one.info["region"]
+            text = f"  agent {one.name}: {region.get('name')}, {region.get('state')}, epoch {region.get('epoch')}"
+            out.print(escape(text), soft_wrap=True)
+        if problem:
+            notes.print(escape(f"the agents are not shown: {problem}"), style="yellow", soft_wrap=True)
+
+
+@regions_app.command()
+def failover(
+    to: Annotated[str, typer.Option(help="The region that gets the grant, such as eu-west-1.")],
+    force: Annotated[bool, typer.Option("--force", help="The holder does not answer: do not wait for it.")] = False,
+    reason: ReasonOption = "ordered",
+    yes: YesOption = False,
+    arbiter: ArbiterOption = None,
+    scope: ScopeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move the grant to another region.
+
+    In good order: the agents that have it claim nothing more, end or give back what they hold, and hand over after
+    about a minute. With --force they stop as soon as they hear of it, and the other region begins when every grant
+    that is out is over (35 s), whether they heard or not.
+    """
+    with errors(), _orders(arbiter, scope) as (regions, settings):
+        _ask(f"Move the grant of {regions.scope} to {to}{', by force' if force else ''}?", yes, as_json)
+        if force:
+            record = regions.force(to, reason=reason)
+        else:
+            record = regions.failover(to, drain_s=settings.drain_s, reason=reason)
+        _tell(record, as_json)
+
+
+@regions_app.command()
+def failback(
+    reason: ReasonOption = "ordered: back to the preferred region",
+    to: Annotated[
+        str | None, typer.Option(help="Instead of THUNDERAGENT_REGION_PREFERRED.", show_default=False)
+    ] = None,
+    yes: YesOption = False,
+    arbiter: ArbiterOption = None,
+    scope: ScopeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move the grant back to the preferred region, in good order."""
+    with errors(), _orders(arbiter, scope) as (regions, settings):
+        wanted = to or settings.region_preferred
+        if wanted is None:
+            raise ConfigurationError("no region is preferred: name one with --to or in THUNDERAGENT_REGION_PREFERRED")
+        _ask(f"Move the grant of {regions.scope} back to {wanted}?", yes, as_json)
+        _tell(regions.failover(wanted, drain_s=settings.drain_s, reason=reason), as_json)
+
+
+@regions_app.command()
+def stay(
+    reason: ReasonOption = "the move is taken back",
+    arbiter: ArbiterOption = None,
+    scope: ScopeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take back a move in good order that has not ended yet."""
+    with errors(), _orders(arbiter, scope) as (regions, _):
+        _tell(regions.stay(reason=reason), as_json)
+
+
+@regions_app.command()
+def freeze(
+    reason: ReasonOption = "ordered",
+    arbiter: ArbiterOption = None,
+    scope: ScopeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let no region take the grant by itself; orders still move it."""
+    with errors(), _orders(arbiter, scope) as (regions, _):
+        _tell(regions.freeze(reason), as_json)
+
+
+@regions_app.command()
+def thaw(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: JsonOption = False) -> None:
+    """Let regions take the grant by themselves again."""
+    with errors(), _orders(arbiter, scope) as (regions, _):
+        _tell(regions.thaw(), as_json)
+
+
+def _agents(settings: Settings) -> tuple[list[AgentInfo], str | None]:
+    """The agents that the table of the settings knows, and why it could not be asked."""
+    try:
+        store = open_store(settings, for_agent=True)
+        try:
+            store.engine.check()
+            return [one for one in store.agents(most=1000) if isinstance(one.info.get("region"), dict)], None
+        finally:
+            store.engine.close()
+    except StoreError as error:
+        return [], str(error)
+
+
+def _story(record: Record, now: float) -> Iterator[str]:
+    yield f"[bold]{escape(record.holder)}[/bold] has the grant of {escape(record.scope)}, epoch {record.epoch}"
+    yield escape(f"  since {moment(record.since)}: {record.reason}")
+    age_s = now - record.updated_at
+    is_old = age_s > record.lease_s * TAKER_SHARE
+    yield escape(f"  last sign {age_s:.0f} s ago, by {record.by or 'an agent'}; a grant lasts {record.lease_s:g} s") + (
+        " [red](no agent there renews it)[/red]" if is_old else ""
+    )
+    if record.state is RegionState.DRAINING:
+        yield escape(f"  DRAINING: it goes to {record.to} when the agents have given back what they hold")
+    elif record.state is RegionState.VACANT:
+        yield escape(f"  VACANT: {record.to} takes it {record.lease_s * TAKER_SHARE:g} s after the order")
+    if record.frozen is not None:
+        yield "[yellow]  frozen:[/yellow] " + escape(f"{record.frozen}; end that with: thunderagent region thaw")
+
+
+def _tell(record: Record, as_json: bool) -> None:
+    if as_json:
+        tell(asdict(record), True)
+    else:
+        for line in _story(record, record.updated_at):
+            out.print(line, soft_wrap=True)
+
+
+def _ask(question: str, yes: bool, as_json: bool) -> None:
+    if not yes and not as_json and not typer.confirm(question, err=True):
+        raise typer.Abort

@@ -1,0 +1,146 @@
+"""What a person orders of the grant of regions: look, move, go back, freeze."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from thunderagent import region_writes
+from thunderagent.conditions import Write
+from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
+from thunderagent.grants import Record, RegionState, scope_id
+from thunderagent.pacing import REGION_HURRY_S
+from thunderagent.port import Engine
+from thunderagent.settings import Settings
+from thunderagent.stores import open_engine
+
+TRIES: Final = 20
+"""How often an order is tried while the holder renews the row under it."""
+
+LONGEST_REASON: Final = 200
+
+
+class Regions:
+    """Orders to the arbiter of one scope.
+
+    Args:
+        engine: of the arbiter's table.
+        scope: name of the row.
+        by: who orders, to be told.
+    """
+
+    def __init__(self, engine: Engine, scope: str, *, by: str | None = None) -> None:
+        self.engine = engine
+        self.scope = scope
+        self.by = by or f"{getpass.getuser()}@{socket.gethostname()}"
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, by: str | None = None) -> Regions:
+        """Those of the settings.
+
+        Raises:
+            ConfigurationError: they name no arbiter.
+        """
+        if settings.region_arbiter is None:
+            raise ConfigurationError(
+                "there is one region: no arbiter is set; name its table in THUNDERAGENT_REGION_ARBITER or --arbiter, "
+                "for example dynamodb://ThunderAgentArbiter?region=eu-north-1 (infra/control.yaml makes it)"
+            )
+        return cls(open_engine(settings.region_arbiter), settings.region_scope, by=by)
+
+    def status(self) -> Record | None:
+        """The row as it is; None: no region was granted anything yet.
+
+        Raises:
+            StoreError: the arbiter did not answer.
+        """
+        row = self.engine.get([scope_id(self.scope)]).get(scope_id(self.scope))
+        return None if row is None else Record.from_row(row)
+
+    def failover(self, to: str, *, drain_s: float, reason: str) -> Record:
+        """Move the grant in good order: the holder gives back what it holds, and hands over after about a minute.
+
+        Args:
+            to: the region that gets it.
+            drain_s: how long an agent there may take to end batch tasks.
+            reason: shown to whoever asks.
+
+        Raises:
+            NotAllowed: it has the grant, or the grant is on its way elsewhere.
+        """
+        _check(to, reason)
+
+        def order(seen: Record) -> Write:
+            if seen.holder == to:
+                raise NotAllowed(f"the region {to} has the grant, epoch {seen.epoch}{_going(seen)}")
+            if seen.state is not RegionState.ACTIVE:
+                raise NotAllowed(f"the grant is {seen.state} on its way to {seen.to}; use --force, or wait")
+            now, longest_s = self.engine.clock.now(), drain_s + REGION_HURRY_S
+            return region_writes.drain(seen, to, drain_s=longest_s, by=self.by, reason=reason, now=now)
+
+        return self._order(order)
+
+    def force(self, to: str, *, reason: str) -> Record:
+        """Move the grant without its holder: who hears of it stops at once, and `to` begins when every grant is over.
+
+        Raises:
+            NotAllowed: the region has the grant.
+        """
+        _check(to, reason)
+
+        def order(seen: Record) -> Write:
+            if seen.holder == to and seen.state is not RegionState.VACANT:
+                raise NotAllowed(f"the region {to} has the grant, epoch {seen.epoch}{_going(seen)}")
+            return region_writes.vacate(seen, to, by=self.by, reason=reason, now=self.engine.clock.now())
+
+        return self._order(order)
+
+    def stay(self, *, reason: str) -> Record:
+        """Take back an order to move in good order.
+
+        Raises:
+            NotAllowed: there is none.
+        """
+        _check(None, reason)
+
+        def order(seen: Record) -> Write:
+            if seen.state is not RegionState.DRAINING:
+                raise NotAllowed(f"the region {seen.holder} is {seen.state}: there is no move to take back")
+            return region_writes.stay(seen, by=self.by, reason=reason, now=self.engine.clock.now())
+
+        return self._order(order)
+
+    def freeze(self, reason: str) -> Record:
+        """Let no region take the grant by itself."""
+        _check(None, reason)
+        return self._order(lambda seen: region_writes.freeze(seen, reason, by=self.by, now=self.engine.clock.now()))
+
+    def thaw(self) -> Record:
+        """Let regions take the grant by themselves again."""
+        return self._order(lambda seen: region_writes.freeze(seen, None, by=self.by, now=self.engine.clock.now()))
+
+    def _order(self, order: Callable[[Record], Write]) -> Record:
+        for _ in range(TRIES):
+            seen = self.status()
+            if seen is None:
+                raise NotAllowed(f"no region was granted anything in the scope {self.scope!r} yet: start agents first")
+            write = order(seen)
+            [answer] = self.engine.apply([write])
+            if answer.error:
+                raise answer.error
+            if answer.row is not None and (answer.won or write.landed_on(answer.row)):
+                return Record.from_row(answer.row)
+        raise StoreError(f"the row of the arbiter changed {TRIES} times under this order; try again")
+
+
+def _going(seen: Record) -> str:
+    return "" if seen.to is None else f", on its way to {seen.to}; take that back with: thunderagent region stay"
+
+
+def _check(to: str | None, reason: str) -> None:
+    if to is not None and (not to or len(to) > 64 or to != to.strip()):
+        raise ConfigurationError(f"--to is {to!r:.80}; write the name of a region, such as eu-west-1")
+    if len(reason) > LONGEST_REASON:
+        raise ConfigurationError(f"the reason has {len(reason)} letters; use {LONGEST_REASON} at most")

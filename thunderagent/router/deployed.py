@@ -1,0 +1,52 @@
+"""The router that `infra/doorbell.yaml` deploys: an event of EventBridge that names a job and its payload is a task.
+
+Whoever may put such events on the bus may enqueue any job, so the right to do so is the right to use the queue.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from thunderagent.router.enqueue import Enqueue, Options
+from thunderagent.router.handler import Router
+from thunderagent.router.shapes import EventBridgeEvent
+
+DETAIL_TYPE: Final = "ThunderAgent Task"
+"""The detail type of an event that is a task."""
+
+router = Router()
+
+
+class TaskDetail(BaseModel):
+    """The detail of an event: a job by its name, its payload, and options of `Client.enqueue`.
+
+    What is not known here is refused: a misspelt option would else be lost without a word.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: str = Field(min_length=1)
+    payload: dict[str, Any] = Field(default_factory=dict, repr=False)
+    task_id: str | None = None
+    queue: str | None = None
+    delay_s: float | None = None
+    run_at: float | None = None
+    max_retry: int | None = None
+    unique_key: str | None = None
+    unique_scope: str | None = None
+    limit_key: str | None = None
+    limit: int | None = None
+    depends_on: list[str] | None = None
+    on_parent_failure: str | None = None
+
+
+@router.eventbridge(detail_type=DETAIL_TYPE)
+def enqueue(detail: TaskDetail, event: EventBridgeEvent) -> Enqueue:
+    """One event, one task. Without a `task_id` the id is made of the event, so that a redelivery is no second task."""
+    options: Options = detail.model_dump(exclude={"job", "payload"}, exclude_none=True)  # type: ignore[assignment]
+    return Enqueue(detail.job, detail.payload, **options)
+
+
+handler = router.handler

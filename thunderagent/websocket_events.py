@@ -1,0 +1,43 @@
+"""What the WebSocket API tells: connections that it refused, messages that it refused or could not handle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thunderagent.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionRefused(Event):
+    """A client may not connect; the reason holds no token."""
+
+    connection: str
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOpened(Event):
+    """A client of this user has connected."""
+
+    connection: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRefused(Event):
+    """A message was answered with an error, for which its sender is to blame."""
+
+    connection: str
+    user: str
+    error: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFailed(Event):
+    """A message could not be handled, which is not its sender's fault."""
+
+    connection: str
+    user: str
+    error: str

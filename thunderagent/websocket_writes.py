@@ -1,0 +1,213 @@
+"""The rows of the WebSocket API and every conditional write of them: states of users, connections, texts in pieces.
+
+They lie in tables of their own with the key of the task table, so every engine serves them. The state of a user lies in
+a table that is replicated to the other region, all else in one of the region, with `expireAt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from thunderagent.conditions import Absent, Condition, Fewer, Is, Present, Write
+from thunderagent.task import Row, timestamp
+
+MOST_CONNECTIONS: Final = 50
+"""Connections of one user at once."""
+MOST_OPEN: Final = 4
+"""Texts of one connection of which chunks are missing."""
+CONNECTION_S: Final = 2 * 3600.0 + 600.0
+"""How long the row of a connection stays: API Gateway ends each after two hours, and may not tell."""
+CHUNKS_S: Final = 60.0
+"""How long chunks wait for the others of their message."""
+
+
+# States. `fence` is the version, `info` has the last changes with the versions that they made.
+
+
+def state_id(user: str) -> str:
+    """Id of the row of a user's state."""
+    return f"user:{user}"
+
+
+def state_row(user: str, text: str, *, changes: Mapping[str, int], region: str, now: float) -> Row:
+    """The first version of a state."""
+    return {
+        "taskId": state_id(user),
+        "payload": text,
+        "fence": 1,
+        "info": {"changes": dict(changes)},
+        "lastAgent": region,
+        "updatedAt": timestamp(now),
+    }
+
+
+def save_state(seen: Row, text: str, *, changes: Mapping[str, int], region: str, now: float) -> Write:
+    """The next version of a state, made of the row as it was seen.
+
+    The writer and the time too: a row that another region has replaced meanwhile may have the same version.
+    """
+    still: list[Condition] = [Is("fence", seen["fence"])]
+    still += [Is(name, seen[name]) if name in seen else Absent(name) for name in ("lastAgent", "updatedAt")]
+    return Write(
+        verb="save state",
+        task_id=seen["taskId"],
+        set={
+            "payload": text,
+            "info": {"changes": dict(changes)},
+            "lastAgent": region,
+            "updatedAt": timestamp(now),
+        },
+        increase={"fence": 1},
+        require=still,
+    )
+
+
+# Connections. Each has a row, `heldBy` its user; the row of a user has the set of them, `holders`.
+
+
+def connection_id_of(connection: str) -> str:
+    """Id of the row of a connection."""
+    return f"connection:{connection}"
+
+
+def connections_id(user: str) -> str:
+    """Id of the row that lists the connections of a user."""
+    return f"connections:{user}"
+
+
+def connection_row(connection: str, user: str, *, now: float) -> Row:
+    """The row of a new connection."""
+    return {
+        "taskId": connection_id_of(connection),
+        "heldBy": user,
+        "updatedAt": timestamp(now),
+        "expireAt": _over(now, CONNECTION_S),
+    }
+
+
+def connections_row(user: str, connections: Iterable[str], *, now: float) -> Row:
+    """The list of a user who has had no connection for long."""
+    return {
+        "taskId": connections_id(user),
+        "holders": frozenset(connections),
+        "updatedAt": timestamp(now),
+        "expireAt": _over(now, CONNECTION_S),
+    }
+
+
+def add_connection(user: str, connection: str, *, now: float) -> Write:
+    """List a connection; refused when the user has as many as one may have."""
+    return Write(
+        verb="add connection",
+        task_id=connections_id(user),
+        set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S)},
+        insert={"holders": connection},
+        require=(Present("taskId"), Fewer("holders", MOST_CONNECTIONS)),
+    )
+
+
+def replace_connections(user: str, seen: frozenset[str], then: frozenset[str], *, now: float) -> Write:
+    """List the connections that live in the place of those that were seen."""
+    return Write(
+        verb="replace connections",
+        task_id=connections_id(user),
+        set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S)} | ({"holders": then} if then else {}),
+        remove=() if then else ("holders",),
+        require=(Is("holders", seen),),
+    )
+
+
+def remove_connection(user: str, connection: str) -> Write:
+    """Take a connection out of the list; doing it again changes nothing."""
+    return Write(
+        verb="remove connection",
+        task_id=connections_id(user),
+        discard={"holders": connection},
+        require=(Present("taskId"),),
+    )
+
+
+def forget_connection(connection: str, user: str) -> Write:
+    """The row of a connection that is over goes."""
+    return Write(
+        verb="forget connection",
+        task_id=connection_id_of(connection),
+        delete=True,
+        require=(Is("heldBy", user),),
+    )
+
+
+# Texts in pieces. A message that is not complete has a row with its pieces, `holders`; its connection lists them.
+
+
+def chunks_id(connection: str, chunk_id: str) -> str:
+    """Id of the row of a message of which chunks are missing."""
+    return f"chunks:{connection}:{chunk_id}"
+
+
+def chunks_row(connection: str, chunk_id: str, piece: str, *, of: int, now: float) -> Row:
+    """The row of a message of which the first chunk has come."""
+    return {
+        "taskId": chunks_id(connection, chunk_id),
+        "holders": frozenset((piece,)),
+        "limitMax": of,
+        "updatedAt": timestamp(now),
+        "expireAt": _over(now, CHUNKS_S),
+    }
+
+
+def add_chunk(connection: str, chunk_id: str, piece: str, *, of: int) -> Write:
+    """Add a piece to those that have come; the same once more changes nothing."""
+    return Write(
+        verb="add chunk",
+        task_id=chunks_id(connection, chunk_id),
+        insert={"holders": piece},
+        require=(Is("limitMax", of), Fewer("holders", of + 1)),
+    )
+
+
+def take_chunks(connection: str, chunk_id: str, *, of: int) -> Write:
+    """The row of a message whose pieces are all there goes; of several who see that, one handles the message."""
+    return Write(
+        verb="take chunks", task_id=chunks_id(connection, chunk_id), delete=True, require=(Is("limitMax", of),)
+    )
+
+
+def begin_chunks(connection: str, chunk_id: str) -> Write:
+    """Say that a message of this connection comes in pieces; refused when too many do."""
+    return Write(
+        verb="begin chunks",
+        task_id=connection_id_of(connection),
+        insert={"holders": chunk_id},
+        require=(Present("taskId"), Fewer("holders", MOST_OPEN)),
+    )
+
+
+def end_chunks(connection: str, chunk_id: str) -> Write:
+    """Say that it is complete, or will not be completed."""
+    return Write(
+        verb="end chunks",
+        task_id=connection_id_of(connection),
+        discard={"holders": chunk_id},
+        require=(Present("taskId"),),
+    )
+
+
+def changes_of(row: Mapping[str, Any] | None) -> dict[str, int]:
+    """The last changes of a state with the versions that they made. A row made by hand may have anything there."""
+    info = (row or {}).get("info")
+    changes = info.get("changes") if isinstance(info, Mapping) else None
+    if not isinstance(changes, Mapping):
+        return {}
+    return {str(name): int(made) for name, made in changes.items() if isinstance(made, (int, float))}
+
+
+def holders_of(row: Mapping[str, Any] | None) -> frozenset[str]:
+    """The members of a row's set."""
+    holders = (row or {}).get("holders")
+    return frozenset(map(str, holders)) if isinstance(holders, (set, frozenset)) else frozenset()
+
+
+def _over(now: float, seconds: float) -> int:
+    return int(now + seconds)

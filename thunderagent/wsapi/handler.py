@@ -1,0 +1,237 @@
+"""The handler of all routes of the WebSocket API: `$connect`, `$disconnect`, and every message.
+
+A message is always answered, and no answer closes the connection. A reply that fits into one frame is what the function
+returns; one that does not is pushed in chunks. State belongs to the user, whom the authorizer has found, and never to
+the connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from thunderagent import events, websocket_events
+from thunderagent.bus import EventBus
+from thunderagent.errors import StoreError, ThunderAgentError
+from thunderagent.port import Engine
+from thunderagent.websocket_messages import (
+    STATE_BYTES,
+    SUBPROTOCOL,
+    Action,
+    ChunkRefused,
+    Problem,
+    encode,
+    frames,
+    read_chunk,
+)
+from thunderagent.websocket_writes import MOST_CONNECTIONS
+from thunderagent.wsapi import answers, requests
+from thunderagent.wsapi.answers import MessageId, Refusal, Reply
+from thunderagent.wsapi.chunks import Chunks
+from thunderagent.wsapi.connections import Connections
+from thunderagent.wsapi.headers import offered_protocols, user_of
+from thunderagent.wsapi.state import Conflict, Saved, States
+
+Post = Callable[[str, str], bool]
+"""Sends a text to a connection by its id; False: it is gone."""
+
+PROTOCOL_HEADER: Final = "Sec-WebSocket-Protocol"
+
+
+class WebSocketApi:
+    """Handles the events that API Gateway hands to Lambda.
+
+    Args:
+        states: the table of states.
+        connections: the table of connections of this region.
+        region: what every reply tells, and what is noted as the writer of a state.
+        post: sends what a reply has beyond its first frame.
+        now: epoch seconds; None: those of the table of states.
+        bus: told of what was refused and what failed.
+    """
+
+    def __init__(
+        self,
+        states: Engine,
+        connections: Engine,
+        *,
+        region: str,
+        post: Post,
+        now: Callable[[], float] | None = None,
+        bus: EventBus | None = None,
+    ) -> None:
+        self.bus = bus or EventBus()
+        self.region = region
+        self._post = post
+        now = now or states.clock.now
+        self._states = States(states, region, now)
+        self._connections = Connections(connections, now)
+        self._chunks = Chunks(connections, now)
+
+    def handle(self, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Handle one event; whatever it is, the answer is one that API Gateway understands."""
+        about = event.get("requestContext") or {}
+        connection, user = str(about.get("connectionId", "")), user_of(event)
+        match about.get("eventType"):
+            case "CONNECT":
+                return self._connect(event, connection, user)
+            case "DISCONNECT":
+                return self._disconnect(connection, user)
+            case _:
+                return self._message(event, connection, user)
+
+    # Connections
+
+    def _connect(self, event: Mapping[str, Any], connection: str, user: str | None) -> dict[str, Any]:
+        if user is None:
+            return self._refused(connection, 401, "no authorizer has told the user: give $connect the authorizer")
+        try:
+            if not self._connections.open(connection, user):
+                reason = f"the user {user!r} has {MOST_CONNECTIONS} connections, which is all that one may have"
+                return self._refused(connection, 429, reason)
+        except StoreError as error:
+            self._store_failed("$connect", error)
+            return self._refused(connection, 503, f"the table of connections does not answer: {error}")
+        self.bus.emit(websocket_events.ConnectionOpened(connection=connection, user=user))
+        is_offered = SUBPROTOCOL in offered_protocols(event)
+        return answers.http(200, headers={PROTOCOL_HEADER: SUBPROTOCOL} if is_offered else None)
+
+    def _refused(self, connection: str, status: int, reason: str) -> dict[str, Any]:
+        self.bus.emit(websocket_events.ConnectionRefused(connection=connection, status=status, reason=reason))
+        return answers.http(status)
+
+    def _disconnect(self, connection: str, user: str | None) -> dict[str, Any]:
+        if user is not None:
+            try:
+                self._connections.close(connection, user)
+            except StoreError as error:  # its rows go by themselves
+                self._store_failed("$disconnect", error)
+        return answers.http(200)
+
+    # Messages
+
+    def _message(self, event: Mapping[str, Any], connection: str, user: str | None) -> dict[str, Any]:
+        try:
+            reply = self._reply(_text(event), connection, user)
+            if reply is None:
+                return answers.http(200)
+            return self._send(connection, user or "", reply)
+        except Exception as error:  # an error reply is better than API Gateway's, which says nothing
+            return self._failed(error, connection, user or "", None)
+
+    def _reply(self, text: str | None, connection: str, user: str | None, *, joined: bool = False) -> Reply | None:
+        message_id: MessageId = None
+        try:
+            if user is None:
+                raise Refusal(Problem.BAD_REQUEST, "the connection has no user: give $connect the authorizer")
+            if text is None:
+                raise Refusal(Problem.BAD_REQUEST, "the message is no text in UTF-8")
+            data = requests.read(text)
+            message_id = requests.id_of(data)
+            return self._answer(data, message_id, connection, user, joined)
+        except Refusal as refusal:
+            self.bus.emit(
+                websocket_events.MessageRefused(
+                    connection=connection, user=user or "", error=refusal.problem, reason=str(refusal)
+                )
+            )
+            return answers.error(refusal.message_id or message_id, refusal.problem, str(refusal))
+        except StoreError as error:
+            self._store_failed("a message", error)
+            return answers.unavailable(message_id)
+
+    def _answer(
+        self, data: dict[str, Any], message_id: MessageId, connection: str, user: str, joined: bool
+    ) -> Reply | None:
+        match data.get("action"):
+            case Action.GET_STATE:
+                wanted = requests.typed(requests.GetState, data, message_id)
+                held = self._states.read(user)
+                ahead = held.version < wanted.known_version
+                return answers.state(message_id, held.value, held.version, self.region, ahead=ahead)
+            case Action.SET_STATE:
+                return self._save(requests.typed(requests.SetState, data, message_id), user)
+            case Action.PING:
+                return answers.pong(message_id, self.region)
+            case Action.CHUNK if not joined:
+                try:
+                    text = self._chunks.add(connection, read_chunk(data))
+                except ChunkRefused as error:
+                    raise Refusal(Problem.BAD_REQUEST, str(error), message_id) from None
+                return None if text is None else self._reply(text, connection, user, joined=True)
+            case Action.CHUNK:
+                raise Refusal(Problem.BAD_REQUEST, "a message that came in chunks is itself a chunk", message_id)
+            case action:
+                raise requests.unknown(action, message_id)
+
+    def _save(self, wanted: requests.SetState, user: str) -> Reply:
+        try:
+            done = self._states.save(user, version=wanted.version, change=wanted.change, patch=wanted.patch)
+        except (ValueError, RecursionError) as error:
+            raise Refusal(Problem.BAD_REQUEST, str(error), wanted.id) from None
+        match done:
+            case Saved(version=version):
+                return answers.saved(wanted.id, version, self.region)
+            case Conflict(held=held):
+                return answers.conflict(wanted.id, held.value, held.version, self.region)
+            case _:
+                text = f"the state would have {done.size} bytes; at most {STATE_BYTES} are kept: take something out"
+                raise Refusal(Problem.TOO_LARGE, text, wanted.id)
+
+    def _send(self, connection: str, user: str, reply: Reply) -> dict[str, Any]:
+        """The reply as the answer of the function, or pushed when it takes several frames."""
+        texts = frames(encode(reply), uuid.uuid4().hex)
+        if len(texts) == 1:
+            return answers.http(200, texts[0])
+        try:
+            for text in texts:
+                if not self._post(connection, text):
+                    break  # the client has gone: it asks anew when it comes back
+            return answers.http(200)
+        except ThunderAgentError as error:
+            return self._failed(error, connection, user, reply.get("id"))
+
+    def _failed(self, error: Exception, connection: str, user: str, message_id: MessageId) -> dict[str, Any]:
+        told = f"{type(error).__name__}: {error}"
+        self.bus.emit(websocket_events.MessageFailed(connection=connection, user=user, error=told))
+        if isinstance(error, StoreError):
+            return answers.http(200, encode(answers.unavailable(message_id)))
+        text = "the message could not be handled, which is not your fault; the log of the API says why"
+        return answers.http(200, encode(answers.error(message_id, Problem.INTERNAL, text)))
+
+    def _store_failed(self, during: str, error: StoreError) -> None:
+        self.bus.emit(events.StoreFailed(during=during, error=str(error), next_try_s=answers.RETRY_AFTER_S))
+
+
+def _text(event: Mapping[str, Any]) -> str | None:
+    """The text of a message; None: it is none."""
+    body = event.get("body")
+    if not isinstance(body, str):
+        return None
+    if not event.get("isBase64Encoded"):
+        return body
+    try:
+        return base64.b64decode(body, validate=True).decode()
+    except ValueError:
+        return None
+
+
+_guard: Final = threading.Lock()
+_made: list[WebSocketApi] = []
+
+
+def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
+    """The handler for AWS Lambda, with the settings `WSAPI_…` of its environment; made for the first event and kept.
+
+    Raises:
+        ConfigurationError: the settings cannot work.
+    """
+    from thunderagent.wsapi.environment import make_api
+
+    with _guard:
+        if not _made:
+            _made.append(make_api(event))
+    return _made[0].handle(event)

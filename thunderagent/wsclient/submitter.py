@@ -1,0 +1,100 @@
+"""Brings changes to the server: one at a time, again and again under the same id until a server has it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+from thunderagent.errors import ChangeRefused
+from thunderagent.pacing import LONGEST_PAUSE_S, OVERTAKEN, PASSING, PASSING_LEAST_S
+from thunderagent.streaming.connection import Connection
+from thunderagent.websocket_messages import Action, Kind, Problem
+from thunderagent.wsclient.replica import Change, Replica
+from thunderagent.wsclient.session import Session
+from thunderagent.wsclient.talk import Message, text_of
+
+INTERNAL_TRIES: Final = 5
+"""So often a change is sent that the server cannot handle for a reason of its own."""
+Settled = Callable[[Change, int | ChangeRefused], None]
+
+
+class Submitter:
+    """Sends the head of the tail for as long as it is not cancelled.
+
+    Args:
+        replica: whose tail it is.
+        session: has the connection.
+        settled: told of each change that a server has, with its version, or refused for good.
+        rng: the chance in pauses.
+    """
+
+    def __init__(self, replica: Replica, session: Session, *, settled: Settled, rng: random.Random) -> None:
+        self._replica = replica
+        self._session = session
+        self._settled = settled
+        self._rng = rng
+        self._some = asyncio.Event()
+        self._failures = self._conflicts = self._internal = 0
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._some.set()
+
+    async def run(self) -> None:
+        """Send for ever."""
+        while True:
+            self._some.clear()
+            change = self._replica.head
+            if change is None:
+                await self._some.wait()
+                continue
+            connection = await self._session.connection()
+            change = self._replica.head
+            if change is None:
+                continue
+            sent = self._replica.version
+            answer = await self._session.talk.ask(
+                connection, Action.SET_STATE, version=sent, patch=change.patch, change=change.id
+            )
+            pause_s = await self._answered(connection, change, sent, answer)
+            if pause_s:
+                await asyncio.sleep(pause_s)
+
+    async def _answered(self, connection: Connection, change: Change, sent: int, answer: Message | None) -> float:
+        """Take an answer, and say how long to wait before what comes next."""
+        match answer:
+            case None:
+                return self._passing()
+            case {"type": Kind.SAVED, "version": int(version)}:
+                self._failures = self._conflicts = self._internal = 0
+                is_stale = self._replica.saved(change.id, version, text_of(answer.get("region")), time.monotonic())
+                self._settled(change, version)
+                return 0.0 if not is_stale or await self._session.read(connection) else self._passing()
+            case {"type": Kind.CONFLICT, "version": int(version), "state": dict(state)}:
+                region = text_of(answer.get("region"))
+                self._session.again(*self._replica.conflict(sent, state, version, region, time.monotonic()))
+                self._conflicts += 1
+                return OVERTAKEN.delay(self._conflicts - 2, self._rng) if self._conflicts > 1 else 0.0
+            case {"type": Kind.ERROR}:
+                return self._refused(change, answer)
+        return self._passing()
+
+    def _refused(self, change: Change, answer: Message) -> float:
+        problem = answer.get("error")
+        self._internal += problem == Problem.INTERNAL
+        is_final = problem in (Problem.BAD_REQUEST, Problem.TOO_LARGE, Problem.UNKNOWN_ROUTE)
+        if is_final or self._internal >= INTERNAL_TRIES:
+            self._failures = self._conflicts = self._internal = 0
+            self._replica.drop(change.id)
+            self._settled(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
+            return 0.0
+        asked = answer.get("retry_after_s")
+        least_s = min(float(asked), LONGEST_PAUSE_S) if isinstance(asked, (int, float)) and asked > 0 else 0.0
+        return least_s + self._passing()
+
+    def _passing(self) -> float:
+        self._failures += 1
+        return max(PASSING_LEAST_S, PASSING.delay(self._failures - 1, self._rng))

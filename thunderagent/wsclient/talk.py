@@ -1,0 +1,126 @@
+"""Requests and their answers over whatever connection is live, in one piece or in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+
+from thunderagent.streaming.connection import Connection
+from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, encode, frames
+
+Message = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A request that was sent, or is being sent."""
+
+    id: str
+    connection: Connection
+    answer: asyncio.Future[Message | None]
+    """None: the connection ended first."""
+
+
+class Talk:
+    """Sends requests, joins chunks, and gives each answer to who waits for it.
+
+    Args:
+        timeout_s: how long sending a request and its answer may take together.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count(1)
+        self._open: dict[str, Request] = {}
+        self._joiner = Joiner()
+        self.strange = 0
+        """Messages that were not understood."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def ask(self, connection: Connection, action: Action, **members: Any) -> Message | None:
+        """The answer to a request; None when the connection ended first, or it took too long."""
+        request = self.begin(connection)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.send(request, action, **members)
+                return await request.answer
+        except (TimeoutError, ConnectionClosed, OSError):
+            return None
+        finally:
+            self.forget(request)
+
+    def begin(self, connection: Connection) -> Request:
+        """Expect an answer; `forget` the request when it is over."""
+        request = Request(
+            id=str(next(self._numbers)), connection=connection, answer=asyncio.get_running_loop().create_future()
+        )
+        self._open[request.id] = request
+        return request
+
+    async def send(self, request: Request, action: Action, **members: Any) -> None:
+        """Send a request, in chunks if it is long.
+
+        Raises:
+            MessageTooLarge: it is over what can be sent at all.
+            websockets.exceptions.ConnectionClosed: the connection has ended.
+        """
+        text = encode({"action": action, "id": request.id, **members})
+        for frame in frames(text, uuid.uuid4().hex, to_server=True):
+            await request.connection.send(frame)
+
+    def forget(self, request: Request) -> None:
+        """Nobody waits for the answer any more."""
+        self._open.pop(request.id, None)
+
+    def take(self, raw: str | bytes) -> Message | None:
+        """What came that is no answer to a request: a push, an error; None if it was one, or is not complete yet."""
+        message = self._read(raw)
+        if message is not None and message.get("type") == Kind.CHUNK:
+            message = self._joined(message)
+        if message is None:
+            return None
+        number = message.get("id")
+        request = self._open.get(number) if isinstance(number, str) else None
+        if request is None or message.get("type") == Kind.PUSH:
+            return message
+        if not request.answer.done():
+            request.answer.set_result(message)
+        return None
+
+    def lost(self, live: Connection | None = None) -> None:
+        """Requests on other connections than the live one will not be answered."""
+        for request in list(self._open.values()):
+            if request.connection is not live and not request.answer.done():
+                request.answer.set_result(None)
+
+    def _joined(self, chunk: Mapping[str, Any]) -> Message | None:
+        try:
+            text = self._joiner.add(chunk)
+        except ChunkRefused:
+            self.strange += 1
+            return None
+        return None if text is None else self._read(text)
+
+    def _read(self, raw: str | bytes) -> Message | None:
+        try:
+            message = json.loads(raw)
+        except (ValueError, RecursionError):
+            message = None
+        if isinstance(message, dict):
+            return message
+        self.strange += 1
+        return None
+
+
+def text_of(value: object) -> str | None:
+    """A value that is to be a text; None if it is something else."""
+    return value if isinstance(value, str) else None
