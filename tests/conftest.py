@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests import stands
+from tests import lanes, stands
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in os.environ if name.startswith("AWS_") and name != "AWS_CA_BUNDLE"]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deal the tests to the workers of pytest-xdist, see `lanes`; one process alone runs them as they are written."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = lanes.dealt(items, workers, group=lambda item: item.path, waits=lanes.waits, is_long=lanes.is_long)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,9 @@ from thunderagent.errors import (
 )
 from thunderagent.job import job
 from thunderagent.port import Engine
+from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
+from thunderagent.schedules import Tick
 from thunderagent.shared_writes import limit_row
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
@@ -40,6 +42,7 @@ from thunderagent.testing import (
     memory_store,
     run_until_idle,
 )
+from thunderagent.ticks import every
 from thunderagent.travel import Travel
 
 QUICK: dict[str, Any] = {"poll_min_s": 0.01, "poll_max_s": 0.05, "poll_idle_s": 0.05, "sweep_s": 0.5}
@@ -96,6 +99,18 @@ def test_every_moment_at_which_something_is_due_is_known() -> None:
     client.store.claim([Wanted(entry, 300.0)], owner="gone")
     moments = Travel(agent_for(client), client, clock.advance)._moments()
     assert sorted(round(at - now) for at in moments) == [302, 600, 900]
+
+
+def test_no_tick_is_leapt_over_however_many_queues_the_agent_looks_into() -> None:
+    minutely = periodic(every(1).minute)(job("minutely", queue="minutes")(note_tick))
+    client = memory_client(FakeClock())
+    recorder = run_until_idle(Agent(client.store, Registry(minutely), client.settings), client, for_s=200.0)
+    assert [round(one.late_s) for one in recorder.of(events.TickPut)] == [0, 0, 0]
+    assert recorder.of(events.TicksSkipped) == []
+
+
+def note_tick(ctx: Context, payload: Tick) -> None:
+    """A handler that does nothing."""
 
 
 def test_real_time_cannot_be_moved() -> None:

@@ -53,6 +53,14 @@ ALARMS: Final[tuple[Alarm, ...]] = (
         why="An agent is not healthy, or none is left: `thunderagent agents`, and the log line `health has changed`.",
     ),
     Alarm(
+        metric=metrics.CANARY_HEALTHY,
+        statistic="Average",
+        below=0.51,
+        minutes=2,
+        missing_is_bad=True,
+        why="With a canary: users cannot use the API of a region, or nobody looks: `thunderagent canary`.",
+    ),
+    Alarm(
         metric=metrics.TASKS_GIVEN_UP,
         statistic="Sum",
         above=0.0,

@@ -199,7 +199,11 @@ class Arbiter:
                 self._beat_due = now + jittered(self._beat_s, self._rng)
         if record.state is not RegionState.DRAINING:
             self._drain_seen = self._drained_at = math.inf
-        elif before is None or before.state is not RegionState.DRAINING or before.epoch != record.epoch:
+        elif before is None or (before.state, before.epoch, before.ordered) != (
+            record.state,
+            record.epoch,
+            record.ordered,
+        ):
             self._drain_seen = now
             # Who had no grant when it was told to drain gets none any more.
             self._drained_at = now + record.drain_s if had and before is not None else -math.inf
@@ -228,9 +232,10 @@ class Arbiter:
     def _hold(self, record: Record, now: float) -> None:
         """Renew the grant; or hand it over once no agent of the region can have one any more.
 
-        One that has not seen the order lives on the grant that it had before; one that has ends after `drain_s`.
+        One that has not seen the order lives on the grant that it had before; one that has ends after `drain_s`. What
+        it wrote last has as long to arrive as where a grant is taken.
         """
-        wait_s = record.lease_s * HOLDER_SHARE + record.drain_s
+        wait_s = record.lease_s * TAKER_SHARE + record.drain_s
         clock_now = self._engine.clock.now()
         if now - self._drain_seen >= wait_s:
             self._write(region_writes.hand_over(record, lease_s=record.lease_s, by=self._owner, now=clock_now), now)
@@ -288,7 +293,9 @@ class Arbiter:
         [answer] = self._engine.apply([write])
         if answer.error:
             raise answer.error
-        won = answer.won or (answer.row is not None and write.landed_on(answer.row))
+        # Two agents' beats may look alike, whose clocks are behind: which of them was done, and when, is not known then.
+        is_telling = write.verb != "beat" and answer.row is not None
+        won = answer.won or (is_telling and write.landed_on(answer.row or {}))
         if write.verb != "beat":
             self._bus.emit(GrantAsked(region=self._region, verb=write.verb, won=won))
         if answer.row is not None:

@@ -79,6 +79,8 @@ class Record:
     """When the holder got it, in epoch seconds of the arbiter's clock."""
     drain_s: float = 0.0
     """While DRAINING: how long an agent may take to give back what it holds."""
+    ordered: float = 0.0
+    """While DRAINING: when that was ordered, which no two orders have in common."""
     frozen: str | None = None
     """Why no region takes the grant by itself; None: one does."""
     switches: tuple[float, ...] = ()
@@ -113,6 +115,7 @@ class Record:
                 updated_at=row["updatedAt"],
                 since=float(info["since"]),
                 drain_s=float(info.get("drain_s", 0.0)),
+                ordered=float(info.get("ordered", 0.0)),
                 frozen=info.get("frozen"),
                 switches=tuple(info.get("switches", ())),
                 by=info.get("by", ""),

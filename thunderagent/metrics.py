@@ -73,6 +73,13 @@ class Metric:
     """One more, beside `dimension`."""
     of_fleet: bool = False
     """One agent at a time measures it for all, so that of several values the largest counts and not the sum."""
+    fades: bool = False
+    """Told only when it was measured since: an old value would hide that nobody looks any more."""
+
+    @property
+    def must_be_fresh(self) -> bool:
+        """True when no value is told twice."""
+        return self.of_fleet or self.fades
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -257,7 +264,7 @@ CANARY_HEALTHY: Final = Metric(
     group=Group.CANARY,
     dimension=Dimension.TARGET,
     second=Dimension.OBSERVER,
-    of_fleet=True,
+    fades=True,
     help="1 when the canary's last attempt did, 0 when it failed; after two failures 0 until five in a row did.",
 )
 CANARY_LATENCY: Final = Metric(

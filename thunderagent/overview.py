@@ -30,7 +30,7 @@ class AgentView:
     since: float
     seen: float
     state: str
-    """`ok`, `paused`, `draining` or `not well`."""
+    """`ok`, `paused`, `passive` (its region has no grant), `draining` or `not well`."""
     reasons: tuple[str, ...]
     slots: tuple[Slots, ...]
     streams_held: int
@@ -95,6 +95,8 @@ def state_of(agent: AgentInfo, pauses: Mapping[str, Pause]) -> tuple[str, tuple[
         return "draining", reasons
     if not fine:
         return "not well", reasons
+    if _map(agent.info.get("region")).get("state") == "passive":
+        return "passive", reasons
     return ("paused" if paused else "ok"), reasons
 
 

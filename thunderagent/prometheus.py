@@ -62,7 +62,7 @@ def _family(metric: Metric, reading: Reading) -> Family:
     is_counter = metric.kind is Kind.COUNTER
     family = (CounterMetricFamily if is_counter else GaugeMetricFamily)(metric.prometheus, metric.help, labels=labels)
     for (_, label), value in _of(metric, reading.counters if is_counter else reading.gauges):
-        if not metric.of_fleet or reading.at - reading.set_at[metric, label] <= FRESH_S:
+        if not metric.must_be_fresh or reading.at - reading.set_at[metric, label] <= FRESH_S:
             family.add_metric(metric.values(label), value)
     if is_counter and not labels and (metric, "") not in reading.counters:
         family.add_metric([], 0.0)  # from the start, or `rate` misses the first one

@@ -54,7 +54,7 @@ _OF_VERB: Final[dict[str, Purpose]] = {
     verb: purpose
     for purpose, verbs in {
         Purpose.CLAIM: ("claim",),
-        Purpose.HEARTBEAT: ("renew",),
+        Purpose.HEARTBEAT: ("renew", "reassert"),
         Purpose.SETTLE: (
             "succeed",
             "retry",
@@ -105,6 +105,7 @@ _OF_ROW: Final[dict[str, Purpose]] = {
     "journal": Purpose.STREAMS,
     "limit": Purpose.LIMITS,
     "schedule": Purpose.TICKS,
+    "sentinel": Purpose.REGISTRY,
     "unique": Purpose.KEYS,
 }
 """By the prefix of the ids of rows that are no tasks."""

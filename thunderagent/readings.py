@@ -84,7 +84,7 @@ class Reader:
             {
                 series: value
                 for series, value in now.gauges.items()
-                if not series[0].of_fleet or now.set_at[series] > self._set_at.get(series, -math.inf)
+                if not series[0].must_be_fresh or now.set_at[series] > self._set_at.get(series, -math.inf)
             },
             {
                 series: distribution.less(self._distributions.get(series, _NONE))

@@ -51,9 +51,13 @@ def take(seen: Record, region: str, *, lease_s: float, by: str, now: float) -> W
 
 
 def drain(seen: Record, to: str, *, drain_s: float, by: str, reason: str, now: float) -> Write:
-    """Ask the holder to give back what it holds, each agent within `drain_s`, and to hand over."""
+    """Ask the holder to give back what it holds, each agent within `drain_s`, and to hand over.
+
+    The time of the order tells it from one before that was taken back: each is counted from its own.
+    """
     write = _order("drain", seen, RegionState.DRAINING, to, by=by, reason=reason, now=now)
-    return replace(write, set={**write.set, "info": {**write.set["info"], "drain_s": drain_s}})
+    info = {**write.set["info"], "drain_s": drain_s, "ordered": write.set["updatedAt"]}
+    return replace(write, set={**write.set, "info": info})
 
 
 def hand_over(seen: Record, *, lease_s: float, by: str, now: float) -> Write:
@@ -76,6 +80,8 @@ def stay(seen: Record, *, by: str, reason: str, now: float) -> Write:
 def freeze(seen: Record, why: str | None, *, by: str, now: float) -> Write:
     """Let no region take the grant by itself; None: let them again. What was switched before is forgotten then."""
     info = {**_info(seen), "by": by, "frozen": why}
+    if seen.state is RegionState.DRAINING:
+        info |= {"drain_s": seen.drain_s, "ordered": seen.ordered}
     if why is None:
         del info["frozen"]
         info.pop("switches", None)

@@ -67,6 +67,7 @@ class Travel:
         self._advance = advance
         self._until = math.inf if for_s is None else client.store.clock.now() + for_s
         self._quiet = Counter[str]()
+        self._moved_by: str | None = None
         self._step = FIRST_STEP_S
         self.is_over = False
         """True when all the time has passed that was to, and what was due in it has been done."""
@@ -84,7 +85,7 @@ class Travel:
                     self._rest()
                 else:
                     self._quiet[queue] += 1
-                    if self._go():
+                    if self._go(queue):
                         self._agent.wake()
             case events.StoreFailed(during="polling", next_try_s=seconds):
                 self._move(seconds)
@@ -98,8 +99,12 @@ class Travel:
         self._step = FIRST_STEP_S
         self._vain_from = None
 
-    def _go(self) -> bool:
-        """Let time pass if nothing is to be done before; whether the agent is to look again at once."""
+    def _go(self, queue: str) -> bool:
+        """Let time pass if nothing is to be done before; whether the agent is to look again at once.
+
+        Never twice in one look, in which the agent asks each queue once: what is due at the moment to which time has
+        leapt, such as a tick, is dealt with after it.
+        """
         now = self._client.store.clock.now()
         moments = list(self._moments())
         is_quiet = min(self._quiet.values()) >= QUIET_POLLS
@@ -112,9 +117,10 @@ class Travel:
                     self._count_in_vain(is_tick_due=later < math.inf)
                 self._move(min(self._step, later - now))
                 self._step = min(2 * self._step, LONGEST_STEP_S)
-        else:
+        elif self._moved_by in (None, queue) or self._quiet[queue] > 1:
             self._move(later - now)
             self._quiet.clear()
+            self._moved_by = queue
             return True
         return not is_quiet
 

@@ -232,6 +232,15 @@ def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
         yield f"no live agent of the queue {task.queue} has {what}: it is served by {named}"
     elif all(_is_draining(agent) for agent in serving if _can(agent, task)):
         yield "every agent that could run it is stopping"
+    yield from _regions(task, agents)
+
+
+def _regions(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
+    """Whoever could run it is in a region that has no grant."""
+    regions = [_map(agent.info.get("region")) for agent in agents if _can(agent, task)]
+    if regions and all(region.get("state") == "passive" for region in regions):
+        names = " and ".join(sorted({str(region.get("name")) for region in regions}))
+        yield f"the agents that could run it are in {names}, which has no grant; see: thunderagent region status"
 
 
 def _is_draining(agent: AgentInfo) -> bool:

@@ -158,19 +158,26 @@ def chunks_row(connection: str, chunk_id: str, piece: str, *, of: int, now: floa
 
 
 def add_chunk(connection: str, chunk_id: str, piece: str, *, of: int) -> Write:
-    """Add a piece to those that have come; the same once more changes nothing."""
+    """Add a piece to those that have come; the same once more changes nothing. Refused when the message was taken."""
     return Write(
         verb="add chunk",
         task_id=chunks_id(connection, chunk_id),
         insert={"holders": piece},
-        require=(Is("limitMax", of), Fewer("holders", of + 1)),
+        require=(Is("limitMax", of), Absent("heldBy"), Fewer("holders", of + 1)),
     )
 
 
-def take_chunks(connection: str, chunk_id: str, *, of: int) -> Write:
-    """The row of a message whose pieces are all there goes; of several who see that, one handles the message."""
+def take_chunks(connection: str, chunk_id: str, taker: str, *, of: int) -> Write:
+    """Take a message whose pieces are all there; of several who see that, one handles it.
+
+    What is left of the row tells a piece that is delivered once more, and an answer that was lost: the taker is unique.
+    """
     return Write(
-        verb="take chunks", task_id=chunks_id(connection, chunk_id), delete=True, require=(Is("limitMax", of),)
+        verb="take chunks",
+        task_id=chunks_id(connection, chunk_id),
+        set={"heldBy": taker},
+        remove=("holders",),
+        require=(Is("limitMax", of), Absent("heldBy")),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.processes import AgentProcess, Marks, until
+from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from thunderagent.client import Client
 from thunderagent.errors import TableMissing
 from thunderagent.stores.dynamo import DynamoEngine
@@ -56,7 +56,7 @@ class Place:
     def task(self, task_id: str) -> Task:
         return self.client.get(task_id)
 
-    def wait(self, task_id: str, status: Status, within_s: float = 15.0) -> Task:
+    def wait(self, task_id: str, status: Status, within_s: float = LONG_S) -> Task:
         """The task once it has this status."""
 
         def look() -> Task | None:
@@ -80,19 +80,19 @@ class Place:
         return True
 
     def pause(self, agent: AgentProcess, when: Callable[[], object] = lambda: True) -> None:
-        """SIGSTOP an agent at a moment when `when` holds and it does not hold the write lock of the file.
+        """Freeze an agent at a moment when `when` holds and it does not hold the write lock of the file.
 
         A writer of SQLite that is stopped in the middle of a transaction stops all others, like any lock of a file.
         """
 
         def stopped() -> bool:
-            agent.send(signal.SIGSTOP)
+            agent.freeze()
             if self.is_writable() and when():
                 return True
             agent.send(signal.SIGCONT)
             return False
 
-        until(stopped, 15.0, "a good moment to stop the agent")
+        until(stopped, LONG_S, "a good moment to stop the agent")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("ministack", marks=pytest.mark.ministack)])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,6 +21,8 @@ ROOT: Final = HERE.parents[1]
 BIN: Final = Path(sys.executable).parent
 COMMAND: Final = str(BIN / "thunderagent")
 LOOK_S: Final = 0.02
+LONG_S: Final = 30.0
+"""For what takes a moment unless the machine is overloaded; a bound that is a promise stands in its test."""
 
 T = TypeVar("T")
 
@@ -48,6 +51,18 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def stands_still(pid: int) -> bool:
+    """True when every thread of a process has stopped, or the process is gone.
+
+    SIGSTOP reaches a process when one of its threads gets a core; until then the others go on.
+    """
+    states = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            states.add(stat.read_text().rpartition(")")[2].split()[0])
+    return states <= set("TZX")
 
 
 class Log:
@@ -139,11 +154,13 @@ class AgentProcess:
         """The `leaseOwner` of what it holds."""
         return str(self.line("agent started")["agent"])
 
-    def line(self, message: str, *, within_s: float = 15.0, **facts: object) -> dict[str, Any]:
+    def line(self, message: str, *, within_s: float = LONG_S, **facts: object) -> dict[str, Any]:
         """The first line with this message and these facts, waited for."""
         return self.wait_lines(1, message, within_s=within_s, **facts)[0]
 
-    def wait_lines(self, number: int, message: str, *, within_s: float = 15.0, **facts: object) -> list[dict[str, Any]]:
+    def wait_lines(
+        self, number: int, message: str, *, within_s: float = LONG_S, **facts: object
+    ) -> list[dict[str, Any]]:
         """At least so many lines with this message and these facts."""
 
         def look() -> list[dict[str, Any]] | None:
@@ -158,6 +175,11 @@ class AgentProcess:
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until nothing of it runs any more; SIGCONT wakes it up."""
+        self.send(signal.SIGSTOP)
+        until(lambda: stands_still(self.pid), LONG_S, "a process that has stopped")
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the whole process group, as a terminal or supervisor's `stopasgroup` does."""
@@ -200,7 +222,7 @@ class Marks:
         """The payload that leads handlers here."""
         return {"folder": str(self.folder)}
 
-    def read(self, task_id: str, fence: int, what: str, *, within_s: float = 10.0) -> dict[str, Any]:
+    def read(self, task_id: str, fence: int, what: str, *, within_s: float = LONG_S) -> dict[str, Any]:
         """A mark, waited for."""
         path = self.folder / f"{task_id}.{fence}.{what}"
         until(path.exists, within_s, f"the mark {path.name}; there are {self.names()}")

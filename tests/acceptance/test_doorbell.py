@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from tests.acceptance.conftest import Measured, Place, Start
-from tests.acceptance.processes import until
+from tests.acceptance.processes import LONG_S, until
 from thunderagent.client import Client
 from thunderagent.doorbells.local import FOLDER
 from thunderagent.task import Status
@@ -109,7 +109,7 @@ def listening(bells: Bells, start: Start, *, jobs: str = "belljobs", **changes: 
     agent.line("agent started")
     if bells.place.kind == "sqlite":
         folder = bells.place.file.with_name(bells.place.file.name + FOLDER)
-        until(lambda: any(path.name.startswith(f"{agent.pid}-") for path in folder.glob("*.bell")), 10.0, "a socket")
+        until(lambda: any(path.name.startswith(f"{agent.pid}-") for path in folder.glob("*.bell")), LONG_S, "a socket")
     return agent
 
 
@@ -221,7 +221,7 @@ def test_a_dead_queue_costs_an_enqueue_three_seconds_once_and_agents_nothing(sqs
         tasks += [client.enqueue("bell.moment", {}) for _ in range(20)]
         rest = time.monotonic() - begun - first
         for task in tasks:
-            assert client.wait(task, timeout_s=15.0).status is Status.SUCCESS
+            assert client.wait(task, timeout_s=LONG_S).status is Status.SUCCESS
         client.close()
         assert first < 5.0
         assert rest < 3.0

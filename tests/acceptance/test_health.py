@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import LEASE_S, Place, Start
-from tests.acceptance.processes import HERE, AgentProcess, Marks, cli, is_alive, until
+from tests.acceptance.processes import HERE, LONG_S, AgentProcess, Marks, cli, is_alive, until
 from tests.acceptance.proxy import Proxy, proxy
 from thunderagent.task import Status
 
@@ -98,20 +98,20 @@ def test_an_agent_that_was_killed_is_red_until_another_is_started_in_its_place(
     folder = tmp_path / "health"
     victim = start(sqlite_place, health_folder=folder)
     file = folder / f"{victim.pid}.json"
-    until(lambda: file.exists() and json.loads(file.read_text())["ready"], 15, "the file of an agent that polls")
+    until(lambda: file.exists() and json.loads(file.read_text())["ready"], LONG_S, "the file of an agent that polls")
     victim.kill()
-    until(lambda: cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 1, 15, "red")
+    until(lambda: cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 1, LONG_S, "red")
     said = cli("health", "--folder", str(folder), cwd=tmp_path).stdout
     assert f"{file} was not written for " in said
     assert "its process is gone" in said
     heir = start(sqlite_place, health_folder=folder)
-    until(lambda: [path.stem for path in folder.glob("*.json")] == [str(heir.pid)], 15, "its file instead")
+    until(lambda: [path.stem for path in folder.glob("*.json")] == [str(heir.pid)], LONG_S, "its file instead")
     assert cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 0
     assert cli("health", "--agent", heir.name, cwd=tmp_path, store=sqlite_place.url).returncode == 0
-    heir.send(signal.SIGSTOP)
-    until(lambda: cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 1, 15, "red while it stands still")
+    heir.freeze()
+    until(lambda: cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 1, LONG_S, "red when frozen")
     heir.send(signal.SIGCONT)
-    until(lambda: cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 0, 15, "green again")
+    until(lambda: cli("health", "--folder", str(folder), cwd=tmp_path).returncode == 0, LONG_S, "green again")
     assert heir.stop() == 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.acceptance.conftest import Place, Start
-from tests.acceptance.processes import AgentProcess, Marks, until
+from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import create_table, delete_table
@@ -88,7 +88,7 @@ def test_a_network_that_swallows_everything_for_a_while_costs_nothing(
     beats = place.task(task.id).hb
     gate.on()
     serves(place, agent)
-    until(lambda: place.task(task.id).hb != beats, 15.0, "the next heartbeat")
+    until(lambda: place.task(task.id).hb != beats, LONG_S, "the next heartbeat")
     marks.release()
     done = place.wait(task.id, Status.SUCCESS)
     assert (done.fence, done.retry_count, done.crash_count) == (1, 0, 0)
@@ -183,11 +183,11 @@ def test_a_table_that_is_deleted_under_an_agent_and_made_again(
             *agent.log.lines("lease lost", task_id=gone.id),
             *agent.log.lines("late outcome refused: the task is another agent's", task_id=gone.id),
         ],
-        15.0,
+        LONG_S,
         "what became of the task that is gone",
     )
     assert place.client.store.get([gone.id]) == {}, "a task was made out of its outcome"
-    until(lambda: [one.name for one in place.client.agents()] == [agent.name], 10, "the agent's row")
+    until(lambda: [one.name for one in place.client.agents()] == [agent.name], LONG_S, "the agent's row")
     assert agent.stop() == 0
 
 

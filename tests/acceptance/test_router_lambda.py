@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from tests.acceptance.conftest import Place, Start
-from tests.acceptance.processes import ROOT, until
+from tests.acceptance.processes import LONG_S, ROOT, until
 from thunderagent.errors import TaskNotFound
 from thunderagent.settings import Settings
 from thunderagent.stores.connection import new_session
@@ -209,7 +209,7 @@ def test_events_of_each_kind_become_tasks_once_and_an_agent_runs_them(cloud: Clo
     assert cloud.invoke(event_of(order("0", lines=[]), "event-0")) == (True, {"task_ids": []})
     assert {task.task_id for task in cloud.place.client.list(limit=None)} == set(ids)
     if cloud.wake_queue:
-        assert any("event-1" in ring for ring in until(cloud.rings, 10.0, "rings of the function"))
+        assert any("event-1" in ring for ring in until(cloud.rings, LONG_S, "rings of the function"))
 
     start(cloud.place, jobs="shop", cwd=guide)
     for task_id in [one for one in ids if "report" not in one]:
@@ -228,7 +228,7 @@ def test_events_that_travel_through_the_services_arrive(cloud: Cloud, guide: Pat
     entry = {"Source": "shop", "DetailType": "OrderPlaced", "Detail": json.dumps(order("by-eventbridge"))}
     [sent] = events.put_events(Entries=[entry])["Entries"]
     task_id = f"orders.import@eventbridge:{sent['EventId']}"
-    until(lambda: cloud.task(task_id), 15.0, f"{task_id} in {list(cloud.place.client.list())}")
+    until(lambda: cloud.task(task_id), LONG_S, f"{task_id} in {list(cloud.place.client.list())}")
     assert cloud.invoke(event_of(order("by-eventbridge"), sent["EventId"])) == (True, {"task_ids": [task_id]})
     events.remove_targets(Rule=cloud.function, Ids=["router"])
     events.delete_rule(Name=cloud.function)
@@ -236,7 +236,7 @@ def test_events_that_travel_through_the_services_arrive(cloud: Cloud, guide: Pat
     topic = topics.create_topic(Name="uploads")["TopicArn"]
     subscription = topics.subscribe(TopicArn=topic, Protocol="lambda", Endpoint=cloud.arn)["SubscriptionArn"]
     message_id = topics.publish(TopicArn=topic, Message=json.dumps({"key": "by-sns"}))["MessageId"]
-    until(lambda: cloud.task(f"orders.report@sns:{message_id}"), 15.0, "both tasks of the message")
+    until(lambda: cloud.task(f"orders.report@sns:{message_id}"), LONG_S, "both tasks of the message")
     assert cloud.place.task(f"orders.report@sns:{message_id}").depends_on == (f"orders.import@sns:{message_id}",)
     topics.unsubscribe(SubscriptionArn=subscription)
 
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_an_error_of_the_function_and_ends_in_the_dead_lett
     def dead() -> Any:
         return cloud.aws("sqs").receive_message(QueueUrl=url, WaitTimeSeconds=1).get("Messages")
 
-    [message] = until(dead, 15.0, "the event in the dead letter queue")
+    [message] = until(dead, LONG_S, "the event in the dead letter queue")
     told = json.loads(message["Body"])
     assert told["requestPayload"]["id"] == "bad"
     assert told["responsePayload"]["errorMessage"].startswith("the detail does not fit: detail.lines: ")

@@ -16,7 +16,7 @@ import pytest
 from tests.acceptance import streamjobs
 from tests.acceptance.conftest import GUARD_S, SWEEP_S, Measured, Place, Start
 from tests.acceptance.feeds import Feeds, Story, feeds
-from tests.acceptance.processes import AgentProcess, Marks, cli, until
+from tests.acceptance.processes import LONG_S, AgentProcess, Marks, cli, until
 from thunderagent.balance import ABOVE_MEAN
 from thunderagent.chaos import ChaosServer
 from thunderagent.job import Job
@@ -105,7 +105,7 @@ class Crowd:
         def behind() -> list[str]:
             return [name for name in self.names if not (last := self.story.last(name)) or last.seq < seq]
 
-        until(lambda: not behind(), 10.0, lambda: f"message {seq} of {behind()}")
+        until(lambda: not behind(), LONG_S, lambda: f"message {seq} of {behind()}")
 
     def back_after(self, fences: Mapping[str, int], since: float) -> list[float]:
         """Seconds from a moment to the first message that was handled of each stream under a greater fence."""
@@ -231,7 +231,7 @@ class Deployment:
         assert {name: most[name] for name in names if most[name] > (2 if name in shared else 1)} == {}
         assert [name for name in names if any(run.gaps for run in self.place.client.runs(name))] == []
         for name, story in self.stories:
-            until(lambda name=name, story=story: story in self.explained(name), 10.0, f"{story!r} of {name}")  # type: ignore[misc]
+            until(lambda name=name, story=story: story in self.explained(name), LONG_S, f"{story!r} of {name}")  # type: ignore[misc]
         assert {row.crash_count for row in self.place.client.store.peek(names).values()} <= {0, 1}
         self.measured("messages", sum(len(self.crowd.story[name]) for name in names))
 
@@ -295,7 +295,7 @@ def test_an_agent_that_slept_longer_than_its_leases_hands_nothing_out_any_more(
     sleeper = start(place, **JOBS, rebalance_streams=0)
     for name, job in jobs.items():
         place.client.enqueue(job, streamjobs.Peer(url=server.url, folder=marks.folder), task_id=name)
-    crowd.all_live([sleeper], 0.0, 15.0)
+    crowd.all_live([sleeper], 0.0, LONG_S)
     heir = start(place, **JOBS)
     heir.line("agent started")
 
@@ -334,7 +334,7 @@ def test_a_stream_that_makes_no_progress_goes_to_another_agent_and_batch_tasks_g
     place.client.enqueue(streamjobs.exclusive, patient, task_id="innocent")
     stuck = {name: marks.read(name, 1, "wedged")["at"] for name in ("deadlock", "deaf")}
     victim.line("stream makes no progress: its lease is not renewed", task_id="deaf")
-    until(lambda: story.first_after("deadlock", 1), 10.0, "the second run of the handler that could be cancelled")
+    until(lambda: story.first_after("deadlock", 1), LONG_S, "the second run of the handler that could be cancelled")
     assert "StreamWedged" in str(place.task("deadlock").errors)
 
     place.client.enqueue(streamjobs.wedge_sleep, patient, task_id="sleep")

@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance import streamjobs
 from tests.acceptance.conftest import Measured, Place, Start
 from tests.acceptance.feeds import Feeds, Story, closed_port, feeds, full_port
-from tests.acceptance.processes import AgentProcess, Marks, until
+from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
 from thunderagent.chaos import Feed, Refuse, Silence, Unanswered
 from thunderagent.job import Job
@@ -62,7 +62,7 @@ def all_given_back(place: Place, names: Sequence[str]) -> None:
     assert found == dict.fromkeys(names, (Status.PENDING, None, None, 0, 0))
 
 
-def all_held(place: Place, names: Sequence[str], agent: AgentProcess, within_s: float = 15.0) -> None:
+def all_held(place: Place, names: Sequence[str], agent: AgentProcess, within_s: float = LONG_S) -> None:
     """Wait until this agent holds every stream."""
 
     def missing() -> list[str]:
@@ -132,16 +132,16 @@ def test_an_agent_stops_in_time_whatever_its_streams_are_doing(
         marks.read("endpoint-hangs", 1, "asked")
         agent.line("stream is not connected", task_id="refused")
         agent.line("stream is not connected", task_id="retry-after")
-        until(lambda: mute.subscriptions, 10.0, "a subscription that nobody acknowledges")
+        until(lambda: mute.subscriptions, LONG_S, "a subscription that nobody acknowledges")
         for name in ("deaf-to-close", "half-open", "in-a-message", "shared", "slow"):
-            until(lambda name=name: story.last(name), 10.0, f"a message of {name}")  # type: ignore[misc]
+            until(lambda name=name: story.last(name), LONG_S, f"a message of {name}")  # type: ignore[misc]
 
         follow("name-server-hangs", healthy.url, streamjobs.no_name)
         follow("syn-unanswered", f"ws://127.0.0.1:{full}/")
         follow("handshake-unanswered", unanswered.url)
         marks.read("name-server-hangs", 1, "asked")
-        until(lambda: connects_to(full), 10.0, "a SYN without an answer")
-        until(lambda: unanswered.attempts, 10.0, "a handshake without an answer")
+        until(lambda: connects_to(full), LONG_S, "a SYN without an answer")
+        until(lambda: unanswered.attempts, LONG_S, "a handshake without an answer")
         follow("waits-for-a-turn", unanswered.url, streamjobs.waits)
         marks.read("waits-for-a-turn", 1, "asked")
 
@@ -204,7 +204,7 @@ def held_streams(place: Place, agent: AgentProcess, marks: Marks, url: str) -> S
     place.client.enqueue(streamjobs.exclusive, peer, task_id="alone")
     place.client.enqueue(streamjobs.shared, peer, task_id="shared")
     all_held(place, ["alone", "shared"], agent)
-    until(lambda: story.last("alone") and story.last("shared"), 10.0, "messages of both streams")
+    until(lambda: story.last("alone") and story.last("shared"), LONG_S, "messages of both streams")
     return story
 
 
@@ -270,15 +270,15 @@ def test_a_successor_on_hold_that_is_stopped_leaves_the_stream_to_the_next_one(
     first = start(place, **JOBS, drain_s=25.0)
     peer = streamjobs.Peer(url=server.url, folder=marks.folder)
     place.client.enqueue(streamjobs.shared, peer, task_id="shared")
-    until(lambda: story.last("shared"), 10.0, "a message")
+    until(lambda: story.last("shared"), LONG_S, "a message")
     second = start(place, **JOBS, drain_s=25.0)
     second.line("agent started")
     seen = seen_at(place, second)
-    until(lambda: seen_at(place, second) > seen, 10.0, "its next registration: the first one knows of it by then")
+    until(lambda: seen_at(place, second) > seen, LONG_S, "its next registration: the first one knows of it by then")
     first.send(signal.SIGTERM)
-    until(lambda: row().lease_owner == second.name, 10.0, "a successor")
+    until(lambda: row().lease_owner == second.name, LONG_S, "a successor")
     place.pause(first, when=lambda: row().handoff_state == Handoff.OFFERED)
-    until(lambda: row().handoff_state == Handoff.READY, 10.0, "a successor that is ready")
+    until(lambda: row().handoff_state == Handoff.READY, LONG_S, "a successor that is ready")
 
     told = time.monotonic()
     assert second.stop(CLOSE_S + LOOP_JOIN_S + SLACK_S) == 0
@@ -289,9 +289,9 @@ def test_a_successor_on_hold_that_is_stopped_leaves_the_stream_to_the_next_one(
     assert {line.fence for line in story["shared"]} == {1}, "the one on hold has handled a message"
     first.send(signal.SIGCONT)
     assert first.wait(10.0) == 0
-    until(lambda: story.first_after("shared", 2), 10.0, "a message that the third agent handles")
+    until(lambda: story.first_after("shared", 2), LONG_S, "a message that the third agent handles")
     server_at = server.last_seq
-    until(lambda: (last := story.last("shared")) and last.seq >= server_at, 10.0, "the rest")
+    until(lambda: (last := story.last("shared")) and last.seq >= server_at, LONG_S, "the rest")
     assert story.gaps("shared") == []
     assert story.repeats("shared") == []
     assert [line.fence for line in story["shared"]] == sorted(line.fence for line in story["shared"])

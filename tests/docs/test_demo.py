@@ -45,8 +45,11 @@ def feed(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 async def take(url: str, number: int, **request: Any) -> list[dict[str, Any]]:
-    """What the feed sends to a subscriber: the answer and so many ticks."""
-    async with asyncio.timeout(20), connect(url, proxy=None) as connection:
+    """What the feed sends to a subscriber: the answer and so many ticks.
+
+    The feed goes on while we leave, so its answer to our close may stand behind more than we read.
+    """
+    async with asyncio.timeout(20), connect(url, proxy=None, close_timeout=0.2) as connection:
         await connection.send(json.dumps({"op": "subscribe", "since": None, **request}))
         return [json.loads(await connection.recv()) for _ in range(number + 1)]
 

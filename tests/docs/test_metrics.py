@@ -20,7 +20,7 @@ def metrics_tables() -> str:
         lines = [f"### {group}", "", "| CloudWatch, Prometheus | kind | by | meaning |", "|---|---|---|---|"]
         for metric in METRICS:
             if metric.group is group:
-                by = "" if metric.dimension is None else f"`{metric.dimension}`"
+                by = ", ".join(f"`{dimension}`" for dimension in metric.dimensions)
                 kind = f"{metric.kind}" + (", s" if metric.unit == "Seconds" else "")
                 lines.append(f"| `{metric.cloudwatch}`<br>`{metric.prometheus}` | {kind} | {by} | {metric.help} |")
         parts.append("\n".join(lines))
@@ -50,8 +50,9 @@ def cost_table() -> str:
 
 
 def metrics_sent(queues: int, jobs: int) -> int:
-    """Different metrics if every one of them has something to say in every hour; three reasons of throttles."""
-    numbers = {"Queue": queues, "Job": jobs, "Purpose": len(MEANING), "Reason": 3}
+    """Different metrics if every one of them has something to say in every hour; three reasons of throttles, and no
+    canary."""
+    numbers = {"Queue": queues, "Job": jobs, "Purpose": len(MEANING), "Reason": 3, "Target": 0}
     return sum(1 if metric.dimension is None else numbers[metric.dimension] for metric in METRICS)
 
 

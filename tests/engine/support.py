@@ -25,7 +25,7 @@ from thunderagent.stores.sqlite import MEMORY
 from thunderagent.task import Candidate, Lease, Status, Task
 from thunderagent.testing import memory_store
 
-LONG_S: Final = 15.0
+LONG_S: Final = 30.0
 """No wait of a test is longer; none takes more than a fraction of it on a machine that is not overloaded."""
 
 EPOCH: Final = 1_800_000_000.0

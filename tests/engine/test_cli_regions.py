@@ -10,7 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from thunderagent.cli import app
+from thunderagent.client import Client
+from thunderagent.doctor.regions import look_at_region
 from thunderagent.errors import ConfigurationError, NotAllowed
+from thunderagent.findings import State
 from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.iam import Role, policy, resources
 from thunderagent.region_commands import Regions
@@ -188,3 +191,43 @@ def test_the_policy_of_an_agent_has_the_arbiter_of_the_settings() -> None:
     }
     assert statements["Arbiter"]["Resource"] == "arn:aws:dynamodb:eu-north-1:123456789012:table/Arbiter"
     assert "dynamodb:DeleteItem" not in statements["Arbiter"]["Action"]
+
+
+def test_agents_explain_and_doctor_tell_of_regions_that_wait(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand.begin()
+    settings = Settings(store=stand.store_url)
+    store = open_store(settings)
+    health = {"healthy": True, "heartbeat_alive": True, "store_answers": True, "paused": True}
+    info = {"queues": {"default": 2}, "jobs": ["j"], "health": health}
+    store.announce("b:1:y", {**info, "region": {"name": THERE, "state": "passive", "epoch": 1}}, lives_s=60.0)
+    task = Client(store, settings).enqueue("j", {})
+    store.engine.close()
+    environment = {
+        "THUNDERAGENT_STORE": stand.store_url,
+        "THUNDERAGENT_REGION": THERE,
+        "THUNDERAGENT_REGION_ARBITER": stand.url,
+    }
+    told = CliRunner().invoke(app, ["agents"], env=environment)
+    assert "passive" in told.stdout and "paused" not in told.stdout
+    told = CliRunner().invoke(app, ["explain", task.id], env=environment)
+    assert "in eu-west-1, which has no grant" in " ".join(told.stdout.split())
+    told = CliRunner().invoke(app, ["doctor", "--json"], env=environment)
+    [found] = [one for one in json.loads(told.stdout)["checks"] if one["check"] == "region"]
+    assert found["state"] == "ok"
+    assert "eu-central-1 has the grant, epoch 1" in found["found"] and "agents of eu-west-1 wait" in found["found"]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "frozen", "state", "words"),
+    [(100.0, None, State.WARNING, "nobody renews it"), (1.0, "work", State.WARNING, "frozen: work")],
+)
+def test_doctor_warns_of_a_grant_that_does_not_move_as_it_should(
+    stand: Stand, age_s: float, frozen: str | None, state: State, words: str
+) -> None:
+    row = first_row("default", HERE, lease_s=30.0, by="a", now=stand.engine.clock.now() - age_s)
+    row["info"] |= {"frozen": frozen} if frozen else {}
+    stand.engine.put([row])
+    settings = Settings(store=stand.store_url, region=HERE, region_arbiter=stand.url)
+    [finding] = look_at_region(settings, open_engine)
+    assert finding.state is state and words in finding.found
+    assert list(look_at_region(Settings(store=stand.store_url), open_engine)) == []

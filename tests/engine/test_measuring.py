@@ -14,9 +14,10 @@ from thunderagent import events, measuring, metrics, prometheus
 from thunderagent.bus import EventBus
 from thunderagent.equipment import equip
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.fleet_events import QueueMeasured
+from thunderagent.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.instruments import cloudwatch_place, make_meter, measuring_companions
 from thunderagent.measuring import TURN_S, QueueMeasure, measure
+from thunderagent.meter import Meter
 from thunderagent.metrics import MOST_LABELS
 from thunderagent.port import Engine
 from thunderagent.settings import Settings
@@ -107,6 +108,22 @@ def test_one_agent_of_the_fleet_measures_each_minute(store: TaskStore, clock: Fa
         assert len(record.of(QueueMeasured)) == minute
         clock.advance(60.0 - 3.0)
     assert TURN_S < measuring.MEASURE_S
+
+
+def test_the_backlog_is_what_is_ready_in_all_queues_and_is_told_when_it_is_nothing(
+    store: TaskStore, clock: FakeClock
+) -> None:
+    bus = EventBus()
+    record, meter = Recorder(bus), Meter(bus, monotonic=clock.monotonic)
+    queues = QueueMeasure(store, bus, owner="me")
+    queues.look()
+    for name, lane in (("a", Lane()), ("b", Lane()), ("c", Lane("reports", 1))):
+        put(store, name, created_at=clock.now() - 1.0, lane=lane)
+    put(store, "later", created_at=clock.now() + 600.0)
+    clock.advance(60.0)
+    queues.look()
+    assert [told.ready for told in record.of(BacklogMeasured)] == [0, 3]
+    assert meter.read().gauges[metrics.BACKLOG, ""] == 3
 
 
 def test_a_store_that_does_not_answer_is_told_and_asked_again(clock: FakeClock) -> None:

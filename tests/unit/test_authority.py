@@ -12,7 +12,7 @@ from thunderagent.authority import BACK_DWELL_S, Arbiter
 from thunderagent.bus import EventBus
 from thunderagent.faults import Fault
 from thunderagent.fleet_events import GrantAsked, RegionsFrozen
-from thunderagent.grants import HOLDER_SHARE, TAKER_GUARD_S, Grant, Record, RegionState, scope_id
+from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder
 
@@ -142,8 +142,8 @@ def test_the_other_region_takes_the_grant_when_the_beat_stood_still_for_lease_an
     while not world.valid(there):
         world.go(there, for_s=0.5, step_s=0.5)
         world.check(here, there)
-        assert world.clock.monotonic() < first_sight + LEASE_S + TAKER_GUARD_S + 1.0
-    assert world.clock.monotonic() >= first_sight + LEASE_S + TAKER_GUARD_S
+        assert world.clock.monotonic() < first_sight + LEASE_S * TAKER_SHARE + 1.0
+    assert world.clock.monotonic() >= first_sight + LEASE_S * TAKER_SHARE
     assert (world.record().holder, world.record().epoch) == (THERE, 2)
     assert here.step().is_valid(world.clock.monotonic()) is False
     assert THERE in here.grant().reason
@@ -270,7 +270,7 @@ def test_a_forced_move_stops_the_holder_at_once_and_begins_after_the_whole_lease
         there.step()
         world.check(here, deaf, there)
         assert world.clock.monotonic() < begun + 40.0
-    assert world.clock.monotonic() - begun >= LEASE_S + TAKER_GUARD_S
+    assert world.clock.monotonic() - begun >= LEASE_S * TAKER_SHARE
     assert world.record().reason == "it burns"
 
 

@@ -41,10 +41,10 @@ def test_what_is_told_apart_is_searched_for_in_the_namespace() -> None:
             continue
         [[row]] = widget["properties"]["metrics"]
         found = re.fullmatch(
-            r"""SEARCH\('\{"Shop/Tasks","(\w+)"\} MetricName="(\w+)"', '(\w+)', 60\)""", row["expression"]
+            r"""SEARCH\('\{"Shop/Tasks",([\w",]+)\} MetricName="(\w+)"', '(\w+)', 60\)""", row["expression"]
         )
-        assert found and found.groups()[:2] == (metric.dimension, metric.cloudwatch)
-        assert Dimension(found.group(1))
+        assert found and found.group(2) == metric.cloudwatch
+        assert tuple(Dimension(name.strip('"')) for name in found.group(1).split(",")) == metric.dimensions
 
 
 def test_rows_and_expressions_have_the_form_that_cloudwatch_takes() -> None:

@@ -90,7 +90,7 @@ def test_an_alarm_has_one_threshold_and_is_about_a_metric_of_the_list() -> None:
     for alarm in ALARMS:
         assert (alarm.above is None) != (alarm.below is None)
         assert alarm.metric in METRICS
-        assert alarm.statistic in ("Sum", "Maximum", "Minimum")
+        assert alarm.statistic in ("Sum", "Maximum", "Minimum", "Average")
     assert {alarm.metric for alarm in ALARMS} >= {metrics.OLDEST_READY_AGE, metrics.HEALTHY, metrics.TASKS_GIVEN_UP}
 
 

@@ -105,7 +105,13 @@ def test_jitter_takes_away_up_to_a_quarter_and_never_adds(seconds: float, rng: r
 
 @given(rng=seeds)
 def test_the_first_poll_is_spread_over_two_seconds(rng: random.Random) -> None:
-    assert 1.0 <= first_poll(rng) <= 3.0
+    assert 1.0 <= first_poll(rng, 1.0) <= 3.0
+    assert 1.0 <= first_poll(rng, 30.0) <= 3.0, "whoever polls seldom begins no later"
+
+
+@given(rng=seeds)
+def test_agents_that_poll_more_often_begin_sooner(rng: random.Random) -> None:
+    assert 0.05 <= first_poll(rng, 0.05) <= 0.1501
 
 
 def test_an_outage_is_waited_out_with_doubling_pauses() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import timeit
 from collections.abc import Iterator
 from typing import Any
@@ -192,7 +193,7 @@ def test_the_text_of_an_object_that_json_cannot_hold_shows_no_secret(lines: io.S
 def test_no_text_takes_longer_than_its_length(unit: str, end: str) -> None:
     def seconds(number: int) -> float:
         text = unit * number + end
-        return min(timeit.repeat(lambda: REDACTOR.text(text), number=1, repeat=3))
+        return min(timeit.repeat(lambda: REDACTOR.text(text), timer=time.thread_time, number=1, repeat=3))
 
     assert seconds(20_000) < 40 * seconds(2_500) + 0.05
 
@@ -205,4 +206,6 @@ def test_a_usual_line_costs_microseconds() -> None:
             REDACTOR.value(name, value)
         REDACTOR.text("task succeeded")
 
-    assert min(timeit.repeat(show, number=1000, repeat=5)) / 1000 < 20e-6, "measured: 2 µs on a quiet machine"
+    assert min(timeit.repeat(show, timer=time.thread_time, number=1000, repeat=5)) / 1000 < 20e-6, (
+        "measured: 2 µs on a quiet machine"
+    )

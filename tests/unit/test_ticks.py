@@ -385,10 +385,10 @@ def test_fractions_of_seconds_do_not_move_a_tick() -> None:
     ],
 )
 def test_years_without_a_look_cost_no_more_than_a_moment(spec: Spec) -> None:
-    begun = time.perf_counter()
+    begun = time.thread_time()
     ticks = between(spec, 0, at("2026-11-29 00:00:00"), most=100)
     last = newest(spec, 0, at("2026-11-29 00:00:00"))
-    assert time.perf_counter() - begun < 2.0
+    assert time.thread_time() - begun < 2.0
     assert 13 <= len(ticks) <= 100
     assert last is not None
 

@@ -178,6 +178,8 @@ def _state(one: AgentInfo, paused: Collection[str]) -> str:
     fine = health.get("heartbeat_alive") and health.get("store_answers") and health.get("healthy", True)
     if health.get("draining"):
         return "draining"
+    if fine and _map(one.info.get("region")).get("state") == "passive":
+        return "[cyan]passive[/cyan]"
     if fine and (health.get("paused") or not set(paused).isdisjoint(names_of(one.name))):
         return "[yellow]paused[/yellow]"
     return "ok" if fine else "[red]not well[/red]"

@@ -34,7 +34,7 @@ COMPLAINTS: Final = 3
 _OTHER_LINES: Final = 12
 """Lines of a frame beside the rows of queues and agents, and beside the error of the store."""
 
-_COLOURS: Final = {"ok": "green", "paused": "yellow", "draining": "cyan", "not well": "red"}
+_COLOURS: Final = {"ok": "green", "paused": "yellow", "passive": "cyan", "draining": "cyan", "not well": "red"}
 
 
 def top(

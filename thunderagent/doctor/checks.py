@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from thunderagent.clock import DateClock
 from thunderagent.doctor.doubts import doubts_about_jobs, doubts_about_settings
 from thunderagent.doctor.laps import LAPS, probe_row, run_laps
+from thunderagent.doctor.regions import look_at_region
 from thunderagent.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
 from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.findings import Check, Finding, State
@@ -98,6 +99,7 @@ class Doctor:
             Check("wake queue", self._wake_queue),
             Check("bucket", self._bucket),
             Check("metrics", self._metrics),
+            Check("region", lambda: look_at_region(self._settings, self.opening)),
             Check("queues", self._queues),
         )
         return (*always, *of_store, *around)

@@ -10,6 +10,9 @@ from thunderagent.websocket_messages import Kind, Problem
 RETRY_AFTER_S: Final = 2.0
 """What a client is told to wait when the store does not answer."""
 
+CHUNK_LOST: Final = f"a chunk could not be kept; send the whole message again in {RETRY_AFTER_S:g} s, under another id"
+"""What a client is told then: whether the chunk is there after all, nobody knows."""
+
 MessageId = str | int | None
 Reply = dict[str, Any]
 

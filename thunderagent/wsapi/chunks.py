@@ -1,12 +1,14 @@
 """Messages that come in pieces. Each piece may meet another process: they gather in a row of the connection table.
 
 The pieces of a message are the members of one set, so that a piece that is delivered twice is there once, and the
-write that adds the last one tells that it did. A row goes by itself when the other pieces do not come.
+write that adds the last one tells that it did. Who takes the message leaves an empty row, for a piece that comes late.
+Rows go by themselves.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -53,6 +55,8 @@ class Chunks:
             StoreError: the store did not answer.
         """
         row = self._put(connection, chunk)
+        if row is None:
+            return None
         pieces = [_read(member) for member in holders_of(row)]
         indexes = {index for index, _ in pieces}
         problem = None
@@ -67,15 +71,20 @@ class Chunks:
             raise ChunkRefused(problem)
         return join(data for _, data in sorted(pieces)) if is_ours else None
 
-    def _put(self, connection: str, chunk: Chunk) -> Row:
-        """Add the piece; the row with all that have come."""
+    def _put(self, connection: str, chunk: Chunk) -> Row | None:
+        """Add the piece; the row with all that have come, None if they have been taken."""
         piece = _written(chunk)
         for _ in range(_TRIES):
             applied = self._apply(add_chunk(connection, chunk.id, piece, of=chunk.of))
             if applied.won and applied.row is not None:
                 return applied.row
-            if applied.row is not None:
-                raise ChunkRefused(f"the chunks with the id {chunk.id!r} contradict each other: send the message anew")
+            if (row := applied.row) is not None:
+                if "heldBy" in row:
+                    return None
+                if row.get("limitMax") != chunk.of or len(holders_of(row)) > chunk.of:
+                    text = f"the chunks with the id {chunk.id!r} contradict each other: send the message anew"
+                    raise ChunkRefused(text)
+                continue  # it has come just now
             self._begin(connection, chunk.id)
             [applied] = self._engine.put([chunks_row(connection, chunk.id, piece, of=chunk.of, now=self._now())])
             if _checked(applied).won and applied.row is not None:
@@ -100,16 +109,15 @@ class Chunks:
         rows, now = self._engine.get(list(ids)), self._now()
         for row_id, chunk_id in ids.items():
             row = rows.get(row_id)
-            if row is None or row.get("expireAt", 0) <= now:
-                if row is not None and isinstance(row.get("limitMax"), int):
-                    self._apply(take_chunks(connection, chunk_id, of=row["limitMax"]))
+            if row is None or "heldBy" in row or row.get("expireAt", 0) <= now:
                 self._apply(end_chunks(connection, chunk_id))
 
     def _take(self, connection: str, chunk: Chunk) -> bool:
-        is_ours = self._apply(take_chunks(connection, chunk.id, of=chunk.of)).won
+        taker = uuid.uuid4().hex
+        applied = self._apply(take_chunks(connection, chunk.id, taker, of=chunk.of))
         with suppress(StoreError):  # whoever finds the list full looks
             self._apply(end_chunks(connection, chunk.id))
-        return is_ours
+        return applied.won or (applied.row or {}).get("heldBy") == taker
 
     def _apply(self, write: Write) -> Applied:
         return _checked(self._engine.apply([write])[0])

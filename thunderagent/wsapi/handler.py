@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from thunderagent import events, websocket_events
 from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError, ThunderAgentError
+from thunderagent.errors import PushFailed, StoreError
 from thunderagent.port import Engine
 from thunderagent.websocket_messages import (
     STATE_BYTES,
@@ -114,13 +114,8 @@ class WebSocketApi:
     # Messages
 
     def _message(self, event: Mapping[str, Any], connection: str, user: str | None) -> dict[str, Any]:
-        try:
-            reply = self._reply(_text(event), connection, user)
-            if reply is None:
-                return answers.http(200)
-            return self._send(connection, user or "", reply)
-        except Exception as error:  # an error reply is better than API Gateway's, which says nothing
-            return self._failed(error, connection, user or "", None)
+        reply = self._reply(_text(event), connection, user)
+        return answers.http(200) if reply is None else self._send(connection, user or "", reply)
 
     def _reply(self, text: str | None, connection: str, user: str | None, *, joined: bool = False) -> Reply | None:
         message_id: MessageId = None
@@ -142,6 +137,8 @@ class WebSocketApi:
         except StoreError as error:
             self._store_failed("a message", error)
             return answers.unavailable(message_id)
+        except Exception as error:  # an error reply is better than API Gateway's, which says nothing
+            return self._failure(error, connection, user or "", message_id)
 
     def _answer(
         self, data: dict[str, Any], message_id: MessageId, connection: str, user: str, joined: bool
@@ -157,15 +154,21 @@ class WebSocketApi:
             case Action.PING:
                 return answers.pong(message_id, self.region)
             case Action.CHUNK if not joined:
-                try:
-                    text = self._chunks.add(connection, read_chunk(data))
-                except ChunkRefused as error:
-                    raise Refusal(Problem.BAD_REQUEST, str(error), message_id) from None
+                text = self._chunk(data, message_id, connection)
                 return None if text is None else self._reply(text, connection, user, joined=True)
             case Action.CHUNK:
                 raise Refusal(Problem.BAD_REQUEST, "a message that came in chunks is itself a chunk", message_id)
             case action:
                 raise requests.unknown(action, message_id)
+
+    def _chunk(self, data: dict[str, Any], message_id: MessageId, connection: str) -> str | None:
+        try:
+            return self._chunks.add(connection, read_chunk(data))
+        except ChunkRefused as error:
+            raise Refusal(Problem.BAD_REQUEST, str(error), message_id) from None
+        except StoreError as error:  # whether this chunk is there is not known
+            self._store_failed("a chunk", error)
+            raise Refusal(Problem.UNAVAILABLE, answers.CHUNK_LOST, message_id) from None
 
     def _save(self, wanted: requests.SetState, user: str) -> Reply:
         try:
@@ -191,16 +194,16 @@ class WebSocketApi:
                 if not self._post(connection, text):
                     break  # the client has gone: it asks anew when it comes back
             return answers.http(200)
-        except ThunderAgentError as error:
-            return self._failed(error, connection, user, reply.get("id"))
+        except Exception as error:
+            return answers.http(200, encode(self._failure(error, connection, user, reply.get("id"))))
 
-    def _failed(self, error: Exception, connection: str, user: str, message_id: MessageId) -> dict[str, Any]:
+    def _failure(self, error: Exception, connection: str, user: str, message_id: MessageId) -> Reply:
         told = f"{type(error).__name__}: {error}"
         self.bus.emit(websocket_events.MessageFailed(connection=connection, user=user, error=told))
-        if isinstance(error, StoreError):
-            return answers.http(200, encode(answers.unavailable(message_id)))
+        if isinstance(error, (StoreError, PushFailed)):
+            return answers.unavailable(message_id)
         text = "the message could not be handled, which is not your fault; the log of the API says why"
-        return answers.http(200, encode(answers.error(message_id, Problem.INTERNAL, text)))
+        return answers.error(message_id, Problem.INTERNAL, text)
 
     def _store_failed(self, during: str, error: StoreError) -> None:
         self.bus.emit(events.StoreFailed(during=during, error=str(error), next_try_s=answers.RETRY_AFTER_S))

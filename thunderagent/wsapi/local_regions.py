@@ -65,7 +65,7 @@ def local_regions(
     with ExitStack() as stack:
 
         def opened(name: str) -> Engine:
-            engine = SqliteEngine(str(folder / f"{name}.db"))
+            engine = SqliteEngine(str(folder.resolve() / f"{name}.db"))
             stack.callback(engine.close)
             return engine
 

@@ -1,0 +1,162 @@
+"""What machines and functions run, in a bucket: keys are made of the content, so that new code is a change."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+
+from deployment.cloud import Cloud
+from deployment.errors import DeploymentError, told
+from deployment.plan import ROOT
+
+PREFIX: Final = "thunderagent/agents"
+PARTS: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "pytest_thunderagent.py")
+FOLDERS: Final = ("jobs", "systemd", "thunderagent")
+SCRIPTS: Final = ("complete-termination", "install-ec2", "rolling-restart", "with-environment")
+"""What `scripts/install-ec2` needs on a machine, and what the machine does when it goes."""
+
+SKIPPED: Final = (
+    ".git", ".hg", ".venv", "venv", "env", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache", ".hypothesis", ".tox", ".nox", ".env", ".env.*", ".thunderagent", "build", "dist", "demo-output",
+    "*.egg-info", "*.pyc", "*.db", "*.db-wal", "*.db-shm", "*.db-bells", "*.pem",
+)  # fmt: skip
+"""What is no part of a project: history, environments, caches, secrets, databases."""
+
+LARGEST: Final = 100 * 1024 * 1024
+"""Bytes of a project; more is a mistake, such as a folder of data."""
+
+
+def pack(source: Path | None = None) -> tuple[str, bytes]:
+    """The key and the content of what machines install; the same files give the same bytes.
+
+    Args:
+        source: the folder of a project with jobs; None: those of ThunderAgent itself.
+
+    Raises:
+        DeploymentError: there is no such folder, or it is very large.
+    """
+    files = dict(_own())
+    if source is not None:
+        if not source.is_dir():
+            raise DeploymentError(f"--source {source} is not a folder")
+        if not any((source / name).is_file() for name in ("pyproject.toml", "setup.py", "requirements.txt")):
+            raise DeploymentError(f"--source {source} has neither pyproject.toml nor setup.py nor requirements.txt")
+        files |= {f"source/{name}": path for name, path in _files(source)}
+    size = sum(path.stat().st_size for path in files.values())
+    if size > LARGEST:
+        raise DeploymentError(f"the project has {size / 1e6:.0f} MB; leave out what is no code, {LARGEST / 1e6:.0f} MB")
+    buffer = io.BytesIO()
+    # No time, no owner and no name of the machine: they are no part of the content.
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in sorted(files):
+            data = files[name].read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            entry.mode = 0o755 if files[name].stat().st_mode & 0o100 else 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    content = buffer.getvalue()
+    return f"{PREFIX}/{hashlib.sha256(content).hexdigest()[:32]}.tar.gz", content
+
+
+def bucket_name(cloud: Cloud, prefix: str) -> str:
+    """The bucket of a deployment; names are shared by all accounts of the world, so ours has the account in it."""
+    return f"{prefix.lower()}-artefacts-{cloud.account}-{cloud.region}"
+
+
+def ensure_bucket(cloud: Cloud, bucket: str) -> bool:
+    """Make the bucket if it is missing: private and encrypted; whether it was made.
+
+    Raises:
+        DeploymentError: it is somebody else's, or may not be made.
+    """
+    s3 = cloud.client("s3")
+    with told(f"looking at the bucket {bucket}"):
+        try:
+            s3.head_bucket(Bucket=bucket, **_owner(cloud))
+            return False
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("404", "NoSuchBucket", "NotFound"):
+                raise
+    with told(f"making the bucket {bucket}"):
+        place = (
+            {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
+        )
+        s3.create_bucket(Bucket=bucket, **place)
+        s3.put_public_access_block(
+            Bucket=bucket,
+            PublicAccessBlockConfiguration={
+                "BlockPublicAcls": True,
+                "IgnorePublicAcls": True,
+                "BlockPublicPolicy": True,
+                "RestrictPublicBuckets": True,
+            },
+        )
+        s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [{"Key": "made-by", "Value": "thunderagent"}]})
+    return True
+
+
+def put(cloud: Cloud, bucket: str, key: str, content: bytes) -> None:
+    """Put an object, unless it is there already."""
+    s3 = cloud.client("s3")
+    with told(f"putting s3://{bucket}/{key}"):
+        try:
+            if s3.head_object(Bucket=bucket, Key=key, **_owner(cloud))["ContentLength"] == len(content):
+                return
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("404", "NoSuchKey", "NotFound"):
+                raise
+        s3.put_object(Bucket=bucket, Key=key, Body=content, **_owner(cloud))
+
+
+def delete_bucket(cloud: Cloud, bucket: str) -> bool:
+    """Delete the bucket with what deployments put into it; whether there was one.
+
+    Raises:
+        DeploymentError: it holds something else, or may not be deleted.
+    """
+    s3 = cloud.client("s3")
+    with told(f"deleting the bucket {bucket}"):
+        try:
+            pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, **_owner(cloud))
+            keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("404", "NoSuchBucket", "NotFound"):
+                return False
+            raise
+        others = [key for key in keys if not key.startswith(("thunderagent/agents/", "thunderagent/lambda/"))]
+        if others:
+            raise DeploymentError(f"the bucket {bucket} holds {others[0]}, which no deployment put there: it is kept")
+        for key in keys:
+            s3.delete_object(Bucket=bucket, Key=key)
+        s3.delete_bucket(Bucket=bucket)
+    return True
+
+
+def _owner(cloud: Cloud) -> dict[str, Any]:
+    """A bucket of this name that belongs to somebody else gets nothing of ours."""
+    return {} if cloud.endpoint else {"ExpectedBucketOwner": cloud.account}
+
+
+def _own() -> Iterator[tuple[str, Path]]:
+    for name in PARTS:
+        yield name, ROOT / name
+    for name in SCRIPTS:
+        yield f"scripts/{name}", ROOT / "scripts" / name
+    for folder in FOLDERS:
+        for name, path in _files(ROOT / folder):
+            yield f"{folder}/{name}", path
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(fnmatch(part, pattern) for part in parts for pattern in SKIPPED):
+            yield "/".join(parts), path

@@ -1,0 +1,70 @@
+"""Which resources of a template a stack must have, given the values of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deployment.errors import DeploymentError
+
+
+def wanted_resources(template: Mapping[str, Any], values: Mapping[str, str], region: str) -> dict[str, str]:
+    """Logical ids and types of the resources whose condition holds.
+
+    Args:
+        template: as data, short forms spelt out.
+        values: of its parameters.
+        region: for `AWS::Region`.
+
+    Raises:
+        DeploymentError: a condition uses a function that is not known here.
+    """
+    conditions = template.get("Conditions", {})
+    known = {**values, "AWS::Region": region}
+    return {
+        name: str(told["Type"])
+        for name, told in template["Resources"].items()
+        if "Condition" not in told or holds(conditions[told["Condition"]], conditions, known)
+    }
+
+
+def holds(condition: Any, conditions: Mapping[str, Any], values: Mapping[str, str]) -> bool:
+    """Whether a condition holds.
+
+    Raises:
+        DeploymentError: it uses a function that is not known here.
+    """
+    if isinstance(condition, Mapping) and len(condition) == 1:
+        [(name, content)] = condition.items()
+        if name == "Condition":
+            return holds(conditions[content], conditions, values)
+        if name == "Fn::Not":
+            return not holds(content[0], conditions, values)
+        if name == "Fn::And":
+            return all(holds(one, conditions, values) for one in content)
+        if name == "Fn::Or":
+            return any(holds(one, conditions, values) for one in content)
+        if name == "Fn::Equals":
+            first, second = (text_of(one, values) for one in content)
+            return first == second
+    raise DeploymentError(f"the condition {condition!r} cannot be judged: teach scripts/deployment/conditions.py to")
+
+
+def text_of(content: Any, values: Mapping[str, str]) -> str:
+    """A value of a template, such as a name: a text, a parameter, or a join of them.
+
+    Raises:
+        DeploymentError: it uses a function that is not known here.
+    """
+    if isinstance(content, (str, int, float, bool)):
+        return str(content)
+    if isinstance(content, Mapping) and len(content) == 1:
+        [(name, inner)] = content.items()
+        if name == "Ref" and inner in values:
+            return values[inner]
+        if name == "Fn::Join":
+            separator, parts = inner
+            if isinstance(parts, Mapping):  # a list that is a parameter: its parts with commas between
+                return str(separator.join(part.strip() for part in text_of(parts, values).split(",")))
+            return str(separator.join(text_of(part, values) for part in parts))
+    raise DeploymentError(f"the value {content!r} cannot be judged: teach scripts/deployment/conditions.py to")

@@ -1,0 +1,233 @@
+"""Makes and updates stacks, one after the other: what would change is shown, agreed to, done, and looked at."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from deployment import artefacts, package
+from deployment.changes import ChangeSet, drop, make_change_set, show
+from deployment.cloud import Cloud
+from deployment.conditions import wanted_resources
+from deployment.errors import DeploymentError, told
+from deployment.local import default_subnets, made_locally
+from deployment.plan import Stack
+from deployment.progress import Follower, why
+from deployment.states import State, check_physical_ids, state_of
+from deployment.takeover import existing_tables, import_template, resources_to_import
+from deployment.templates import Parameter, parameters, read
+from deployment.values import Value, refuse_unknown, values_of
+
+GOOD = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE")
+
+
+class Declined(DeploymentError):
+    """The person did not want it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Deployment:
+    """One run.
+
+    Args:
+        cloud: where.
+        console: what it says.
+        prefix: of the stacks' names.
+        agree: asks whether to go on, with what.
+        source: the folder of the project whose jobs the agents run; None: ThunderAgent's own.
+        code: folders with more code for the functions.
+        bucket: for code; None: one that is made.
+    """
+
+    cloud: Cloud
+    console: Console
+    prefix: str
+    agree: Callable[[str], bool]
+    source: Path | None = None
+    code: Sequence[Path] = ()
+    bucket: str | None = None
+    outputs: dict[str, str] = field(default_factory=dict)
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def stack_name(self, stack: Stack) -> str:
+        """The name of a stack in CloudFormation."""
+        return f"{self.prefix}-{stack.name}"
+
+    def run(self, stacks: Sequence[Stack], given: Mapping[str, str], *, every: Sequence[Stack]) -> int:
+        """Deploy these stacks in this order; how many were changed.
+
+        Args:
+            stacks: what is to be deployed.
+            given: parameters of the command line.
+            every: all stacks in their order; the outputs of those that are there already are used too.
+
+        Raises:
+            DeploymentError: one of them could not be deployed; those before it stay.
+        """
+        self.console.print(f"Deploying to {escape(self.cloud.place)}", highlight=False)
+        known = {stack.name: parameters(stack) for stack in stacks}
+        refuse_unknown(given, known)
+        changed = 0
+        for stack in every:
+            state = state_of(self.cloud, self.stack_name(stack))
+            if stack in stacks:
+                changed += self._deploy(stack, known[stack.name], state, given)
+            elif state is not None:
+                self.outputs |= state.outputs
+        return changed
+
+    def _deploy(
+        self, stack: Stack, parameters: Mapping[str, Parameter], state: State | None, given: Mapping[str, str]
+    ) -> bool:
+        name = self.stack_name(stack)
+        self.console.print(f"\n[bold]{name}[/]: {stack.purpose}", highlight=False)
+        if state is not None and state.is_busy:
+            self.console.print(f"  somebody is at work on it ({state.status}); waiting")
+            follower = Follower(self.cloud, self.console, state.id, has_begun=True)
+            follower.until_done()
+            state = state_of(self.cloud, name)
+        if state is not None and state.is_stuck:
+            raise DeploymentError(
+                f"the stack {name} is {state.status}: {state.reason or 'no reason is told'}. Mend it, then run aws "
+                f"cloudformation continue-update-rollback --stack-name {name}, or scripts/destroy"
+            )
+        before = {} if state is None or state.is_ruin else state.parameters
+        values, missing = self._values(stack, parameters, given, before)
+        if missing:
+            names = " ".join(f"--parameter {one.name}=…" for one in missing)
+            self.console.print(f"  [yellow]left out[/]: it needs {escape(names)}", highlight=False)
+            for one in missing:
+                self.console.print(f"    {one.name}: {escape(one.description)}", highlight=False)
+            return False
+        if state is not None and state.is_ruin:
+            self._clear(name, state)
+            state = None
+        if state is None or state.is_new:
+            state = self._take_over(stack, values, state)
+        change_set = make_change_set(self.cloud, name, values, template=stack.template, state=state)
+        if change_set is None:
+            self.console.print("  nothing to change")
+        else:
+            self._change(stack, change_set, values, is_new=state is None or state.is_new)
+        self._check(stack, values)
+        return change_set is not None
+
+    def _take_over(self, stack: Stack, values: Sequence[Value], state: State | None) -> State | None:
+        """Make a stack of the tables that are there already; the state of the stack after it."""
+        name, template = self.stack_name(stack), read(stack)
+        tables = existing_tables(self.cloud, template, values)
+        if not tables:
+            return state
+        self.console.print(f"  takes over what is there already: {escape(', '.join(tables.values()))}", highlight=False)
+        change_set = make_change_set(
+            self.cloud,
+            name,
+            values,
+            template=import_template(template, tables),
+            state=state,
+            imported=resources_to_import(template, tables),
+        )
+        if change_set is not None:
+            self._change(stack, change_set, (), is_new=True)
+        return state_of(self.cloud, name)
+
+    def _change(self, stack: Stack, change_set: ChangeSet, values: Sequence[Value], *, is_new: bool) -> None:
+        name = self.stack_name(stack)
+        show(self.console, change_set, values)
+        if not self.agree(f"Change {name}?"):
+            drop(self.cloud, name, change_set.id, is_new=is_new)
+            raise Declined(f"{name} was left as it is")
+        follower = Follower(self.cloud, self.console, name)
+        with told(f"changing {name}"):
+            self.cloud.client("cloudformation").execute_change_set(ChangeSetName=change_set.id)
+        status = follower.until_done()
+        if status not in GOOD:
+            raise why(follower, name, status)
+
+    def _check(self, stack: Stack, values: Sequence[Value]) -> None:
+        """Everything that the template wants is really there."""
+        name = self.stack_name(stack)
+        found = {one["LogicalResourceId"] for one in check_physical_ids(self.cloud, name)}
+        template = read(stack)
+        told_values = {one.parameter.name: one.value for one in values}
+        wanted = wanted_resources(template, told_values, self.cloud.region)
+        if lacking := sorted(wanted.keys() - found):
+            raise DeploymentError(f"the stack {name} is told to be complete, but it lacks {', '.join(lacking)}")
+        if self.cloud.endpoint and "Endpoint" in told_values:
+            on_aws = wanted_resources(template, told_values | {"Endpoint": ""}, self.cloud.region)
+            left_out = [f"{one} ({type_})" for one, type_ in on_aws.items() if one not in wanted]
+            if left_out:
+                self.console.print(f"  left out on a local engine: {escape(', '.join(left_out))}", highlight=False)
+        state = state_of(self.cloud, name)
+        assert state is not None
+        self.outputs |= state.outputs
+        for key, value in state.outputs.items():
+            self.console.print(f"  {key}: {escape(value)}", highlight=False, soft_wrap=True)
+
+    def _values(
+        self, stack: Stack, parameters: Mapping[str, Parameter], given: Mapping[str, str], before: Mapping[str, str]
+    ) -> tuple[list[Value], list[Parameter]]:
+        def decide() -> tuple[list[Value], list[Parameter]]:
+            return values_of(stack.name, parameters, given=given, outputs=self.outputs, made=self._made, before=before)
+
+        if self.cloud.endpoint:
+            self._made |= made_locally(self.cloud)
+        is_placed = "Subnets" in self._made or "Subnets" in before or "Subnets" in given
+        if "Subnets" in parameters and not is_placed and (found := default_subnets(self.cloud)):
+            self._made["Subnets"] = found
+        wanted = {"CodeBucket", "CodeKey", "ArtefactBucket", "ArtefactKey"}
+        values, missing = decide()
+        if not {one.name for one in missing} - wanted:  # code is made when nothing else is lacking
+            self._make_code(parameters, {one.parameter.name: one.value for one in values}, given)
+            values, missing = decide()
+        return values, missing
+
+    def _make_code(
+        self, parameters: Mapping[str, Parameter], values: Mapping[str, str], given: Mapping[str, str]
+    ) -> None:
+        """Put what the stack runs into the bucket, once a run."""
+        if "CodeKey" in parameters and "CodeKey" not in given and "CodeKey" not in self._made:
+            bucket = self._bucket()
+            self.console.print("  making the code of the functions")
+            with tempfile.TemporaryDirectory(prefix="thunderagent-deploy-") as folder:
+                made = package.build(
+                    Path(folder) / "lambda.zip",
+                    local=self.cloud.endpoint is not None,
+                    architecture=values.get("Architecture", "x86_64"),
+                    python=values.get("Runtime", "python3.12").removeprefix("python"),
+                    extra=self.code,
+                )
+                package.upload(made, bucket, self.cloud.client("s3"))
+            self.console.print(f"  {made} in s3://{bucket}/{made.key}", highlight=False, soft_wrap=True)
+            self._made |= {"CodeBucket": bucket, "CodeKey": made.key}
+        if "ArtefactKey" in parameters and "ArtefactKey" not in given and "ArtefactKey" not in self._made:
+            bucket = self._bucket()
+            key, content = artefacts.pack(self.source)
+            artefacts.put(self.cloud, bucket, key, content)
+            size = f"{len(content) / 1e6:.1f} MB"
+            self.console.print(f"  {size} for machines in s3://{bucket}/{key}", highlight=False, soft_wrap=True)
+            self._made |= {"ArtefactBucket": bucket, "ArtefactKey": key}
+
+    def _bucket(self) -> str:
+        if self.bucket is None:
+            self.bucket = artefacts.bucket_name(self.cloud, self.prefix)
+            if artefacts.ensure_bucket(self.cloud, self.bucket):
+                self.console.print(f"  made the bucket {self.bucket}", highlight=False)
+        return self.bucket
+
+    def _clear(self, name: str, state: State) -> None:
+        """Delete what is left of a stack that could not be made."""
+        self.console.print(f"  the last attempt to make it failed ({state.status})")
+        if not self.agree(f"Delete what is left of {name}?"):
+            raise Declined(f"{name} was left as it is")
+        follower = Follower(self.cloud, self.console, state.id)
+        with told(f"deleting {name}"):
+            self.cloud.client("cloudformation").delete_stack(StackName=name)
+        status = follower.until_done()
+        if status != "DELETE_COMPLETE":
+            raise why(follower, name, status)

@@ -1,0 +1,67 @@
+"""What a local engine has in place of an account: values that nobody has to give, and what it does not know."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from deployment.cloud import Cloud
+from deployment.errors import DeploymentError, told
+
+ISSUER: Final = "https://localhost/"
+AUDIENCE: Final = "thunderagent"
+
+
+def made_locally(cloud: Cloud) -> dict[str, str]:
+    """Parameters for a local engine."""
+    assert cloud.endpoint is not None
+    return {
+        "Endpoint": cloud.endpoint,
+        "Local": "true",
+        # Its machines are entries in a list, which run nothing and say nothing.
+        "WaitForSignals": "false",
+        "TokenIssuer": ISSUER,
+        "TokenAudience": AUDIENCE,
+        "Jwks": json.dumps({"keys": []}),
+    }
+
+
+def default_subnets(cloud: Cloud) -> str:
+    """The subnets of the default VPC of the region, with commas between; nothing if there is none.
+
+    Raises:
+        DeploymentError: they may not be listed.
+    """
+    with told("looking for the default VPC"):
+        ec2 = cloud.client("ec2")
+        found = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"]
+    return ",".join(sorted(one["SubnetId"] for one in found))
+
+
+def start_engine(folder: str) -> str:
+    """Start the engine of a folder unless it runs; its endpoint.
+
+    Raises:
+        DeploymentError: it does not start.
+    """
+    from thunderagent import local
+    from thunderagent.errors import ThunderAgentError
+
+    try:
+        return local.start(folder).endpoint
+    except ThunderAgentError as error:
+        raise DeploymentError(str(error)) from error
+
+
+def running_engine(folder: str) -> str:
+    """The endpoint of the engine of a folder.
+
+    Raises:
+        DeploymentError: it does not run.
+    """
+    from thunderagent import local
+
+    engine = local.status(folder)
+    if engine is None:
+        raise DeploymentError(f"no local engine runs in {folder}; start it with: scripts/deploy --local")
+    return engine.endpoint

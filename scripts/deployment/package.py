@@ -1,0 +1,290 @@
+"""The code of the Lambda functions as one zip: the same input gives the same bytes, and the name tells the content.
+
+Lambda's Python brings none of our dependencies, so the zip has them as wheels for Lambda's platform, in the versions
+that are installed here. The functions of a local engine are processes of this Python: they need our own folder only.
+
+    .venv/bin/python scripts/deployment/package.py --bucket my-artefacts --region eu-central-1
+"""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from thunderagent.errors import AccessDenied, ConfigurationError, StoreError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+EXTRAS: Final = ("wsapi",)
+"""What the functions need beside the package itself."""
+MOST_UNPACKED: Final = 250 * 1024 * 1024
+"""Lambda's limit for a zip out of a bucket, unpacked."""
+PREFIX: Final = "thunderagent/lambda"
+PIP_S: Final = 600.0
+
+_ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
+_GLIBC: Final = {"3.11": 26, "3.12": 34, "3.13": 34}
+"""Minor version of the C library of Lambda's Pythons: Amazon Linux 2 has 2.26, Amazon Linux 2023 has 2.34."""
+_LEFT_OUT: Final = frozenset({"__pycache__", ".DS_Store"})
+_INSTALLER_FILES: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+_MOMENT: Final = (1980, 1, 1, 0, 0, 0)
+"""The earliest that a zip can tell; the time of a file is no part of its content."""
+
+Install = Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A zip of Lambda code."""
+
+    path: Path
+    digest: str
+    """SHA-256 of the names and contents in it, in hex digits: it does not depend on how they are packed."""
+    files: int
+    packed: int
+    """Bytes of the zip."""
+    unpacked: int
+    """Bytes of its files."""
+
+    @property
+    def key(self) -> str:
+        """Its place in the bucket: other content has another key, so that a stack sees new code as a change."""
+        return f"{PREFIX}/{self.digest[:32]}.zip"
+
+    def __str__(self) -> str:
+        packed, unpacked = self.packed / 1e6, self.unpacked / 1e6
+        return f"{self.files} files, {packed:.1f} MB, {unpacked:.1f} MB unpacked"
+
+
+def build(
+    output: Path,
+    *,
+    local: bool = False,
+    architecture: str = "x86_64",
+    python: str = "3.12",
+    extra: Sequence[Path] = (),
+    install: Install | None = None,
+) -> Package:
+    """Make the zip.
+
+    Args:
+        output: the zip; it is overwritten.
+        local: for a local engine: our own code without dependencies.
+        architecture: `x86_64` or `arm64`.
+        python: version of Lambda's Python, such as `3.12`.
+        extra: folders whose files go to the top of the zip, such as the module of your router and its jobs.
+        install: puts the dependencies into a folder; None: pip does.
+
+    Raises:
+        ConfigurationError: an argument is none of those; a folder is missing; two files want one name; pip is missing
+            or failed, with its last lines; or the content is over Lambda's limit.
+    """
+    if architecture not in _ARCHITECTURES:
+        raise ConfigurationError(f"the architecture is {architecture!r}; Lambda has {' and '.join(_ARCHITECTURES)}")
+    if python not in _GLIBC:
+        raise ConfigurationError(f"the Python is {python!r}; write one of {', '.join(_GLIBC)}")
+    with tempfile.TemporaryDirectory(prefix="thunderagent-lambda-") as name:
+        folder = Path(name)
+        content: dict[str, Path] = {}
+        if not local:
+            (install or _pip(architecture, python))(folder)
+            _remove_notes(folder)
+            _add(content, folder, folder)
+        _add(content, ROOT / "thunderagent", ROOT)
+        for one in extra:
+            if not one.is_dir():
+                raise ConfigurationError(f"there is no folder {one}, whose files are to go into the Lambda code")
+            _add(content, one, one)
+        return _write(output, content)
+
+
+def upload(package: Package, bucket: str, s3: Any) -> str:
+    """Put the zip into a bucket, unless it is there already.
+
+    Args:
+        package: what `build` made.
+        bucket: name of the bucket; it must be in the region of the functions.
+        s3: a client of S3.
+
+    Returns:
+        Its key.
+
+    Raises:
+        ConfigurationError: there is no such bucket.
+        AccessDenied: a permission for the bucket is missing.
+        StoreError: S3 did not do it.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        if not _is_there(s3, bucket, package):
+            with package.path.open("rb") as body:
+                s3.put_object(Bucket=bucket, Key=package.key, Body=body, ChecksumAlgorithm="SHA256")
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code"))
+        if code in ("NoSuchBucket", "404"):
+            raise ConfigurationError(
+                f"there is no bucket {bucket!r}; make it with: aws s3 mb s3://{bucket} --region REGION"
+            ) from error
+        if code in ("AccessDenied", "403"):
+            raise AccessDenied(
+                f"the Lambda code cannot be put to s3://{bucket}/{package.key}: allow s3:PutObject and s3:GetObject on "
+                f"arn:aws:s3:::{bucket}/{PREFIX}/* and s3:ListBucket on arn:aws:s3:::{bucket}"
+            ) from error
+        raise StoreError(f"the Lambda code cannot be put to s3://{bucket}/{package.key}: {error}") from error
+    except BotoCoreError as error:
+        raise StoreError(f"the Lambda code cannot be put to s3://{bucket}/{package.key}: {error}") from error
+    return package.key
+
+
+def requirements(root: Path = ROOT) -> list[str]:
+    """What the package and its functions depend on, as `setup.cfg` has it."""
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(root / "setup.cfg", encoding="utf-8")
+    lists = [config["options"]["install_requires"], *(config["options.extras_require"][name] for name in EXTRAS)]
+    return [line.strip() for text in lists for line in text.splitlines() if line.strip()]
+
+
+def platforms(architecture: str, python: str) -> list[str]:
+    """Platforms of wheels that run in Lambda, the newest first."""
+    machine = _ARCHITECTURES[architecture]
+    return [*(f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC[python], 16, -1)), f"manylinux2014_{machine}"]
+
+
+def _pip(architecture: str, python: str) -> Install:
+    def install(folder: Path) -> None:
+        if find_spec("pip") is None:
+            raise ConfigurationError(
+                f"the Lambda code is made with pip, which {sys.executable} does not have; "
+                "install it with: python -m ensurepip"
+            )
+        with tempfile.TemporaryDirectory(prefix="thunderagent-pip-") as name:
+            pins = Path(name) / "constraints.txt"
+            pins.write_text("".join(f"{line}\n" for line in _installed()), encoding="utf-8")
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+            command += ["--target", str(folder), "--only-binary=:all:", "--implementation", "cp"]
+            command += ["--python-version", python, "--constraint", str(pins)]
+            command += [f"--platform={platform}" for platform in platforms(architecture, python)]
+            try:
+                done = subprocess.run(
+                    [*command, *requirements()], capture_output=True, text=True, timeout=PIP_S, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ConfigurationError(f"pip did not end within {PIP_S:g} s: is its index within reach?") from error
+        if done.returncode:
+            told = "\n".join(done.stderr.strip().splitlines()[-8:])
+            raise ConfigurationError(f"pip found no wheels for Python {python} on {architecture}:\n{told}")
+
+    return install
+
+
+def _installed() -> Iterator[str]:
+    """The versions of this Python: what is tested here is what runs there."""
+    found = {one.metadata["Name"]: one.version for one in metadata.distributions() if one.metadata["Name"]}
+    yield from (f"{name}=={found[name]}" for name in sorted(found) if name != "thunderagent" and "+" not in found[name])
+
+
+def _add(content: dict[str, Path], folder: Path, top: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(top).parts
+        if not path.is_file() or path.suffix == ".pyc" or _LEFT_OUT & set(parts):
+            continue
+        name = "/".join(parts)
+        if name in content:
+            raise ConfigurationError(f"{content[name]} and {path} would both be {name} in the Lambda code: rename one")
+        content[name] = path
+
+
+def _remove_notes(folder: Path) -> None:
+    """What pip notes of an installation, and its commands, name folders of this machine."""
+    shutil.rmtree(folder / "bin", ignore_errors=True)
+    for notes in folder.glob("*.dist-info"):
+        for name in _INSTALLER_FILES:
+            (notes / name).unlink(missing_ok=True)
+
+
+def _write(output: Path, content: Mapping[str, Path]) -> Package:
+    sizes: Counter[str] = Counter()
+    total = hashlib.sha256()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(f"{output.name}.part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name in sorted(content):
+            data = content[name].read_bytes()
+            total.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+            sizes[name.partition("/")[0]] += len(data)
+            entry = zipfile.ZipInfo(name, _MOMENT)
+            entry.compress_type, entry.create_system, entry.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
+            archive.writestr(entry, data)
+    unpacked = sizes.total()
+    if unpacked > MOST_UNPACKED:
+        part.unlink()
+        largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in sizes.most_common(3))
+        raise ConfigurationError(
+            f"the Lambda code has {unpacked / 1e6:.0f} MB and Lambda takes {MOST_UNPACKED / 1e6:.0f} MB unpacked; "
+            f"the largest are {largest}: leave out what the functions do not use"
+        )
+    part.replace(output)
+    return Package(
+        path=output, digest=total.hexdigest(), files=len(content), packed=output.stat().st_size, unpacked=unpacked
+    )
+
+
+def _is_there(s3: Any, bucket: str, package: Package) -> bool:
+    from botocore.exceptions import ClientError
+
+    try:
+        found = s3.head_object(Bucket=bucket, Key=package.key)
+    except ClientError as error:
+        # A HEAD has no body: 404 is a missing object or a missing bucket, which the upload will tell.
+        if str(error.response.get("Error", {}).get("Code")) in ("404", "NoSuchKey", "NotFound"):
+            return False
+        raise
+    return bool(found["ContentLength"] > 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the zip, and upload it when a bucket is named; prints where it is."""
+    parser = argparse.ArgumentParser(
+        prog="package.py",
+        description="Make the zip of the Lambda functions: WebSocket API, canary, and your router with --extra.",
+        epilog="Example: .venv/bin/python scripts/deployment/package.py --bucket my-artefacts --region eu-central-1",
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "lambda.zip", help="the zip (build/lambda.zip)")
+    parser.add_argument("--local", action="store_true", help="for a local engine: without dependencies")
+    parser.add_argument("--architecture", default="x86_64", help="x86_64 or arm64 (x86_64)")
+    parser.add_argument("--python", default="3.12", help="Lambda's Python (3.12)")
+    parser.add_argument("--extra", type=Path, action="append", default=[], help="folder with more files; repeatable")
+    parser.add_argument("--bucket", help="upload it there")
+    parser.add_argument("--region", help="region of the bucket (that of the environment)")
+    given = parser.parse_args(arguments)
+    try:
+        package = build(
+            given.output, local=given.local, architecture=given.architecture, python=given.python, extra=given.extra
+        )
+        print(f"{package.path}: {package}")
+        if given.bucket:
+            import boto3
+
+            key = upload(package, given.bucket, boto3.client("s3", region_name=given.region))
+            print(f"s3://{given.bucket}/{key}")
+    except (ConfigurationError, StoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The canary as a Lambda function: what it reads from its environment, sends, answers and remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from tests.canary.support import REGION, Api, an_api
+from thunderagent import canary_function
+from thunderagent.canary_function import Canary, handler, load
+from thunderagent.cloudwatch import CloudWatch
+from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable
+
+OTHER = "eu-west-1"
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with an_api() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that is started for the first time, without anything in its environment."""
+    monkeypatch.setattr(canary_function, "_canary", None)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_REGION", REGION)
+
+
+class Sink(CloudWatch):
+    """Keeps the data in the place of CloudWatch."""
+
+    def __init__(self) -> None:
+        super().__init__("Shop", now=lambda: 1_800_000_000.0)
+        self.data: list[dict[str, Any]] = []
+
+    def put(self, data: Any, *, hurry: bool = False) -> None:
+        self.data = list(data)
+
+    def value(self, target: str = REGION) -> float:
+        """What was sent of a target's health."""
+        [value] = [
+            one["Value"]
+            for one in self.data
+            if one["MetricName"] == "CanaryHealthy" and one["Dimensions"][0] == {"Name": "Target", "Value": target}
+        ]
+        assert isinstance(value, float)
+        return value
+
+
+def set_up(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"CANARY_{name}", value)
+
+
+def test_it_answers_and_sends_what_it_saw(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}), OBSERVER=OTHER)
+    sink = Sink()
+    answer = Canary(load(), sink).run()
+    assert answer["observer"] == OTHER
+    assert answer["healthy"] == {REGION: True}
+    assert answer["probes"][0]["target"] == REGION
+    json.dumps(answer)  # Lambda sends it so
+    [healthy] = [one for one in sink.data if one["MetricName"] == "CanaryHealthy"]
+    assert healthy["Dimensions"] == [{"Name": "Target", "Value": REGION}, {"Name": "Observer", "Value": OTHER}]
+    assert (healthy["Value"], healthy["Unit"]) == (1.0, "None")
+    latencies = [one for one in sink.data if one["MetricName"] == "CanaryLatency"]
+    assert {one["Dimensions"][1]["Value"] for one in latencies} >= {"connect", "auth", "ping", "setState", "getState"}
+    assert all(one["Unit"] == "Seconds" and one["Counts"] == [1.0] for one in latencies)
+
+
+def test_what_was_down_is_shown_so_until_five_runs_in_a_row_did(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    sink = Sink()
+    canary, seen = Canary(load(), sink), []
+    for number in range(10):
+        api.status = 503 if number in (2, 3) else None
+        canary.run()
+        seen.append(sink.value())
+    assert seen == [1, 1, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_single_failure_is_over_with_the_next_success(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    sink = Sink()
+    canary, seen = Canary(load(), sink), []
+    for number in range(5):
+        api.status = 503 if number == 2 else None
+        canary.run()
+        seen.append(sink.value())
+    assert seen == [1, 1, 0, 1, 1]
+
+
+def test_a_target_that_fails_does_not_hide_another(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    with an_api(OTHER) as other:
+        other.status = 503
+        set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url, OTHER: other.url}))
+        sink = Sink()
+        answer = Canary(load(), sink).run()
+    assert answer["healthy"] == {REGION: True, OTHER: False}
+    assert (sink.value(REGION), sink.value(OTHER)) == (1.0, 0.0)
+
+
+def test_the_handler_keeps_what_it_knows_while_its_container_lives(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    for _ in range(2):
+        assert handler({}, None)["healthy"] == {REGION: True}
+    changes = [asked for asked in api.seen if asked["action"] == "setState"]
+    assert [asked["version"] for asked in changes] == [0, 1]  # the second knows the version of the first
+
+
+def test_data_that_nobody_takes_fail_the_function(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Sink):
+        def put(self, data: Any, *, hurry: bool = False) -> None:
+            raise StoreUnavailable("no answer from CloudWatch")
+
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    with pytest.raises(StoreError, match="no answer"):
+        Canary(load(), Broken()).run()
+
+
+@mock_aws
+def test_cloudwatch_takes_it(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}), NAMESPACE="Shop")
+    assert handler({}, None)["healthy"] == {REGION: True}
+    found = boto3.client("cloudwatch").list_metrics(Namespace="Shop")["Metrics"]
+    told = {(one["MetricName"], tuple(pair["Name"] for pair in one["Dimensions"])) for one in found}
+    assert told == {("CanaryHealthy", ("Target", "Observer")), ("CanaryLatency", ("Target", "Step"))}
+
+
+@mock_aws
+def test_the_token_comes_from_a_secret_and_a_new_one_is_used_at_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    secrets = boto3.client("secretsmanager")
+    arn = secrets.create_secret(Name="canary", SecretString="first")["ARN"]
+    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}), SECRET=arn)
+    api.token = "first"
+    assert handler({}, None)["healthy"] == {REGION: True}
+    api.token = "second"
+    secrets.put_secret_value(SecretId=arn, SecretString="second")
+    assert handler({}, None)["healthy"] == {REGION: True}
+    secrets.delete_secret(SecretId=arn, ForceDeleteWithoutRecovery=True)
+    [probe] = handler({}, None)["probes"]
+    assert (probe["ok"], probe["step"]) == (False, "token")
+    assert "there is no secret" in probe["reason"]
+
+
+@pytest.mark.parametrize("targets", ["", "{}", "[1]", "{no", '{"a": 1}'])
+def test_targets_that_are_none_are_refused_with_the_name_of_the_variable(
+    targets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(monkeypatch, TARGETS=targets)
+    with pytest.raises(ConfigurationError, match="CANARY_TARGETS"):
+        handler({}, None)
+
+
+def test_the_variables_of_an_agent_do_as_well(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THUNDERAGENT_CANARY_TARGETS", json.dumps({REGION: api.url}))
+    assert handler({}, None)["healthy"] == {REGION: True}

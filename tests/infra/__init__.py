@@ -1,0 +1,1 @@
+"""Tests of the CloudFormation templates and of what deploys them."""

@@ -1,0 +1,1 @@
+"""Jobs of the agents that run against a deployed table."""

@@ -1,0 +1,315 @@
+"""The templates of the table, the arbiter, the doorbell and the machines, as CloudFormation would fill them in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+from cfnlint.api import ManualArgs, lint_file
+
+from tests.infra.rendering import ACCOUNT, INFRA, ROOT, Rendered
+from thunderagent import metrics
+from thunderagent.alarms import ALARMS
+from thunderagent.iam import Resources, Role, policy
+from thunderagent.metrics import Metric
+from thunderagent.router.deployed import DETAIL_TYPE
+from thunderagent.stores.differences import EXPIRY, INDEX_KEY, KEY
+from thunderagent.stores.expressions import INDEX, PROJECTED
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from deployment.plan import LARGEST_TEMPLATE, STACKS
+
+REGIONS: Final = ("eu-central-1", "eu-west-1")
+OURS: Final = ("agents", "control", "doorbell", "table")
+QUEUE: Final = "thunderagent-doorbell-WakeQueue-1"
+AGENTS: Final = {
+    "ArtefactBucket": "artefacts",
+    "ArtefactKey": "thunderagent/agents/0123.tar.gz",
+    "Subnets": "subnet-0a,subnet-0b",
+}
+DOORBELL: Final = {"CodeBucket": "artefacts", "CodeKey": "thunderagent/lambda/0123.zip"}
+WITH_ALL: Final = {
+    "WakeQueueUrl": f"https://sqs.eu-central-1.amazonaws.com/{ACCOUNT}/{QUEUE}",
+    "WakeQueueArn": f"arn:aws:sqs:eu-central-1:{ACCOUNT}:{QUEUE}",
+    "BlobBucket": "texts",
+    "Namespace": "Shop",
+    "TableName": "ShopTasks",
+}
+
+
+def given(name: str) -> Mapping[str, str]:
+    """What a template asks for."""
+    return {"agents": AGENTS, "doorbell": DOORBELL}.get(name, {})
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_template_is_free_of_what_cfn_lint_finds_in_both_regions(name: str) -> None:
+    found = lint_file(INFRA / f"{name}.yaml", config=ManualArgs(regions=list(REGIONS)))
+    assert [str(one) for one in found] == []
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_parameter_says_what_it_is_and_refuses_what_cannot_work(name: str) -> None:
+    for parameter, told in Rendered.template_of(name)["Parameters"].items():
+        assert told["Description"].endswith("."), parameter
+        limits = {"AllowedPattern", "AllowedValues", "MinValue"} & set(told)
+        # The members of a list, and what is looked up elsewhere, are checked there.
+        assert limits or told["Type"].startswith(("CommaDelimitedList", "List<", "AWS::SSM::")), parameter
+
+
+def test_every_template_is_deployed_and_fits_into_a_request() -> None:
+    assert sorted(one.path for one in STACKS) == sorted(INFRA.glob("*.yaml"))
+    for one in STACKS:
+        assert len(one.template.encode()) < LARGEST_TEMPLATE
+
+
+# The table
+
+
+def test_the_table_is_the_one_that_thunderagent_makes() -> None:
+    table = Rendered("table", {}).properties("TaskTable")
+    assert table["KeySchema"] == KEY
+    [index] = table["GlobalSecondaryIndexes"]
+    assert (index["IndexName"], index["KeySchema"]) == (INDEX, INDEX_KEY)
+    assert index["Projection"] == {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(PROJECTED)}
+    assert table["TimeToLiveSpecification"] == {"AttributeName": EXPIRY, "Enabled": True}
+    assert table["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+    assert table["BillingMode"] == "PAY_PER_REQUEST"
+
+
+@pytest.mark.parametrize("name", ["control", "table"])
+def test_a_table_outlives_its_stack_unless_somebody_says_otherwise(name: str) -> None:
+    logical = {"control": "Arbiter", "table": "TaskTable"}[name]
+    kept = Rendered(name, {})
+    assert kept.resources[logical]["DeletionPolicy"] == "Retain"
+    assert kept.properties(logical)["DeletionProtectionEnabled"] is True
+    given_up = Rendered(name, {"DeletionPolicy": "Delete", "DeletionProtection": "false"})
+    assert given_up.resources[logical]["DeletionPolicy"] == "Delete"
+    assert given_up.properties(logical)["DeletionProtectionEnabled"] is False
+    assert given_up.resources[logical]["UpdateReplacePolicy"] == "Retain"
+
+
+def test_a_replica_makes_it_a_global_table_of_the_same_shape() -> None:
+    plain = Rendered("table", {}).properties("TaskTable")
+    rendered = Rendered("table", {"ReplicaRegion": "eu-west-1"})
+    assert "TaskTable" not in rendered.resources
+    table = rendered.properties("GlobalTaskTable")
+    for name in plain.keys() - {"PointInTimeRecoverySpecification", "DeletionProtectionEnabled"}:
+        assert table[name] == plain[name], name
+    assert [one["Region"] for one in table["Replicas"]] == ["eu-central-1", "eu-west-1"]
+    for replica in table["Replicas"]:
+        assert replica["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+        assert replica["DeletionProtectionEnabled"] is True
+    assert "MultiRegionConsistency" not in table
+    assert len(Rendered("table", {"Global": "true"}).properties("GlobalTaskTable")["Replicas"]) == 1
+
+
+def test_strong_consistency_has_three_regions_and_no_time_to_live() -> None:
+    three = {"Consistency": "STRONG", "ReplicaRegion": "eu-west-1", "WitnessRegion": "eu-west-3"}
+    rendered = Rendered("table", three)
+    table = rendered.properties("GlobalTaskTable")
+    assert rendered.refused == []
+    assert (table["MultiRegionConsistency"], table["GlobalTableWitnesses"]) == ("STRONG", [{"Region": "eu-west-3"}])
+    assert "TimeToLiveSpecification" not in table  # which such tables do not have
+    assert Rendered("table", {"Consistency": "STRONG", "ReplicaRegion": "eu-west-1"}).refused
+    assert Rendered("table", {"Consistency": "STRONG"}).refused
+
+
+def test_in_the_region_of_a_replica_there_are_alarms_alone() -> None:
+    rendered = Rendered("table", {"CreateTable": "false", "ReplicaRegion": "eu-west-1"})
+    assert {one["Type"] for one in rendered.resources.values()} == {"AWS::CloudWatch::Alarm"}
+
+
+# Alarms
+
+
+def alarm_of(metric: Metric, statistic: str) -> Any:
+    """What the list of alarms says of a metric."""
+    return next(one for one in ALARMS if one.metric is metric and one.statistic == statistic)
+
+
+@pytest.mark.parametrize(
+    ("template", "logical", "metric", "more"),
+    [
+        ("table", "OldestReadyOfQueue", metrics.OLDEST_READY_AGE, {"AlarmQueue": "reports"}),
+        ("agents", "Unhealthy", metrics.HEALTHY, {}),
+        ("agents", "StoreFailures", metrics.STORE_FAILURES, {}),
+        ("agents", "ThreadsDied", metrics.THREADS_DIED, {}),
+    ],
+)
+def test_alarms_over_the_metrics_of_agents_are_those_of_the_list(
+    template: str, logical: str, metric: Metric, more: dict[str, str]
+) -> None:
+    made = Rendered(template, {**given(template), **more, "Namespace": "Shop"}).properties(logical)
+    listed = alarm_of(metric, made["Statistic"])
+    assert (made["Namespace"], made["MetricName"]) == ("Shop", metric.cloudwatch)
+    assert float(made["Threshold"]) == listed.threshold
+    assert made["ComparisonOperator"] == ("GreaterThanThreshold" if listed.above is not None else "LessThanThreshold")
+    assert made["EvaluationPeriods"] * made["Period"] == listed.minutes * 60
+    assert made["TreatMissingData"] == ("breaching" if listed.missing_is_bad else "notBreaching")
+    dimensions = [one["Name"] for one in made.get("Dimensions", [])]
+    assert dimensions == ([] if metric.dimension is None else [str(metric.dimension)])
+
+
+def test_the_age_of_all_queues_is_one_query_as_the_page_of_metrics_has_it() -> None:
+    made = Rendered("table", {})
+    [query] = made.properties("OldestReadyOfAll")["Metrics"]
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert query["Expression"] in page
+    assert query["Expression"].startswith(f"SELECT MAX({metrics.OLDEST_READY_AGE.cloudwatch})")
+    assert "OldestReadyOfQueue" not in made.resources
+    assert "OldestReadyOfAll" not in Rendered("table", {"AlarmQueue": "reports"}).resources
+    assert "OldestReadyOfAll" not in Rendered("table", {"Endpoint": "http://127.0.0.1:4566"}).resources
+
+
+def test_throttles_are_watched_on_the_table_and_on_its_index() -> None:
+    watched = {
+        (one["MetricName"], tuple(sorted(d["Value"] for d in one["Dimensions"])))
+        for one in Rendered("table", {}).of_type("AWS::CloudWatch::Alarm")
+        if one.get("Namespace") == "AWS/DynamoDB"
+    }
+    both = (("TaskTable",), ("TaskTable", INDEX))
+    assert watched == {(f"{kind}ThrottleEvents", where) for kind in ("Read", "Write") for where in both}
+
+
+@pytest.mark.parametrize("name", ["agents", "doorbell", "table"])
+def test_every_alarm_tells_the_topic_both_ways_if_there_is_one(name: str) -> None:
+    topic = f"arn:aws:sns:eu-central-1:{ACCOUNT}:on-call"
+    for one in Rendered(name, {**given(name), "AlarmTopic": topic}).of_type("AWS::CloudWatch::Alarm"):
+        assert one["AlarmActions"] == one["OKActions"] == [topic]
+    for one in Rendered(name, given(name)).of_type("AWS::CloudWatch::Alarm"):
+        assert "AlarmActions" not in one
+
+
+# Permissions
+
+
+def documents(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies of a role by their names."""
+    return {one["PolicyName"]: one["PolicyDocument"] for one in properties["Policies"]}
+
+
+@pytest.mark.parametrize("more", [{}, WITH_ALL, {"BlobBucket": "texts"}])
+def test_machines_may_do_what_thunderagent_iam_prints_for_agents(more: dict[str, str]) -> None:
+    made = Rendered("agents", {**AGENTS, **more})
+    wanted = policy(
+        Role.AGENT,
+        Resources(
+            table=made.parameters["TableName"],
+            region="eu-central-1",
+            account=ACCOUNT,
+            queue_url=made.parameters["WakeQueueUrl"] or None,
+            bucket=made.parameters["BlobBucket"] or None,
+            namespace=made.parameters["Namespace"],
+        ),
+    )
+    assert documents(made.properties("Role"))["agent"] == wanted
+
+
+def test_beside_that_a_machine_may_fetch_its_code_and_say_that_it_has_drained() -> None:
+    made = Rendered("agents", AGENTS)
+    role = made.properties("Role")
+    assert documents(role).keys() == {"agent", "machine"}
+    told = {one["Sid"]: (one["Action"], one["Resource"]) for one in documents(role)["machine"]["Statement"]}
+    group = f"arn:aws:autoscaling:eu-central-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/ThunderAgent-agents"
+    assert told == {
+        "Artefact": (["s3:GetObject"], "arn:aws:s3:::artefacts/thunderagent/agents/0123.tar.gz"),
+        "Drained": (["autoscaling:CompleteLifecycleAction"], group),
+    }
+    assert made.properties("Agents")["AutoScalingGroupName"] == "ThunderAgent-agents"
+    assert role["ManagedPolicyArns"] == []
+    shell = Rendered("agents", {**AGENTS, "SessionManager": "true"}).properties("Role")["ManagedPolicyArns"]
+    assert shell == ["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"]
+
+
+def test_the_function_may_do_what_thunderagent_iam_prints_for_producers() -> None:
+    made = documents(Rendered("doorbell", DOORBELL).properties("RouterRole"))
+    found = Resources(table="TaskTable", region="eu-central-1", account=ACCOUNT, queue_url=WITH_ALL["WakeQueueUrl"])
+    wanted = policy(Role.PRODUCER, found)
+    for statement in wanted["Statement"]:
+        if statement["Sid"] == "WakeQueue":
+            statement["Resource"] = "<WakeQueue.Arn>"
+    assert made["tasks"] == wanted
+    told = {one["Sid"]: (one["Action"], one["Resource"]) for one in made["function"]["Statement"]}
+    assert told == {
+        "LostEvents": (["sqs:SendMessage"], "<LostEvents.Arn>"),
+        "Log": (["logs:CreateLogStream", "logs:PutLogEvents"], "<RouterLog.Arn>"),
+    }
+
+
+# The doorbell
+
+
+def test_the_wake_queue_is_the_one_that_the_page_of_the_doorbell_makes() -> None:
+    queue = Rendered("doorbell", DOORBELL).properties("WakeQueue")
+    page = (ROOT / "docs" / "doorbell.md").read_text(encoding="utf-8")
+    for name in ("MessageRetentionPeriod", "ReceiveMessageWaitTimeSeconds"):
+        assert f"{name}={queue[name]}" in page
+    assert "RedrivePolicy" not in queue
+    assert queue["SqsManagedSseEnabled"] is True
+
+
+def test_an_event_that_became_no_task_is_kept_whoever_lost_it() -> None:
+    made = Rendered("doorbell", DOORBELL)
+    [target] = made.properties("Rule")["Targets"]
+    assert target["DeadLetterConfig"] == {"Arn": "<LostEvents.Arn>"}
+    destination = made.properties("RouterFailures")["DestinationConfig"]["OnFailure"]["Destination"]
+    assert destination == "<LostEvents.Arn>"
+    [statement] = made.properties("LostEventsPolicy")["PolicyDocument"]["Statement"]
+    assert statement["Principal"] == {"Service": "events.amazonaws.com"}
+    assert statement["Condition"] == {"ArnEquals": {"aws:SourceArn": "<Rule.Arn>"}}
+    assert made.properties("EventsLost")["Dimensions"] == [{"Name": "QueueName", "Value": "<LostEvents.QueueName>"}]
+
+
+def test_the_rule_takes_what_the_deployed_router_has_a_route_for() -> None:
+    made = Rendered("doorbell", DOORBELL)
+    pattern = made.properties("Rule")["EventPattern"]
+    assert pattern == {"detail-type": DETAIL_TYPE}  # a list parameter, which is rendered as its text
+    assert (
+        Rendered("doorbell", {**DOORBELL, "EventSources": "shop"}).properties("Rule")["EventPattern"]["source"]
+        == "shop"
+    )
+    assert made.properties("Router")["Handler"] == "thunderagent.router.deployed.handler"
+    assert made.properties("RulePermission")["SourceArn"] == "<Rule.Arn>"
+
+
+# Machines
+
+
+def test_machines_have_no_open_door_and_their_metadata_needs_a_token() -> None:
+    data = Rendered("agents", AGENTS).properties("Template")["LaunchTemplateData"]
+    assert data["MetadataOptions"]["HttpTokens"] == "required"
+    assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert "KeyName" not in data
+    [disk] = data["BlockDeviceMappings"]
+    assert disk["Ebs"]["Encrypted"] is True
+
+
+def test_scaling_follows_the_metrics_that_agents_send() -> None:
+    made = Rendered("agents", {**AGENTS, "Namespace": "Shop"})
+    connections = made.properties("FollowConnections")["TargetTrackingConfiguration"]
+    metric = connections["CustomizedMetricSpecification"]
+    assert (metric["Namespace"], metric["MetricName"]) == ("Shop", metrics.ACTIVE_CONNECTIONS.cloudwatch)
+    assert metric["Unit"] == metrics.ACTIVE_CONNECTIONS.unit
+    assert (metric["Statistic"], connections["TargetValue"]) == ("Average", 700)
+    backlog = made.properties("FollowBacklog")["TargetTrackingConfiguration"]
+    by_id = {one["Id"]: one for one in backlog["CustomizedMetricSpecification"]["Metrics"]}
+    stats = {name: one["MetricStat"] for name, one in by_id.items() if "MetricStat" in one}
+    assert {name: (one["Metric"]["MetricName"], one["Stat"]) for name, one in stats.items()} == {
+        "backlog": (metrics.BACKLOG.cloudwatch, "Maximum"),
+        "agents": (metrics.HEALTHY.cloudwatch, "SampleCount"),
+    }
+    assert {one["Metric"]["Namespace"] for one in stats.values()} == {"Shop"}
+    assert [one["Expression"] for one in by_id.values() if one["ReturnData"]] == ["backlog / agents"]
+
+
+def test_a_machine_that_goes_has_longer_than_its_service_takes_to_stop() -> None:
+    unit = (ROOT / "systemd" / "thunderagent.service").read_text(encoding="utf-8")
+    [stop_s] = [int(line.partition("=")[2]) for line in unit.splitlines() if line.startswith("TimeoutStopSec=")]
+    hook = Rendered("agents", AGENTS).properties("Drain")
+    assert hook["HeartbeatTimeout"] >= stop_s + 30
+    assert (hook["LifecycleTransition"], hook["DefaultResult"]) == ("autoscaling:EC2_INSTANCE_TERMINATING", "CONTINUE")
+    assert hook["LifecycleHookName"] == "drain"

@@ -1,0 +1,568 @@
+"""Two regions of agents over one arbiter and one global table, in one thread, and everything that can happen to them.
+
+Authorities, gates, stores and sweeps are the real ones; time is set by hand. Every call of an agent to the arbiter or
+to its table takes time in which the others go on, and in which the agent may be stopped as by SIGSTOP or a paused
+machine: also between the look at the grant and the moment when a write leaves. Whoever is stopped in the middle of a
+call goes on only after those who were stopped in the middle of theirs meanwhile; that is all that is left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from thunderagent import region_writes, writes
+from thunderagent.authority import Arbiter
+from thunderagent.bus import EventBus
+from thunderagent.clock import SharedClock
+from thunderagent.conditions import Write
+from thunderagent.dependents import Dependents
+from thunderagent.errors import RegionPassive, StoreError, StoreUnavailable
+from thunderagent.gate import Gate
+from thunderagent.gatekeeper import gated
+from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Record, scope_id
+from thunderagent.maintenance import Janitor
+from thunderagent.port import Applied, Engine
+from thunderagent.regionengine import RegionClock
+from thunderagent.settings import LEASE_MARGIN
+from thunderagent.store import Beat, Doubt, Exchanged, TaskStore, Wanted
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Lane, Lease, Row, Status, Task, timestamp
+from thunderagent.testing import FakeClock, GlobalTableSim
+
+REGIONS: Final = ("eu-central-1", "eu-west-1")
+SCOPE: Final = "default"
+AGENTS: Final = 3
+
+GRANT_S: Final = 30.0
+BEAT_S: Final = 10.0
+DRAIN_S: Final = 8.0
+LEASE_S: Final = 30.0
+GUARD_S: Final = 2.0
+SLOTS: Final = 3
+CALL_S: Final = 6.0
+"""No call of an agent that is not stopped takes longer, from before it is sent to after it is done."""
+FOREVER_S: Final = 30 * 86400.0
+DEPTH: Final = 3
+"""Calls that may be in the middle at once, each inside of another."""
+
+CLOCK_ERROR_S: Final = GRANT_S * (TAKER_SHARE - HOLDER_SHARE) - CALL_S
+"""The clocks by which the regions' tables order writes may differ by less than this."""
+
+LANE: Final = Lane()
+
+
+class Broken(AssertionError):
+    """A rule of the regions does not hold."""
+
+
+@dataclass
+class Held:
+    """A task in a slot: when its handler ends, and how."""
+
+    lease: Lease
+    ends_at: float
+    outcome: str
+    decided: Write | None = None
+
+
+@dataclass
+class Wellness:
+    """The canary of a region, as the world sets it."""
+
+    is_well: bool = True
+    successes: int = 10
+
+
+@dataclass
+class Faults:
+    """What may happen to calls, each as a chance; none at the end."""
+
+    slow: float = 0.05
+    lost_reply: float = 0.03
+    lost_request: float = 0.02
+    stopped: float = 0.01
+
+
+class Road:
+    """A way of one agent to an engine: it takes time, and things happen on it."""
+
+    def __init__(self, engine: Engine, agent: Agent, *, is_arbiter: bool) -> None:
+        self._engine = engine
+        self._agent = agent
+        self._is_arbiter = is_arbiter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def clock(self) -> SharedClock:
+        """What the agent takes for the time at the arbiter may be wrong by minutes: no rule of the grant needs it."""
+        return RegionClock(self._engine.clock, self._agent.skew_s if self._is_arbiter else 0.0)
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        rows: dict[str, Row] = self._travel("get", lambda: self._engine.get(task_ids))
+        return rows
+
+    def page(self, status_value: str, **options: Any) -> Any:
+        return self._travel("page", lambda: self._engine.page(status_value, **options))
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        return self._write([row["taskId"] for row in rows], lambda: self._engine.put(rows, fresh=fresh), ())
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        return self._write([write.task_id for write in batch], lambda: self._engine.apply(batch), batch)
+
+    def delete(self, tasks: Sequence[Row]) -> list[bool]:
+        raise Broken("no agent of this world deletes a row")
+
+    def sibling(self) -> Road:
+        return self
+
+    def _write(self, names: list[str], do: Callable[[], list[Applied]], batch: Sequence[Write]) -> list[Applied]:
+        if self._is_arbiter:
+            return self._answers(names, lambda: self._travel("write", do))
+        agent, world = self._agent, self._agent.world
+        world.check_gate(agent, names)
+        gate_epoch = agent.gate.epoch
+
+        def leave() -> list[Applied]:
+            world.note_ghosts(agent, gate_epoch, names)
+            answers = do()
+            world.note_writes(agent, gate_epoch, batch, answers)
+            return answers
+
+        return self._answers(names, lambda: self._travel("write", leave))
+
+    def _answers(self, names: list[str], travel: Callable[[], list[Applied]]) -> list[Applied]:
+        try:
+            return travel()
+        except StoreUnavailable as error:
+            return [Applied(won=False, error=error)] * len(names)
+
+    def _travel(self, name: str, do: Callable[[], Any]) -> Any:
+        agent, world = self._agent, self._agent.world
+        faults, dice = world.faults, world.dice
+        world.wait(agent, CALL_S / 2 * dice.random() if dice.random() < faults.slow else 0.01)
+        self._perhaps_stopped()
+        if dice.random() < faults.lost_request or (self._is_arbiter and agent.region in world.cut_from_arbiter):
+            world.wait(agent, 1.0)
+            raise StoreUnavailable(f"{name} of {agent.name} did not arrive")
+        answer = do()
+        self._perhaps_stopped()
+        if dice.random() < faults.lost_reply:
+            world.seen["lost reply"] += 1
+            world.wait(agent, 1.0)
+            raise StoreUnavailable(f"the answer to {name} did not come to {agent.name}")
+        world.wait(agent, CALL_S / 2 * dice.random() if dice.random() < faults.slow else 0.01)
+        return answer
+
+    def _perhaps_stopped(self) -> None:
+        world = self._agent.world
+        if world.dice.random() < world.faults.stopped:
+            world.seen["stopped in a call"] += 1
+            world.wait(self._agent, world.dice.choice([15.0, 40.0, 90.0]))
+
+
+class Agent:
+    """One process: its clock runs a little wrong, and a crash forgets everything."""
+
+    def __init__(self, world: World, region: str, number: int) -> None:
+        self.world, self.region = world, region
+        self.name = f"{region}:{number}"
+        self.rate = 1.0 + world.dice.uniform(-0.03, 0.03)
+        self.skew_s = world.dice.choice([0.0, 0.3, -0.3, -600.0, 600.0])
+        self._zero = world.dice.uniform(0.0, 1e6)
+        self.is_busy = self.is_dead = False
+        self.stopped_until = 0.0
+        self.gate = Gate(region, monotonic=self.monotonic)
+        bus = EventBus()
+        self.store = gated(
+            TaskStore(Road(world.table.engine(region), self, is_arbiter=False), monotonic=self.monotonic),
+            self.gate,
+        )
+        self.arbiter = Arbiter(
+            Road(world.arbiter, self, is_arbiter=True),
+            region=region,
+            scope=SCOPE,
+            owner=self.name,
+            well=world.wellness[region],
+            bus=bus,
+            lease_s=GRANT_S,
+            beat_s=BEAT_S,
+            preferred=REGIONS[0],
+            goes_back=world.goes_back,
+            drain_s=DRAIN_S,
+            lag_s=lambda record: world.table.replication_lag(record.holder, region) if record.holder != region else 0.0,
+            monotonic=self.monotonic,
+            rng=world.dice,
+        )
+        keep = {"keep_success_s": FOREVER_S, "keep_failed_s": FOREVER_S}
+        self.janitor = Janitor(
+            self.store,
+            bus,
+            Dependents(self.store, bus, **keep),
+            owner=self.name,
+            max_crashes=1_000,
+            guard_s=GUARD_S,
+            sweep_s=15.0,
+            keep_failed_s=FOREVER_S,
+            is_held=lambda name: name in self.held,
+            monotonic=self.monotonic,
+            epoch=lambda: self.gate.epoch,
+        )
+        self.held: dict[str, Held] = {}
+        self.doubts: list[Doubt] = []
+        self.drain_since: float | None = None
+
+    def monotonic(self) -> float:
+        return self._zero + self.rate * self.world.clock.monotonic()
+
+    # What its threads do
+
+    def look(self) -> None:
+        """The companion that asks the authority."""
+        self.gate.grant = self.arbiter.step()
+        self.world.note_grant(self)
+
+    def work(self) -> None:
+        """One turn of the loop, and of the watch over handlers."""
+        self.drop_what_is_over()
+        settlements = {name: write for name, one in self.held.items() if (write := self._settlement(one)) is not None}
+        room = SLOTS - len(self.held)
+        wanted: list[Wanted] = []
+        if self.gate.may_claim and room > 0:
+            page = self.store.ready(LANE, limit=10)
+            entries = list(page.entries)
+            self.world.dice.shuffle(entries)
+            wanted = [Wanted(entry, LEASE_S) for entry in entries[:room] if entry.task_id not in self.held]
+        if settlements or (wanted and self.gate.may_claim):
+            self._take_in(settlements, self.store.exchange(list(settlements.values()), wanted, owner=self.name))
+        if self.doubts and self.gate.is_open:
+            self._hold(self.store.resolve(self.doubts, owner=self.name))
+            self.doubts = []
+
+    def beat(self) -> None:
+        """The heartbeat of all it holds."""
+        leases = [one.lease for one in self.held.values()]
+        for lease, renewal in zip(leases, self.store.renew([Beat(one) for one in leases]), strict=True):
+            if (one := self.held.get(lease.task_id)) is None or one.lease.fence != lease.fence:
+                continue
+            if renewal.lease is not None:
+                one.lease = renewal.lease
+            elif renewal.lost:
+                del self.held[lease.task_id]
+        self.drop_what_is_over()
+
+    def sweep(self) -> None:
+        """Take what agents have lost."""
+        if self.gate.may_claim:
+
+            def wanted(task: Task) -> float | None:
+                return LEASE_S if len(self.held) < SLOTS else None
+
+            self._hold(self.janitor.take_over([LANE], wanted, self.doubts.extend))
+
+    def drop_what_is_over(self) -> None:
+        """Handlers whose lease or whose region's grant is over are stopped."""
+        now = self.monotonic()
+        for name, one in list(self.held.items()):
+            if not self.gate.is_open or now >= one.lease.deadline(LEASE_MARGIN):
+                del self.held[name]
+
+    def _settlement(self, one: Held) -> Write | None:
+        now = self.store.clock.now()
+        if one.decided is None:
+            if self.gate.grant.is_draining:
+                one.decided = writes.release(one.lease, now=now)
+            elif self.world.clock.monotonic() >= one.ends_at:
+                if one.outcome == "retry":
+                    one.decided = writes.retry(one.lease, due=now + 5.0, error="boom", now=now)
+                else:
+                    one.decided = writes.succeed(one.lease, now=now, expire_at=now + FOREVER_S, result=f'"{self.name}"')
+        return one.decided
+
+    def _take_in(self, settlements: dict[str, Write], exchanged: Exchanged) -> None:
+        for name, settled in zip(settlements, exchanged.settled, strict=True):
+            if settled.error is None:
+                self.held.pop(name, None)
+        self._hold(exchanged.leases)
+        self.doubts += exchanged.doubts
+
+    def _hold(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            seconds = self.world.dice.choice([1.0, 5.0, 20.0, 60.0])
+            outcome = self.world.dice.choice(["success", "success", "success", "retry"])
+            self.held[lease.task_id] = Held(lease, self.world.clock.monotonic() + seconds, outcome)
+
+
+@dataclass(order=True)
+class Event:
+    """Something that is due."""
+
+    due: float
+    number: int
+    agent: Agent | None = field(compare=False)
+    do: Callable[[], None] = field(compare=False)
+    every_s: float = field(compare=False, default=0.0)
+
+
+class World:
+    """All of it, from a seed."""
+
+    def __init__(self, seed: int, *, goes_back: bool = False, skew_s: float = 0.9 * CLOCK_ERROR_S) -> None:
+        self.dice = random.Random(seed)
+        self.clock = FakeClock()
+        self.goes_back = goes_back
+        self.faults = Faults()
+        self.table = GlobalTableSim(
+            REGIONS, lag_s=lambda *link: self.dice.choice([0.2, 0.5, 1.0, 3.0]), clock=self.clock
+        )
+        for region in REGIONS:
+            self.table.skew(region, self.dice.uniform(-skew_s / 2, skew_s / 2))
+        self.arbiter = SqliteEngine(MEMORY, clock=self.clock)
+        self.wellness = {region: Wellness() for region in REGIONS}
+        self.cut_from_arbiter: set[str] = set()
+        self.seen: Counter[str] = Counter()
+        self.steps = 0
+        self.depth = 0
+        self._events: list[Event] = []
+        self._numbers = itertools.count()
+        self.ghosts: set[str] = set()
+        """Tasks for which a write left after the grant was over, as its agent was stopped right after its look."""
+        self.ends: dict[tuple[str, int, int], str] = {}
+        self.holder_of: dict[int, str] = {}
+        self.epoch = 0
+        self.names: list[str] = []
+        self.agents: list[Agent] = []
+        for region in REGIONS:
+            for _ in range(AGENTS):
+                self.start(region)
+        self._every(0.5, self._deliver)
+
+    def close(self) -> None:
+        self.table.close()
+        self.arbiter.close()
+
+    # Time
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        until = self.clock.monotonic() + seconds
+        while self._events and self._events[0].due <= until:
+            event = heapq.heappop(self._events)
+            if event.due > self.clock.monotonic():
+                self.clock.advance(event.due - self.clock.monotonic())
+            self._happen(event)
+        if until > self.clock.monotonic():
+            self.clock.advance(until - self.clock.monotonic())
+        self.check()
+
+    def _happen(self, event: Event) -> None:
+        agent, now = event.agent, self.clock.monotonic()
+        if agent is not None and agent.is_dead:
+            return
+        if agent is not None and (agent.is_busy or agent.stopped_until > now):
+            event.due = max(now + 0.3, agent.stopped_until)
+            heapq.heappush(self._events, event)
+            return
+        self.steps += 1
+        if agent is not None:
+            agent.is_busy = True
+        try:
+            event.do()
+        except StoreError:
+            self.seen["a piece failed"] += 1
+        except _Killed:
+            return
+        finally:
+            if agent is not None:
+                agent.is_busy = False
+        self.check()
+        if event.every_s:
+            event.due = max(self.clock.monotonic(), event.due) + event.every_s * self.dice.uniform(0.8, 1.2)
+            heapq.heappush(self._events, event)
+
+    def wait(self, agent: Agent, seconds: float) -> None:
+        """An agent is in the middle of a call: the others go on."""
+        if self.depth < DEPTH or seconds < 0.1:
+            self.depth += 1
+            try:
+                if self.depth <= DEPTH:
+                    self.run(seconds)
+            finally:
+                self.depth -= 1
+        if agent.is_dead:
+            raise _Killed
+
+    def _every(self, seconds: float, do: Callable[[], None], agent: Agent | None = None) -> None:
+        due = self.clock.monotonic() + seconds * self.dice.random()
+        heapq.heappush(self._events, Event(due, next(self._numbers), agent, do, seconds))
+
+    def _deliver(self) -> None:
+        before = len(self.table.overwritten)
+        self.table.deliver()
+        for lost in list(self.table.overwritten)[before:]:
+            self._check_overwritten(lost)
+
+    # Who is there
+
+    def start(self, region: str) -> None:
+        agent = Agent(self, region, next(self._numbers))
+        self.agents.append(agent)
+        for seconds, do in ((5.0, agent.look), (2.0, agent.work), (8.0, agent.beat), (12.0, agent.sweep)):
+            self._every(seconds, do, agent)
+
+    def kill(self, agent: Agent) -> None:
+        agent.is_dead = True
+        self.agents.remove(agent)
+
+    def stop_for_a_while(self, agent: Agent, seconds: float) -> None:
+        """As SIGSTOP and SIGCONT do, between two calls."""
+        agent.stopped_until = self.clock.monotonic() + seconds
+
+    def enqueue(self, region: str) -> None:
+        name, engine = f"t{len(self.names)}", self.table.engine(region)
+        now = timestamp(engine.clock.now())
+        task = Task(
+            task_id=name, status=Status.PENDING, created_at=now, submitted_at=now, job="test.job", max_retry=1_000_000
+        )
+        [answer] = TaskStore(engine).enqueue([task])
+        if answer.error is None:
+            self.names.append(name)
+
+    def order(self, what: str, to: str) -> None:
+        """A command of a person to the arbiter."""
+        row = self.arbiter.get([scope_id(SCOPE)]).get(scope_id(SCOPE))
+        if row is None:
+            return
+        seen, now = Record.from_row(row), self.arbiter.clock.now()
+        if what in ("drain", "vacate") and to == seen.holder:
+            return
+        write = {
+            "drain": lambda: region_writes.drain(seen, to, drain_s=DRAIN_S, by="ada", reason="move", now=now),
+            "vacate": lambda: region_writes.vacate(seen, to, by="ada", reason="lost", now=now),
+            "stay": lambda: region_writes.stay(seen, by="ada", reason="stay", now=now),
+            "freeze": lambda: region_writes.freeze(seen, "careful", by="ada", now=now),
+            "thaw": lambda: region_writes.freeze(seen, None, by="ada", now=now),
+        }[what]()
+        self.seen[what] += self.arbiter.apply([write])[0].won
+
+    # The rules
+
+    def check(self) -> None:
+        """What must hold at every moment."""
+        open_in = {agent.region for agent in self.agents if agent.gate.is_open}
+        if len(open_in) > 1:
+            raise Broken(f"both regions have a valid grant: {[(a.name, a.gate.grant) for a in self.agents]}")
+        row = self.arbiter.get([scope_id(SCOPE)]).get(scope_id(SCOPE))
+        if row is not None:
+            epoch, holder = row["fence"], row["leaseOwner"]
+            if epoch < self.epoch:
+                raise Broken(f"the epoch went back from {self.epoch} to {epoch}")
+            if self.holder_of.setdefault(epoch, holder) != holder:
+                raise Broken(f"the epoch {epoch} is of {self.holder_of[epoch]} and of {holder}")
+            if epoch > self.epoch:
+                self.seen[f"grant of {holder}"] += 1
+            self.epoch = epoch
+
+    def note_grant(self, agent: Agent) -> None:
+        self.check()
+        if agent.gate.is_open:
+            self.seen[f"open in {agent.region}"] += 1
+            if self.holder_of.get(agent.gate.epoch) != agent.region:
+                raise Broken(f"{agent.name} has a grant of the epoch {agent.gate.epoch}, which is not of its region")
+
+    def check_gate(self, agent: Agent, names: Sequence[str]) -> None:
+        """No write leaves without a valid grant; the look at it was a moment ago."""
+        if not agent.gate.is_open:
+            raise Broken(f"{agent.name} writes {names} without a grant")
+
+    def note_ghosts(self, agent: Agent, epoch: int, names: Sequence[str]) -> None:
+        """A write arrives: long after the grant, if its agent was stopped in between."""
+        if self.epoch > epoch and any(one.gate.is_open for one in self.agents if one.region != agent.region):
+            self.ghosts.update(names)
+            self.seen["ghost"] += 1
+
+    def note_writes(self, agent: Agent, epoch: int, batch: Sequence[Write], answers: Sequence[Applied]) -> None:
+        for write, answer in zip(batch, answers, strict=True):
+            if not answer.won or answer.row is None or "job" not in answer.row:
+                continue
+            name, row = write.task_id, answer.row
+            if write.verb in ("claim", "take over"):
+                self.seen[write.verb] += 1
+                if row["regionEpoch"] != epoch:
+                    raise Broken(f"{name} was claimed under the epoch {epoch} and says {row['regionEpoch']}")
+            if write.verb == "reassert":
+                self.seen["reassert"] += 1
+            if row.get("regionEpoch", 0) > epoch:
+                raise Broken(f"{agent.name} of epoch {epoch} changed {name} of a later one: {write}")
+            if "leaseOwner" in write.remove and name not in self.ghosts:
+                lease = name, row["regionEpoch"], row["fence"]
+                if lease in self.ends:
+                    raise Broken(f"{lease} ended twice: for {self.ends[lease]} and for {agent.name}")
+                self.ends[lease] = agent.name
+                self.seen[f"end by {write.verb}"] += 1
+
+    def _check_overwritten(self, lost: Any) -> None:
+        now = self.table.engine(lost.by).get([lost.item_id]).get(lost.item_id, {})
+        before = lost.row or {}
+        self.seen["overwritten"] += 1
+        if lost.item_id in self.ghosts or "regionEpoch" not in before:
+            return
+        if now.get("regionEpoch", 0) < before["regionEpoch"]:
+            raise Broken(f"a late write of a region that was lost changed a task: {lost} by {now}")
+
+    # The end
+
+    def mend(self) -> None:
+        """Everything that lasts is over."""
+        self.table.heal()
+        for region in REGIONS:
+            self.table.rejoin(region)
+            self.wellness[region].is_well, self.wellness[region].successes = True, 10
+        self.cut_from_arbiter.clear()
+        self.order("thaw", REGIONS[0])
+        for agent in self.agents:
+            agent.stopped_until = 0.0
+        for region in REGIONS:
+            while sum(agent.region == region for agent in self.agents) < AGENTS:
+                self.start(region)
+
+    def is_done(self) -> bool:
+        """Every task has ended, and both regions say the same."""
+        if self.table.pending():
+            return False
+        here, there = (self.table.engine(region).get(self.names) for region in REGIONS)
+        return here == there and all(Task.from_row(row).status.is_terminal for row in here.values())
+
+    def finish(self, within_s: float) -> None:
+        """After the faults everything comes to its end."""
+        self.faults = Faults(0.0, 0.0, 0.0, 0.0)
+        self.mend()
+        until = self.clock.monotonic() + within_s
+        while not self.is_done():
+            if self.clock.monotonic() > until:
+                rows = self.table.engine(REGIONS[0]).get(self.names).values()
+                left = [(row["taskId"], row["status"]) for row in rows if not Task.from_row(row).status.is_terminal]
+                raise Broken(f"after {within_s} s without faults these are open: {left}, {self.arbiter_says()}")
+            self.run(5.0)
+        here = self.table.engine(REGIONS[0]).get(self.names)
+        if len(here) != len(self.names):
+            raise Broken(f"tasks are gone: {set(self.names) - set(here)}")
+
+    def arbiter_says(self) -> Any:
+        """The row of the arbiter, to be told."""
+        return self.arbiter.get([scope_id(SCOPE)])
+
+
+class _Killed(BaseException):
+    """The process was killed in the middle of a call."""
+
+
+__all__ = ("REGIONS", "Broken", "RegionPassive", "World")

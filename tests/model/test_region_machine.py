@@ -1,0 +1,131 @@
+"""Random faults of two regions, their table, the arbiter and the agents, against the rules of the region's grant.
+
+Everything runs in one thread on a clock that moves by hand (`region_world.py`). At every step:
+
+* at most one region has a valid grant, and each epoch is of one region and never comes back;
+* no write leaves an agent, and no task is claimed, without a valid grant;
+* an agent changes no task of a later epoch, and nothing that was written under a later epoch is overwritten by a write
+  of an earlier one, unless that write's agent was stopped for long right before it left, while the regions were apart;
+* each lease, told by task, epoch and fence, ends once;
+* when the faults are over every task comes to its end, the same in both regions.
+
+`THUNDER_TEST_REGIONS=100` runs that many times 10,000 steps, each from another seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from tests.model.region_world import AGENTS, REGIONS, Agent, Broken, World
+
+RUNS: Final = int(os.environ.get("THUNDER_TEST_REGIONS", "0"))
+STEPS: Final = 10_000
+SEEDS: Final = 4
+END_S: Final = 600.0
+
+seen: Counter[str] = Counter()
+
+
+def something(world: World) -> None:
+    """One fault, the end of one, or a command."""
+    dice = world.dice
+    region = dice.choice(REGIONS)
+    living = [agent for agent in world.agents if agent.region == region]
+    what = dice.choice(CHOICES)
+    world.seen[what] += 1
+    FAULTS[what](world, region, living)
+
+
+def _cut_all(world: World, region: str) -> None:
+    world.cut_from_arbiter.add(region)
+    world.table.partition(*REGIONS)
+
+
+def _change_of_mind(world: World, region: str, living: list[Agent]) -> None:
+    """An order, its end and the order again, of which an agent that was stopped sees the two orders."""
+    world.order("drain", region)
+    world.run(world.dice.choice([3.0, 6.0]))
+    for agent in world.agents:
+        if agent.region != region and world.dice.random() < 0.4:
+            world.stop_for_a_while(agent, world.dice.choice([20.0, 50.0, 80.0]))
+    world.order("stay", region)
+    world.run(world.dice.choice([3.0, 20.0, 50.0, 80.0]))
+    world.order("drain", region)
+
+
+def _flap(world: World, region: str) -> None:
+    one = world.wellness[region]
+    one.is_well = not one.is_well
+    one.successes = 0 if not one.is_well else world.dice.choice([1, 6])
+
+
+def _lose(world: World, region: str) -> None:
+    if world.dice.random() < 0.5:
+        world.table.isolate(region)
+    else:
+        for one in REGIONS:
+            world.table.rejoin(one)
+
+
+FAULTS: Final[dict[str, Callable[[World, str, list[Agent]], None]]] = {
+    "arbiter cut off": lambda world, region, living: world.cut_from_arbiter.add(region),
+    "arbiter reached": lambda world, region, living: world.cut_from_arbiter.discard(region),
+    "arbiter reached by all": lambda world, region, living: world.cut_from_arbiter.clear(),
+    "regions apart": lambda world, region, living: world.table.partition(*REGIONS),
+    "regions together": lambda world, region, living: world.table.heal(),
+    "all cut": lambda world, region, living: _cut_all(world, region),
+    "region lost": lambda world, region, living: _lose(world, region),
+    "canary": lambda world, region, living: _flap(world, region),
+    "stop": lambda world, region, living: (
+        world.stop_for_a_while(world.dice.choice(living), world.dice.choice([5.0, 20.0, 60.0])) if living else None
+    ),
+    "crash": lambda world, region, living: world.kill(world.dice.choice(living)) if len(living) > 1 else None,
+    "start": lambda world, region, living: world.start(region) if len(living) < AGENTS else None,
+    "drain": lambda world, region, living: world.order("drain", region),
+    "vacate": lambda world, region, living: world.order("vacate", region),
+    "stay": lambda world, region, living: world.order("stay", region),
+    "change of mind": _change_of_mind,
+    "freeze": lambda world, region, living: world.order("freeze", region),
+    "thaw": lambda world, region, living: world.order("thaw", region),
+    "all well": lambda world, region, living: world.mend(),
+}
+
+CHOICES: Final = [*FAULTS, *("drain", "stay", "vacate", "thaw", "stop", "arbiter reached by all", "all well")]
+
+
+def run(seed: int, steps: int) -> World:
+    """So many steps from a seed, then the end of all faults, and of all tasks."""
+    world = World(seed, goes_back=seed % 2 == 0)
+    try:
+        while world.steps < steps:
+            world.run(world.dice.choice([1.0, 3.0, 10.0, 30.0]))
+            if len(world.names) < world.steps // 40:
+                world.enqueue(world.dice.choice(REGIONS))
+            something(world)
+        world.finish(END_S)
+    except Broken as error:
+        raise Broken(f"seed {seed}, step {world.steps}, {world.clock.monotonic() - 1000.0:.2f} s: {error}") from error
+    finally:
+        world.close()
+    seen.update(world.seen)
+    return world
+
+
+@pytest.mark.parametrize("seed", range(RUNS or SEEDS))
+def test_whatever_happens_at_most_one_region_acts_and_every_task_ends(seed: int) -> None:
+    run(seed, STEPS if RUNS else STEPS // SEEDS)
+
+
+def test_the_runs_have_tried_what_they_are_about() -> None:
+    if not seen:
+        pytest.skip("the runs were in another process")
+    missing = {
+        *(f"grant of {region}" for region in REGIONS),
+        *("claim", "take over", "overwritten", "stopped in a call", "lost reply", "drain", "vacate", "end by succeed"),
+    } - {name for name, number in seen.items() if number > 3}
+    assert not missing, seen

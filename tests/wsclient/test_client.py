@@ -1,0 +1,721 @@
+"""The client against an API in the same loop that fails as it is told to; waits cost nothing, as the clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.wsclient.server import Api, Message, Row
+from tests.wsclient.support import PROMPT, connected, governor, run, until
+from thunderagent.errors import ChangeRefused, ClientClosed, ConfigurationError, TooManyChanges
+from thunderagent.streaming.endpoint import Attempt
+from thunderagent.websocket_messages import MessageTooLarge
+from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted
+
+Main = Callable[[], Coroutine[Any, Any, None]]
+
+
+def fast(main: Main) -> Callable[[], None]:
+    """A test that is a coroutine, on a clock that jumps."""
+
+    def test() -> None:
+        run(main(), fast=True)
+
+    test.__name__, test.__doc__ = main.__name__, main.__doc__
+    return test
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def kinds(client: Client) -> list[str]:
+    """Names of the events of the connection."""
+    return [type(event).__name__ for event in client.story]
+
+
+# The state
+
+
+@fast
+async def test_a_change_is_answered_with_the_version_that_it_made() -> None:
+    async with Api() as api, connected(api) as client:
+        assert (client.state, client.version, client.region) == ({}, 0, "eu-central-1")
+        assert await client.set({"theme": "dark", "list": {"a": 1}}) == 1
+        assert await client.set({"list": {"b": 2}}) == 2
+        assert client.state == {"theme": "dark", "list": {"a": 1, "b": 2}} == api.row.state
+
+
+@fast
+async def test_get_asks_the_server_again() -> None:
+    async with Api() as api, connected(api) as client:
+        api.row.save({"a": 1}, "x")
+        assert client.state == {}
+        assert await client.get() == {"a": 1}
+        assert client.version == 1
+
+
+@fast
+async def test_what_is_set_while_there_is_no_server_is_seen_at_once_and_sent_later_in_its_order() -> None:
+    states: list[tuple[Any, int]] = []
+    async with Api() as api, connected(api, on_state=lambda *state: states.append(state)) as client:
+        await client.set({"a": 0})
+        await api.cut()
+        await until(lambda: not client.is_connected)
+        answers = [client.submit({"a": number, f"n{number}": True}) for number in range(1, 6)]
+        assert client.state["a"] == 5
+        assert client.version == 1
+        with pytest.raises(TimeoutError, match="stays"):
+            await client.set({"late": True}, timeout_s=5.0)
+        await api.mend()
+        assert await asyncio.gather(*answers) == [2, 3, 4, 5, 6]
+        await client.flush(10.0)
+        assert api.row.state == client.state == {"a": 5, "late": True} | {f"n{number}": True for number in range(1, 6)}
+        await until(lambda: bool(states) and states[-1] == (api.row.state, 7))
+        assert [change["patch"]["a"] for change in api.actions("setState")[1:6]] == [1, 2, 3, 4, 5]
+
+
+@fast
+async def test_a_state_that_is_handed_out_is_a_copy() -> None:
+    async with Api() as api, connected(api) as client:
+        await client.set({"list": {"a": 1}})
+        client.state["list"]["a"] = 5
+        assert client.state == {"list": {"a": 1}}
+
+
+@fast
+async def test_a_conflict_is_answered_with_the_same_change_upon_the_new_state() -> None:
+    async with Api() as api, connected(api) as client:
+        api.row.save({"theirs": 1}, "x")
+        assert await client.set({"ours": 2}) == 2
+        assert api.row.state == client.state == {"theirs": 1, "ours": 2}
+        assert len({message["change"] for message in api.actions("setState")}) == 1
+
+
+@fast
+async def test_a_change_whose_answer_was_lost_with_the_connection_is_made_once() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def lose(number: int, message: Message) -> Message | None:
+            reply = api.reply(number, message)
+            if message["action"] == "setState":
+                api.answer = api.reply
+                api.drop()
+                return None
+            return reply
+
+        api.answer = lose
+        assert await client.set({"a": 1}) == 1
+        assert (api.row.version, len(api.actions("setState"))) == (1, 2)
+
+
+@fast
+async def test_a_change_that_is_not_answered_is_sent_again_and_made_once() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def forget(number: int, message: Message) -> Message | None:
+            reply = api.reply(number, message)
+            if message["action"] == "setState":
+                api.answer = api.reply
+                return None
+            return reply
+
+        api.answer = forget
+        began = now()
+        assert await client.set({"a": 1}) == 1
+        assert PROMPT.request_timeout_s <= now() - began < PROMPT.request_timeout_s + 1
+        assert (api.row.version, api.opened) == (1, 1)
+
+
+@fast
+async def test_a_server_that_has_lost_changes_gets_them_again_before_what_is_new() -> None:
+    async with Api() as first, Api(region="eu-west-1") as second:
+        urls = [first.url]
+        async with connected_to(lambda _: urls[0]) as client:
+            await client.set({"a": 1})
+            second.row = first.row.copy()
+            await client.set({"b": 2})
+            await client.set({"c": 3})
+            urls[0] = second.url
+            await first.cut()
+            await until(lambda: not client.is_connected)
+            late = client.submit({"d": 4})
+            assert await late == 4
+            assert second.row.state == client.state == {"a": 1, "b": 2, "c": 3, "d": 4}
+            assert list(second.row.changes) == [message["change"] for message in first.actions("setState")] + [
+                second.actions("setState")[-1]["change"]
+            ]
+            assert (client.region, client.version) == ("eu-west-1", 4)
+            [again] = [event for event in client.story if isinstance(event, Resubmitted)]
+            assert (again.changes, again.is_certain, again.region) == (2, True, "eu-west-1")
+
+
+@fast
+async def test_a_loss_that_hides_behind_the_same_version_is_made_good_too() -> None:
+    async with Api() as first, Api(region="eu-west-1") as second:
+        urls = [first.url]
+        async with connected_to(lambda _: urls[0]) as client:
+            second.row = first.row.copy()
+            await client.set({"ours": 1})
+            second.row.save({"theirs": 2}, "x")
+            urls[0] = second.url
+            await first.cut()
+            await until(lambda: second.row.version == 2 and client.version == 2)
+            assert second.row.state == client.state == {"ours": 1, "theirs": 2}
+
+
+def connected_to(url: Callable[[Attempt], str], **arguments: Any) -> Any:
+    """A client that is ready, of a URL function."""
+    return connected(url, **arguments)  # type: ignore[arg-type]
+
+
+# Credentials
+
+
+@fast
+async def test_each_attempt_has_a_token_of_its_own_and_a_refused_one_is_not_used_again() -> None:
+    attempts: list[Attempt] = []
+
+    async def token(attempt: Attempt) -> str:
+        attempts.append(attempt)
+        return f"token{len(attempts)}"
+
+    async with Api() as api:
+        api.good = lambda token: token != "token2"
+        async with connected(api, token=token) as client:
+            api.drop()
+            await api.until(lambda: len(api.tokens) == 3)
+            await client.set({"a": 1})
+    assert api.tokens == ["token1", "token2", "token3"]
+    assert [attempt.auth_failed for attempt in attempts] == [False, False, True]
+
+
+@fast
+async def test_a_server_that_closes_as_the_token_has_expired_is_met_with_a_fresh_one() -> None:
+    seen: list[bool] = []
+
+    def token(attempt: Attempt) -> str:
+        seen.append(attempt.auth_failed)
+        return f"token{len(seen)}"
+
+    async with Api() as api, connected(api, token=token) as client:
+        await api.close_all(4401, "token expired")
+        await until(lambda: len(seen) == 2)
+        await client.set({"a": 1})
+        assert seen == [False, True]
+        await api.close_all(1008, "token expired")
+        await until(lambda: len(seen) == 3)
+        await client.set({"a": 2})
+    assert seen == [False, True, True]
+
+
+@fast
+async def test_credentials_that_are_refused_for_minutes_end_the_client_with_a_reason() -> None:
+    async with Api() as api:
+        api.good = lambda token: False
+        options = replace(PROMPT, backoff_cap_s=60.0)
+        client = Client(api.url, "secret-token", options=options, governor=governor())
+        client.start()
+        answer = client.submit({"a": 1})
+        began = now()
+        reason = await client.wait_closed()
+        assert now() - began > 150, "a fail-over takes less"
+        assert len(api.tokens) == options.refusals
+        assert (reason.ended, reason.unacknowledged) == (Ended.REFUSED, 1)
+        assert "expiry of the token" in str(reason)
+        assert "secret-token" not in f"{reason} {client.story}"
+        with pytest.raises(ClientClosed, match="refused"):
+            await answer
+        for call in (client.ready(), client.get(), client.set({})):
+            with pytest.raises(ClientClosed, match="refused"):
+                await call
+        assert [dict(change.patch) for change in client.unacknowledged] == [{"a": 1}]
+        assert await client.close() == reason
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\nbreak", "schlüssel", None])
+def test_a_token_that_no_header_can_carry_ends_the_client_without_showing_it(token: Any) -> None:
+    async def main() -> None:
+        client = Client("ws://127.0.0.1:1", lambda attempt: token, options=PROMPT)
+        client.start()
+        reason = await client.wait_closed()
+        assert reason.ended is Ended.CONFIGURATION
+        assert "token" in reason.detail
+        assert not token or token not in str(reason)
+
+    run(main(), fast=True)
+
+
+@fast
+async def test_a_token_function_that_fails_or_hangs_is_asked_again() -> None:
+    calls = 0
+
+    async def token(attempt: Attempt) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("the issuer is away")
+        if calls == 2:
+            await asyncio.Event().wait()
+        return "good"
+
+    async with Api() as api, connected(api, token=token) as client:
+        assert calls == 3
+        reasons = [event.reason for event in client.story if isinstance(event, Disconnected)]
+        assert ["issuer is away" in reasons[0], "longer than 10 s" in reasons[1]] == [True, True]
+
+
+# Liveness
+
+
+@fast
+async def test_a_half_open_connection_is_left_within_two_heartbeats() -> None:
+    async with Api() as api, connected(api) as client:
+        api.is_mute = True
+        began = now()
+        await until(lambda: not client.is_connected, 100.0)
+        assert now() - began <= 2 * PROMPT.heartbeat_s + 1
+        assert len(api.actions("ping")) >= 1
+        api.is_mute = False
+        await client.set({"a": 1})
+        assert any("pings were not answered" in getattr(event, "reason", "") for event in client.story)
+
+
+@fast
+async def test_a_function_that_fails_is_no_answer_though_the_gateway_goes_on_sending() -> None:
+    async with Api() as api, connected(api) as client:
+        api.is_broken = True
+        began = now()
+        chatter = asyncio.create_task(pushing(api, 1.7))
+        await until(lambda: not client.is_connected, 200.0)
+        chatter.cancel()
+        await asyncio.wait((chatter,))
+        assert now() - began <= 2 * PROMPT.heartbeat_s + 1
+        api.is_broken = False
+        await client.set({"a": 1})
+
+
+async def pushing(api: Api, every_s: float) -> None:
+    while True:
+        await api.push("chatter")
+        await asyncio.sleep(every_s)
+
+
+@fast
+async def test_a_connection_lives_on_if_pongs_come() -> None:
+    async with Api() as api:
+        options = replace(PROMPT, rotate_after_s=100_000.0)
+        async with connected(api, options=options) as client:
+            await asyncio.sleep(1800.0)
+            assert api.opened == 1
+            assert 59 <= len(api.actions("ping")) <= 60
+            assert client.latency_s is not None
+
+
+@fast
+async def test_a_peer_that_accepts_and_drops_is_met_ever_less_often() -> None:
+    async with Api() as api:
+
+        def drop(number: int, message: Message) -> Message | None:
+            api.drop()
+            return None
+
+        api.answer = drop
+        options = replace(PROMPT, backoff_base_s=0.5, backoff_cap_s=60.0)
+        async with Client(api.url, "good", options=options, governor=governor()) as client:
+            await asyncio.sleep(600.0)
+            assert api.opened < 60
+            assert client.closed is None
+
+
+@fast
+async def test_progress_and_not_a_handshake_sets_the_delay_back() -> None:
+    async with Api() as api:
+        options = replace(PROMPT, backoff_base_s=0.5, backoff_cap_s=60.0)
+        async with connected(api, options=options) as client:
+            for _ in range(8):  # connected, and lost after 20 s each time
+                await until(lambda: client.is_connected, 100.0)
+                await asyncio.sleep(20.0)
+                api.drop()
+                await until(lambda: not client.is_connected)
+            ceilings = client._session.pump._failures
+            assert ceilings == 8
+            await until(lambda: client.is_connected, 100.0)
+            await asyncio.sleep(PROMPT.stable_after_s + 1)
+            assert client._session.pump._failures == 0
+
+
+# Rotation
+
+
+@fast
+async def test_a_connection_is_replaced_before_its_limit_without_a_gap_a_loss_or_a_duplicate() -> None:
+    pushes: list[int] = []
+    async with Api() as api:
+        options = replace(PROMPT, rotate_after_s=60.0)
+        async with connected(api, options=options, on_push=pushes.append) as client:
+            sent = 0
+            answers = []
+            while api.opened < 4:
+                await api.push(sent, push_id=f"p{sent}")
+                answers.append(client.submit({"sent": sent}))
+                sent += 1
+                await asyncio.sleep(0.5)
+                assert client.is_connected
+            await client.flush(10.0)
+            await until(lambda: len(api.live) == 1)
+            await until(lambda: len(pushes) == sent)
+            assert pushes == list(range(sent))
+            assert [answer.result() for answer in answers] == list(range(1, sent + 1))
+            assert api.row.version == sent
+            assert "Disconnected" not in kinds(client)
+            assert [event.is_rotated for event in client.story if isinstance(event, Connected)] == [False, True, True, True]
+
+
+@fast
+async def test_a_change_under_way_while_connections_are_switched_is_made_once() -> None:
+    async with Api() as api:
+        options = replace(PROMPT, rotate_after_s=60.0)
+        held: list[Message] = []
+
+        def hold(number: int, message: Message) -> Message | None:
+            if message["action"] == "setState" and number == 1:
+                held.append(message)
+                api.reply(number, message)  # made, and never answered
+                return None
+            return api.reply(number, message)
+
+        api.answer = hold
+        async with connected(api, options=options) as client:
+            await asyncio.sleep(40.0)
+            answer = client.submit({"a": 1})
+            began = now()
+            assert await answer == 1
+            assert len(held) >= 1
+            assert api.row.version == 1
+            assert now() - began < 30.0
+
+
+@fast
+async def test_a_replacement_that_cannot_be_opened_leaves_the_old_connection_alone() -> None:
+    async with Api() as api:
+        options = replace(PROMPT, rotate_after_s=60.0)
+        async with connected(api, options=options) as client:
+            api.status = http.HTTPStatus.SERVICE_UNAVAILABLE
+            await asyncio.sleep(120.0)
+            assert len(api.tokens) >= 2
+            assert client.is_connected
+            assert await client.set({"a": 1}) == 1
+            api.status = None
+            await api.until(lambda: api.opened == 2, 60.0)
+            await until(lambda: kinds(client) == ["Connected", "Connected"])
+
+
+# Pushes and handlers
+
+
+@fast
+async def test_a_push_that_comes_twice_is_told_once() -> None:
+    pushes: list[Any] = []
+    async with Api() as api, connected(api, on_push=pushes.append):
+        for push_id, message in (("p1", "a"), ("p1", "a"), ("p2", "b"), (None, "c"), (None, "c"), ("p1", "a")):
+            await api.push(message, push_id=push_id)
+        await until(lambda: len(pushes) == 4)
+        await asyncio.sleep(1.0)
+        assert pushes == ["a", "b", "c", "c"]
+
+
+@fast
+async def test_a_slow_handler_costs_pushes_which_is_told_and_nothing_else() -> None:
+    told: list[Any] = []
+    gate = asyncio.Event()
+
+    async def slow(message: Any) -> None:
+        told.append(message)
+        await gate.wait()
+
+    async with Api() as api:
+        options = replace(PROMPT, max_events=10)
+        async with connected(api, options=options, on_push=slow) as client:
+            events = client.events()
+            reader = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            await api.push(0)
+            await until(lambda: told == [0])
+            for number in range(1, 50):
+                await api.push(number)
+            assert await client.set({"a": 1}, timeout_s=5.0) == 1  # answers do not wait behind handlers
+            await asyncio.sleep(600.0)
+            assert (client.is_connected, api.opened) == (True, 1)
+            assert told == [0]
+            await reader
+            dropped = await anext(events)
+            assert isinstance(dropped, Dropped)
+            assert dropped.pushes >= 39
+            gate.set()
+            await until(lambda: told[-1] == 49)
+            assert len(told) <= 12
+            assert told == sorted(told)
+            await events.aclose()
+
+
+@fast
+async def test_a_handler_may_change_the_state_and_may_fail() -> None:
+    problems: list[Any] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    async with Api() as api:
+        done: list[int] = []
+
+        async def handle(message: int) -> None:
+            if message == 1:
+                raise ValueError("a bug of the application")
+            done.append(await client.set({"seen": message}))
+
+        async with connected(api, on_push=handle) as client:
+            for number in range(3):
+                await api.push(number)
+            await until(lambda: done == [1, 2])
+    loop.set_exception_handler(before)
+    [problem] = problems
+    assert isinstance(problem["exception"], ValueError)
+
+
+@fast
+async def test_events_can_be_iterated_to_the_end() -> None:
+    async with Api() as api:
+        client = Client(api.url, "good", options=PROMPT, governor=governor())
+        seen: list[str] = []
+
+        async def read() -> None:
+            async for event in client.events():
+                seen.append(type(event).__name__)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        async with client:
+            await client.ready()
+            await client.set({"a": 1})
+            api.drop()
+            await until(lambda: not client.is_connected)
+            await client.ready()
+        await reader
+        assert seen[0] == "Connected"
+        assert [name for name in seen if name != "StateChanged"] == ["Connected", "Disconnected", "Connected", "Closed"]
+        assert [type(event).__name__ async for event in client.events()] == ["Closed"]
+
+
+# Limits
+
+
+@fast
+async def test_a_change_that_cannot_be_sent_is_refused_at_once() -> None:
+    async with Api() as api, connected(api, options=replace(PROMPT, max_unacknowledged=3)) as client:
+        with pytest.raises(MessageTooLarge, match="reference"):
+            await client.set({"a": "x" * 131_000})
+        with pytest.raises(TypeError, match="merge patch"):
+            await client.set([1])  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="JSON"):
+            await client.set({"a": float("nan")})
+        with pytest.raises(TypeError):
+            await client.set({"a": object()})
+        assert client.state == {}
+        await api.cut()
+        await until(lambda: not client.is_connected)
+        for number in range(3):
+            client.submit({"n": number})
+        with pytest.raises(TooManyChanges, match="max_unacknowledged"):
+            client.submit({"n": 4})
+        await api.mend()
+        await client.flush(10.0)
+        assert await client.set({"n": 5}) == 4
+
+
+@fast
+async def test_long_messages_go_in_chunks_in_both_directions() -> None:
+    pushes: list[Any] = []
+    async with Api() as api, connected(api, on_push=pushes.append) as client:
+        text = 'ü"\\' * 20_000
+        assert await client.set({"text": text}) == 1
+        assert api.row.state == {"text": text}
+        client.reconnect()
+        await until(lambda: kinds(client) == ["Connected", "Disconnected", "Connected"])
+        assert client.state == {"text": text}
+        await api.push({"long": "y" * 100_000})
+        await until(lambda: len(pushes) == 1)
+        assert pushes == [{"long": "y" * 100_000}]
+
+
+def answered_with(api: Api, *answers: Message) -> Callable[[int, Message], Message | None]:
+    """The first changes are answered with these, one after the other."""
+    left = list(answers)
+
+    def answer(number: int, message: Message) -> Message | None:
+        if message["action"] == "setState" and left:
+            return {"id": message["id"], **left.pop(0)}
+        return api.reply(number, message)
+
+    return answer
+
+
+@fast
+async def test_an_error_that_passes_is_waited_for_and_one_that_does_not_is_told() -> None:
+    async with Api() as api, connected(api) as client:
+        error = {"type": "error", "message": "because"}
+        passing = {**error, "error": "unavailable", "retry_after_s": 2.0}
+        api.answer = answered_with(api, passing, passing, {**error, "error": "internal"})
+        began = now()
+        assert await client.set({"a": 1}) == 1
+        assert 4.0 <= now() - began < 6.0
+        for problem in ("bad_request", "too_large", "unknown_route"):
+            api.answer = answered_with(api, {**error, "error": problem})
+            with pytest.raises(ChangeRefused, match=f"{problem}: because"):
+                await client.set({"bad": True})
+        api.answer = answered_with(api, *[{**error, "error": "internal"}] * 5)
+        with pytest.raises(ChangeRefused, match="internal"):
+            await client.set({"bad": True})
+        assert client.state == {"a": 1}
+        assert await client.set({"b": 2}) == 2
+
+
+@fast
+async def test_what_makes_no_sense_is_left_alone() -> None:
+    async with Api() as api, connected(api) as client:
+        for text in ("no json", "[1]", "3", '{"type":"chunk","id":"a","index":9,"of":2,"data":""}', "{}", b"\x00"):
+            await api.live[0].send(text)
+        await api.live[0].send('{"type":"state","id":"999","state":{"evil":1},"version":77}')
+        await api.live[0].send('{"type":"later","id":null}')
+        assert await client.set({"a": 1}) == 1
+        assert (client.state, client.version, api.opened) == ({"a": 1}, 1, 1)
+
+
+@fast
+async def test_an_answer_that_is_none_is_asked_for_again() -> None:
+    async with Api() as api, connected(api) as client:
+        api.answer = answered_with(api, {"type": "saved", "version": "1"}, {"type": "conflict"}, {"type": "pong"})
+        assert await client.set({"a": 1}) == 1
+
+
+# The end
+
+
+@fast
+async def test_the_end_is_bounded_with_a_peer_that_says_nothing_more() -> None:
+    async with Api() as api, connected(api) as client:
+        api.is_mute = True
+        answer = client.submit({"a": 1})
+        await api.until(lambda: len(api.actions("setState")) == 1)
+        began = now()
+        reason = await client.close(flush_s=1.0)
+        assert now() - began <= 1.0 + 4 * PROMPT.close_timeout_s
+        assert (reason.ended, reason.unacknowledged) == (Ended.ASKED, 1)
+        with pytest.raises(ClientClosed, match="1 changes were not acknowledged"):
+            await answer
+        api.is_mute = False
+
+
+@fast
+async def test_a_client_can_be_ended_before_it_began_and_while_it_connects_and_twice() -> None:
+    client = Client("ws://127.0.0.1:1", "good", options=PROMPT)
+    assert (await client.close()).ended is Ended.ASKED
+    client.start()
+    assert client.is_connected is False
+    async with Api() as api:
+        api.is_mute = True
+        client = Client(api.url, "good", options=PROMPT, governor=governor())
+        client.start()
+        await api.until(lambda: len(api.tokens) == 1)
+        began = now()
+        await asyncio.gather(client.close(), client.close())
+        assert now() - began <= 4 * PROMPT.close_timeout_s
+        with pytest.raises(ClientClosed):
+            client.submit({})
+        api.is_mute = False
+
+
+@fast
+async def test_close_waits_for_changes_if_it_is_asked_to() -> None:
+    async with Api() as api, connected(api) as client:
+        for number in range(20):
+            client.submit({"n": number})
+        reason = await client.close(flush_s=5.0)
+        assert (reason.unacknowledged, api.row.version) == (0, 20)
+
+
+@fast
+async def test_a_handler_may_end_the_client() -> None:
+    async with Api() as api:
+
+        async def handle(message: Any) -> None:
+            await client.close()
+
+        async with connected(api, on_push=handle) as client:
+            await api.push("bye")
+            assert (await client.wait_closed()).ended is Ended.ASKED
+
+
+@fast
+async def test_a_part_that_dies_ends_the_client_with_a_reason() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def die(*_: Any) -> None:
+            raise RuntimeError("a bug")
+
+        client._replica.saved = die  # type: ignore[method-assign,assignment]
+        with pytest.raises(ClientClosed, match="a bug"):
+            await client.set({"a": 1})
+        assert (await client.wait_closed()).ended is Ended.INTERNAL
+
+
+@fast
+async def test_an_endpoint_that_is_none_ends_the_client_without_showing_it() -> None:
+    client = Client("https://api.example/secret", "good", options=PROMPT)
+    client.start()
+    reason = await client.wait_closed()
+    assert reason.ended is Ended.CONFIGURATION
+    assert "ws://" in reason.detail
+    assert "secret" not in str(reason)
+
+
+def test_options_that_cannot_work_are_told_all_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ClientOptions(heartbeat_s=0, backoff_base_s=5, backoff_cap_s=1, rotate_after_s=10, fleet=-1)
+    for name in ("heartbeat_s", "backoff_base_s", "rotate_after_s", "fleet"):
+        assert name in str(caught.value)
+
+
+# A fleet
+
+
+def test_the_first_retry_of_a_fleet_is_spread_over_what_the_api_takes() -> None:
+    async def main() -> None:
+        async with Api() as api, connected(api, fleet=30_000, governor=None) as client:
+            client_governor = client._session.pump._governor
+            client_governor.rng = random.Random(3)
+            waits = [client_governor.first_retry() for _ in range(2000)]
+            assert 0 <= min(waits) < 1
+            assert 59 < max(waits) <= 60.0
+            began = now()
+            client_governor.rng = random.Random(5)
+            expected = random.Random(5).uniform(0.0, 60.0)
+            api.drop()
+            await until(lambda: not client.is_connected)
+            await client.ready(100.0)
+            assert expected <= now() - began <= expected + PROMPT.backoff_base_s + 0.5
+
+    run(main(), fast=True)
+
+
+def test_the_row_of_a_server_stays_as_it_was_replicated() -> None:
+    row = Row()
+    row.save({"a": 1}, "x")
+    copy = row.copy()
+    row.save({"a": 2}, "y")
+    assert (copy.state, copy.version) == ({"a": 1}, 1)
