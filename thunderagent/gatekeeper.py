@@ -73,6 +73,8 @@ class Gatekeeper:
         if self._was_open and (not is_open or grant.epoch != self._epoch):
             self._bus.emit(fleet_events.GrantEnded(region=gate.region, epoch=self._epoch, reason=gate.why_closed))
             self._was_open = False
+        if not is_open:  # claims that may have happened: whoever has the grant next takes them
+            self._workload.in_doubt.clear()
         if is_open and not self._was_open:
             self._was_open, self._epoch, self._stop_all_at = True, grant.epoch, math.inf
             self._bus.emit(fleet_events.GrantBegan(region=gate.region, epoch=grant.epoch))

@@ -115,7 +115,7 @@ class Workload:
         self._policy = policy
         self._inbox: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
         self._backlog: list[_Ended] = []
-        self._doubts: list[Doubt] = []
+        self.in_doubt: list[Doubt] = []
         self._batch = 0
         self.admission = Admission(store, jobs, settings, bus)
         self.choice = Choice(
@@ -131,7 +131,7 @@ class Workload:
     @property
     def is_empty(self) -> bool:
         """True when nothing is held, nothing is handed over, and no claim is in doubt."""
-        return not self.held and not self._doubts and not self.handoffs.offered
+        return not self.held and not self.in_doubt and not self.handoffs.offered
 
     def done(self, running: Running, outcome: Outcome) -> None:
         """An executor says how a handler ended; any thread."""
@@ -218,7 +218,7 @@ class Workload:
 
     def doubt(self, doubts: Sequence[Doubt]) -> None:
         """Look at these claims and takeovers without an answer before anything else is claimed."""
-        self._doubts += doubts
+        self.in_doubt += doubts
 
     def end(self, running: Running, outcome: Outcome) -> None:
         """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
@@ -359,7 +359,7 @@ class Workload:
             )
 
     def _claimed(self, wanted: Mapping[Served, list[Wanted]], exchanged: Exchanged) -> None:
-        self._doubts += exchanged.doubts
+        self.in_doubt += exchanged.doubts
         won: dict[Served, list[str]] = {served: [] for served in wanted}
         for lease in exchanged.leases:
             if (served := (lease.task.queue, self._jobs[lease.task.job].kind)) in won:
@@ -372,12 +372,12 @@ class Workload:
 
     def _resolve_doubts(self) -> None:
         """Look whether claims without an answer did happen, before anything else is claimed."""
-        if self._doubts:
-            leases = self._store.resolve(self._doubts, owner=self._owner)
-            for one in {doubt.wanted.candidate for doubt in self._doubts}:
+        if self.in_doubt:
+            leases = self._store.resolve(self.in_doubt, owner=self._owner)
+            for one in {doubt.wanted.candidate for doubt in self.in_doubt}:
                 if one.task_id not in {lease.task_id for lease in leases}:
                     self.admission.lines.lost(one)
-            self._doubts.clear()
+            self.in_doubt.clear()
             self.begin_all([lease for lease in leases if lease.task_id not in self.held])
 
     def _parent_results(self, task: Task) -> Mapping[str, Any]:

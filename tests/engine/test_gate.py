@@ -14,6 +14,7 @@ from tests.stands import eventually
 from thunderagent import events, fleet_events, writes
 from thunderagent.context import Context
 from thunderagent.errors import RegionPassive
+from thunderagent.faults import Fault
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Grant, no_grant
 from thunderagent.job import job
@@ -22,7 +23,7 @@ from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.stream import StreamContext, stream
 from thunderagent.task import Candidate, Lease, Status, Task
-from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing import FakeClock, FaultyEngine, memory_store
 
 HERE = "eu-central-1"
 
@@ -337,3 +338,28 @@ def test_a_drain_without_a_grant_ends_at_once() -> None:
         assert time.monotonic() - begun < 5.0
         assert stage.stuck == 0
         assert stage.store.agents() == []
+
+
+def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -> None:
+    ran = list[int]()
+
+    @job("once")
+    def once(ctx: Context, payload: None) -> None:
+        ran.append(ctx.fence)
+
+    faulty = FaultyEngine(memory_store().engine)
+    with serving(once, store=TaskStore(faulty), **REGIONAL) as stage:
+        stage.agent.gate.grant = opened(1)
+        faulty.fail("claim", Fault.LOST_REPLY)
+        faulty.fail("get", *[Fault.LOST_REQUEST] * 3)  # nor can it look whether the claim happened
+        task = stage.client.enqueue(once, None)
+        eventually(lambda: stage.agent._workload.in_doubt)
+        stage.agent.gate.grant = no_grant("cut off", 1)
+        stage.agent.wake()
+        eventually(lambda: not stage.agent._workload.in_doubt)
+        faulty.calm()
+        stage.agent.gate.grant = opened(3)
+        stage.agent.wake()
+        ended = stage.end_of(task)
+        assert (ended.status, ended.region_epoch) == (Status.SUCCESS, 3)
+    assert ran == [2], "taken over under the new epoch, and run once"
