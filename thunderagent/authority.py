@@ -293,7 +293,7 @@ class Arbiter:
         [answer] = self._engine.apply([write])
         if answer.error:
             raise answer.error
-        # Two agents' beats may look alike, whose clocks are behind: which of them was done, and when, is not known then.
+        # Beats of two agents whose clocks are behind may look alike: then nobody knows whose was done, and when.
         is_telling = write.verb != "beat" and answer.row is not None
         won = answer.won or (is_telling and write.landed_on(answer.row or {}))
         if write.verb != "beat":

@@ -134,8 +134,9 @@ class Context:
         return self._parents() if self._parents else {}
 
     def push(self, user_id: str, message: Any) -> int:
-        """Push a message to every WebSocket connection of a user; it arrives as `{"type": "push", "message": …}`.
+        """Push a message to every WebSocket connection of a user.
 
+        It arrives as `{"type": "push", "id": …, "message": …}`, with the same id on each of them.
         It takes 10 s at most. In a coroutine use `await ctx.push_async(…)`, which lets others run meanwhile.
 
         Args:
@@ -170,7 +171,7 @@ class Context:
             )
         return self._push
 
-    def use_push(self, push: Callable[[str, Any], int], place: tuple[str, str]) -> None:
+    def use_push(self, push: Callable[[str, Any], int], place: tuple[str, str] | None = None) -> None:
         """For the engine: what pushes, and the two settings that it is made of."""
         self._push, self.push_place = push, place
 

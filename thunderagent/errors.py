@@ -28,6 +28,7 @@ inputs and broken dependencies, and each says what to do.
     ├── ClientClosed              the client of the WebSocket API has ended
     ├── ChangeRefused             the WebSocket API does not take a change of the state, now or later
     ├── TooManyChanges            more changes wait for the WebSocket API than are kept
+    ├── MessageTooLarge           the message to a user is over what the WebSocket API can send; nothing was sent
     ├── PushFailed                a message to a user reached none of their connections, for a reason that may pass
     ├── DoorbellError             rings cannot be heard now; agents poll as if there were no doorbell
     └── StoreError                the store did not do what was asked
@@ -166,6 +167,10 @@ class ChangeRefused(ThunderAgentError):
 
 class TooManyChanges(ThunderAgentError):
     """Too many changes wait for a server; wait until some are acknowledged."""
+
+
+class MessageTooLarge(ThunderAgentError):
+    """The message is over the limit of the WebSocket API; store the data and send a reference."""
 
 
 class PushFailed(ThunderAgentError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from thunderagent.canary_targets import From, TokenSource
 from thunderagent.errors import ConfigurationError
 from thunderagent.settings import Settings
 from thunderagent.stores.expressions import INDEX
@@ -73,12 +74,21 @@ ARBITER_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
 }
 """Actions of DynamoDB on the arbiter's table, which is in another region."""
 
+PUSH_ACTIONS: Final = frozenset({"ManageConnections"})
+"""Actions of API Gateway on the connections of the WebSocket API."""
+CONNECTION_ACTIONS: Final = frozenset({"BatchGetItem", "DeleteItem", "GetItem", "UpdateItem"})
+"""Actions of DynamoDB on the table of connections, of agents whose jobs push."""
+
 METRICS_ACTION: Final = "cloudwatch:PutMetricData"
 METRICS_ROLES: Final = frozenset({Role.AGENT, Role.OPERATOR})
+
+SECRET_ACTION: Final = "secretsmanager:GetSecretValue"  # noqa: S105 - an action
+"""Of the same roles, on the secrets that the canary's token comes from."""
 
 _ACCOUNT: Final = re.compile(r"\d{12}|\*")
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d|\*")
 _PARTITION: Final = re.compile(r"aws(-[a-z]+)*")
+_API: Final = re.compile(r"([a-z0-9]+)\.execute-api\.([a-z0-9-]+)\.amazonaws\.")
 _QUEUE_REGION: Final = re.compile(r"(?:^|\.)sqs(?:-fips)?\.([a-z]{2}[a-z0-9-]*-\d)\.|^([a-z]{2}[a-z0-9-]*-\d)\.queue\.")
 
 
@@ -95,6 +105,12 @@ class Resources:
     namespace: str | None = None
     arbiter: str | None = None
     """URL of the arbiter's table."""
+    push_endpoint: str | None = None
+    """Of the management API of the WebSocket API."""
+    push_connections: str | None = None
+    """URL of its table of connections."""
+    secrets: tuple[str, ...] = ()
+    """ARNs of the secrets that the canary's token comes from."""
 
 
 def resources(
@@ -136,6 +152,9 @@ def resources(
         bucket=settings.blob_bucket,
         namespace=settings.cloudwatch_namespace,
         arbiter=settings.region_arbiter,
+        push_endpoint=settings.push_endpoint,
+        push_connections=settings.push_connections,
+        secrets=tuple(_secret_arns(settings, region, account, partition)),
     )
 
 
@@ -153,13 +172,33 @@ def policy(role: Role, to: Resources) -> dict[str, Any]:
         statements.append(
             _allow("LargeTexts", "s3", BUCKET_ACTIONS[role], f"arn:{to.partition}:s3:::{to.bucket}/{BLOBS}")
         )
-    if to.arbiter and ARBITER_ACTIONS[role] and (arn := _arbiter_arn(to.arbiter, to)) is not None:
+    if to.arbiter and ARBITER_ACTIONS[role] and (arn := _table_arn(to.arbiter, to)) is not None:
         statements.append(_allow("Arbiter", "dynamodb", ARBITER_ACTIONS[role], arn))
+    if to.push_endpoint and role is Role.AGENT:
+        statements.append(_allow("Push", "execute-api", PUSH_ACTIONS, _push_arn(to.push_endpoint, to)))
+        if to.push_connections and (arn := _table_arn(to.push_connections, to)) is not None:
+            statements.append(_allow("Connections", "dynamodb", CONNECTION_ACTIONS, arn))
     if to.namespace and role in METRICS_ROLES:
         only = {"StringEquals": {"cloudwatch:namespace": to.namespace}}
         metrics = {"Sid": "Metrics", "Effect": "Allow", "Action": METRICS_ACTION, "Resource": "*", "Condition": only}
         statements.append(metrics)
+    if to.secrets and role in METRICS_ROLES:
+        statements += [
+            _allow_one(f"CanaryToken{number}", SECRET_ACTION, arn) for number, arn in enumerate(to.secrets, start=1)
+        ]
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _secret_arns(settings: Settings, region: str, account: str, partition: str) -> Iterator[str]:
+    """The secrets of the canary, at most one for each target. AWS adds a mark of six letters to the name of one."""
+    if settings.canary_token_from is None or not settings.canary_targets:
+        return
+    sources = {TokenSource.parse(settings.canary_token_from, target): None for target in settings.canary_targets}
+    for source in sources:
+        if source.kind is From.SECRET and source.place.startswith("arn:"):
+            yield source.place
+        elif source.kind is From.SECRET:
+            yield f"arn:{partition}:secretsmanager:{source.region or region}:{account}:secret:{source.place}-??????"
 
 
 def _allow(name: str, service: str, actions: frozenset[str], resource: str) -> dict[str, Any]:
@@ -167,11 +206,15 @@ def _allow(name: str, service: str, actions: frozenset[str], resource: str) -> d
     return {"Sid": name, "Effect": "Allow", "Action": told, "Resource": resource}
 
 
+def _allow_one(name: str, action: str, resource: str) -> dict[str, Any]:
+    return {"Sid": name, "Effect": "Allow", "Action": action, "Resource": resource}
+
+
 def _partition_of(region: str) -> str:
     return next((f"aws-{name}" for name in ("cn", "us-gov") if region.startswith(f"{name}-")), "aws")
 
 
-def _arbiter_arn(url: str, to: Resources) -> str | None:
+def _table_arn(url: str, to: Resources) -> str | None:
     """The table of a URL, None for a file."""
     parts = urlsplit(url)
     region = (parse_qs(parts.query).get("region") or ["*"])[0]
@@ -180,6 +223,15 @@ def _arbiter_arn(url: str, to: Resources) -> str | None:
         if parts.scheme == "dynamodb"
         else None
     )
+
+
+def _push_arn(endpoint: str, to: Resources) -> str:
+    """API, region and stage stand in the name that AWS gives an endpoint; of a domain of one's own nothing is known."""
+    parts = urlsplit(endpoint)
+    found = _API.match(parts.hostname or "")
+    api, region = (found[1], found[2]) if found else ("*", to.region)
+    stage = parts.path.strip("/") if found else "*"
+    return f"arn:{to.partition}:execute-api:{region}:{to.account}:{api}/{stage or '*'}/POST/@connections/*"
 
 
 def _queue_arn(url: str, to: Resources) -> str:

@@ -148,7 +148,9 @@ class Pusher:
         self._pid = 0
 
     def push(self, user: str, message: Any) -> int:
-        """Push a message to every connection of a user; it arrives as `{"type": "push", "message": …}`.
+        """Push a message to every connection of a user; it arrives as `{"type": "push", "id": …, "message": …}`.
+
+        The id is the same on all of them: a client that has two for a moment, as it replaces one, drops one of two.
 
         Returns:
             the number of connections that took it. 0 is no error: the user is not connected.
@@ -160,9 +162,10 @@ class Pusher:
             PushFailed: there are connections and none took it, for a reason that may pass.
             ThunderAgentError: the same for a reason that does not, such as `AccessDenied`.
         """
-        text = encode({"type": Kind.PUSH})[:-1] + f',"message":{dump_json(message, "the message")}}}'
+        push_id = uuid.uuid4().hex
+        text = encode({"type": Kind.PUSH, "id": push_id})[:-1] + f',"message":{dump_json(message, "the message")}}}'
         check_size(text)
-        texts = frames(text, uuid.uuid4().hex)
+        texts = frames(text, push_id)
         engine, pool = self._ready()
         row_id = connections_id(user)
         connections = sorted(holders_of(engine.get([row_id]).get(row_id)))

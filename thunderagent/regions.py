@@ -9,6 +9,7 @@ from thunderagent.authority import Arbiter, Authority, Wellness
 from thunderagent.companion import Repeated
 from thunderagent.gate import Gate
 from thunderagent.pacing import REGION_HURRY_S, REGION_LOOK_S
+from thunderagent.port import Engine
 from thunderagent.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine
 
@@ -65,12 +66,15 @@ def region_entry(gate: Gate) -> dict[str, Any]:
     return {"name": gate.region, "state": state, "epoch": gate.epoch}
 
 
-def region_watch(agent: Agent, well: Wellness | None = None) -> list[RegionWatch]:
+def region_watch(
+    agent: Agent, well: Wellness | None = None, *, arbiter_engine: Engine | None = None
+) -> list[RegionWatch]:
     """The companion of an agent whose settings name an arbiter; none for others.
 
     Args:
         agent: whose gate it is.
         well: how the region is; None: whether its table answers.
+        arbiter_engine: the arbiter's table, closed at the end; None: opened by its URL in the settings.
 
     Raises:
         ConfigurationError: the URL of the arbiter cannot be understood.
@@ -79,7 +83,7 @@ def region_watch(agent: Agent, well: Wellness | None = None) -> list[RegionWatch
     if settings.region_arbiter is None or settings.region is None:
         return []
     store = agent.store.sibling()
-    arbiter_engine = open_engine(settings.region_arbiter, hasty=True)
+    arbiter_engine = arbiter_engine or open_engine(settings.region_arbiter, hasty=True)
     sentinel, table = Sentinel(store, settings.region), TableWellness(store, settings.region)
     arbiter = Arbiter(
         arbiter_engine,

@@ -156,6 +156,7 @@ async def run_stream(
     *,
     until: Callable[[StreamContext], object],
     timeout_s: float = 10.0,
+    push: Callable[[str, Any], int] | None = None,
     **fields: Any,
 ) -> StreamContext:
     """Run the handler of a stream in this event loop until something holds, then stop it as an agent does.
@@ -165,6 +166,7 @@ async def run_stream(
         payload: the input of its handler.
         until: asked every few milliseconds, for example `lambda ctx: ctx.cursor and ctx.cursor.seq == 3`.
         timeout_s: how long that may take.
+        push: what `ctx.push_async` calls, with the user and the message.
         fields: further fields of the `Task`, such as `last_seq={"seq": 7}` to start from a cursor.
 
     Returns:
@@ -176,6 +178,8 @@ async def run_stream(
     """
     __tracebackhide__ = True
     context = StreamContext(make_lease(job, payload, lease_s=timeout_s * 10, **fields))
+    if push is not None:
+        context.use_push(push)
     handler = asyncio.ensure_future(job.handler(context, job.load_payload(context.lease.task.payload_text)))
     try:
         async with asyncio.timeout(timeout_s):

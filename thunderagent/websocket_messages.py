@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.errors import ThunderAgentError
+from thunderagent.errors import MessageTooLarge, ThunderAgentError
 
 SUBPROTOCOL: Final = "thunderagent.v1"
 """What a client offers that cannot set headers, beside its token, and what the server selects."""
@@ -66,10 +66,6 @@ class Problem(StrEnum):
     TOO_LARGE = "too_large"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
-
-
-class MessageTooLarge(ThunderAgentError):
-    """The message is over the limit of the WebSocket API; send a reference to the data."""
 
 
 class ChunkRefused(ThunderAgentError):

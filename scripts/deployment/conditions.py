@@ -64,7 +64,5 @@ def text_of(content: Any, values: Mapping[str, str]) -> str:
             return values[inner]
         if name == "Fn::Join":
             separator, parts = inner
-            if isinstance(parts, Mapping):  # a list that is a parameter: its parts with commas between
-                return str(separator.join(part.strip() for part in text_of(parts, values).split(",")))
             return str(separator.join(text_of(part, values) for part in parts))
     raise DeploymentError(f"the value {content!r} cannot be judged: teach scripts/deployment/conditions.py to")

@@ -202,7 +202,8 @@ class Deployment:
                     python=values.get("Runtime", "python3.12").removeprefix("python"),
                     extra=self.code,
                 )
-                package.upload(made, bucket, self.cloud.client("s3"))
+                owner = None if self.cloud.endpoint else self.cloud.account
+                package.upload(made, bucket, self.cloud.client("s3"), owner=owner)
             self.console.print(f"  {made} in s3://{bucket}/{made.key}", highlight=False, soft_wrap=True)
             self._made |= {"CodeBucket": bucket, "CodeKey": made.key}
         if "ArtefactKey" in parameters and "ArtefactKey" not in given and "ArtefactKey" not in self._made:

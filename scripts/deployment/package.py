@@ -110,13 +110,14 @@ def build(
         return _write(output, content)
 
 
-def upload(package: Package, bucket: str, s3: Any) -> str:
+def upload(package: Package, bucket: str, s3: Any, *, owner: str | None = None) -> str:
     """Put the zip into a bucket, unless it is there already.
 
     Args:
         package: what `build` made.
         bucket: name of the bucket; it must be in the region of the functions.
         s3: a client of S3.
+        owner: number of the account that the bucket must belong to; None: any.
 
     Returns:
         Its key.
@@ -128,10 +129,11 @@ def upload(package: Package, bucket: str, s3: Any) -> str:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
+    place = {"Bucket": bucket, "Key": package.key} | ({"ExpectedBucketOwner": owner} if owner else {})
     try:
-        if not _is_there(s3, bucket, package):
+        if not _is_there(s3, place):
             with package.path.open("rb") as body:
-                s3.put_object(Bucket=bucket, Key=package.key, Body=body, ChecksumAlgorithm="SHA256")
+                s3.put_object(**place, Body=body, ChecksumAlgorithm="SHA256")
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code"))
         if code in ("NoSuchBucket", "404"):
@@ -142,6 +144,7 @@ def upload(package: Package, bucket: str, s3: Any) -> str:
             raise AccessDenied(
                 f"the Lambda code cannot be put to s3://{bucket}/{package.key}: allow s3:PutObject and s3:GetObject on "
                 f"arn:aws:s3:::{bucket}/{PREFIX}/* and s3:ListBucket on arn:aws:s3:::{bucket}"
+                + (f"; does the bucket belong to the account {owner}?" if owner else "")
             ) from error
         raise StoreError(f"the Lambda code cannot be put to s3://{bucket}/{package.key}: {error}") from error
     except BotoCoreError as error:
@@ -242,11 +245,11 @@ def _write(output: Path, content: Mapping[str, Path]) -> Package:
     )
 
 
-def _is_there(s3: Any, bucket: str, package: Package) -> bool:
+def _is_there(s3: Any, place: Mapping[str, str]) -> bool:
     from botocore.exceptions import ClientError
 
     try:
-        found = s3.head_object(Bucket=bucket, Key=package.key)
+        found = s3.head_object(**place)
     except ClientError as error:
         # A HEAD has no body: 404 is a missing object or a missing bucket, which the upload will tell.
         if str(error.response.get("Error", {}).get("Code")) in ("404", "NoSuchKey", "NotFound"):

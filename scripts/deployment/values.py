@@ -54,7 +54,7 @@ class Value:
     @property
     def argument(self) -> dict[str, str | bool]:
         """As CloudFormation takes it."""
-        if self.keeps_secret:
+        if self.origin is Origin.KEPT:  # what is told of it may be hidden, or what it stands for
             return {"ParameterKey": self.parameter.name, "UsePreviousValue": True}
         return {"ParameterKey": self.parameter.name, "ParameterValue": self.value}
 

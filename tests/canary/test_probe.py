@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.canary.support import REGION, Api, an_api, run, until
-from thunderagent.canary.probe import SLOTS, TRIES, Prober
+from thunderagent.canary.probe import SAVES, SLOTS, Prober
 from thunderagent.canary.result import ProbeResult, Step
 from thunderagent.canary.tokens import Tokens
 from thunderagent.chaos.behaviours import Garbage, HangUp, Refuse, Silence
@@ -109,6 +110,18 @@ def test_a_token_that_is_over_fails_the_step_auth(api: Api, monkeypatch: pytest.
     assert found.failed is Step.AUTH
     assert found.reason == "refused with 401: the token is over, or not one for this API"
     assert list(found.steps) == [Step.TOKEN, Step.CONNECT, Step.AUTH]
+
+
+@pytest.mark.parametrize(("status", "dropped"), [(401, [REGION]), (403, [REGION]), (503, [])])
+def test_a_token_that_was_refused_is_not_used_again(api: Api, status: int, dropped: list[str]) -> None:
+    class Noted(Tokens):
+        def drop(self, target: str) -> None:
+            seen.append(target)
+
+    seen: list[str] = []
+    api.status = status
+    run(Prober("eu-west-1", Noted(None)).probe(REGION, api.url))
+    assert seen == dropped
 
 
 def test_no_token_fails_the_step_token_and_nothing_is_connected(api: Api) -> None:
@@ -215,7 +228,7 @@ def test_a_user_whose_state_others_save_all_the_time_is_told(api: Api) -> None:
     found = probe(api)
     assert found.failed is Step.SET
     assert "a user of its own" in found.reason
-    assert [asked["action"] for asked in api.seen].count("setState") == TRIES
+    assert [asked["action"] for asked in api.seen].count("setState") == SAVES
 
 
 def test_what_is_pushed_in_between_is_left_alone(api: Api) -> None:
@@ -271,6 +284,20 @@ def test_a_name_that_does_not_exist_fails_the_step_connect() -> None:
     found = run(a_prober().probe(REGION, "wss://no-such-name.invalid/"))
     assert found.failed is Step.CONNECT
     assert found.reason
+
+
+def test_a_name_server_that_is_mute_holds_up_no_later_attempt(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: may_end.wait(20) and [])
+    prober = a_prober(budget_s=0.1)
+    url = api.url.replace("127.0.0.1", "ws.example")
+    try:
+        found = [run(prober.probe(REGION, url)) for _ in range(2)]  # each in an event loop of its own
+        assert [one.failed for one in found] == [Step.CONNECT] * 2
+        assert {one.reason for one in found} == {"TimeoutError: the name ws.example was not resolved in 0.05 s"}
+        assert run(prober.probe(REGION, api.url)).ok
+    finally:
+        may_end.set()
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,12 @@ def test_an_agent_that_is_not_well_says_why_below(stand: Stand) -> None:
     assert lines[4] == "host-2:4712:4d3c2b1a asked to drain: an upgrade"
 
 
+def test_what_the_canary_of_an_agent_sees_down_stands_below(stand: Stand) -> None:
+    down = {"state": "down", "ok": False, "step": "setState", "reason": "the error 'unavailable'"}
+    introduce(stand, canary={"eu-central-1": {"state": "up", "ok": True}, "eu-west-1": down, "x": None})
+    assert stand("agents").splitlines()[2:] == [f"{AGENT} canary: eu-west-1 is down, setState: the error 'unavailable'"]
+
+
 def test_an_agent_that_was_asked_to_drain_for_no_reason_says_so_once(stand: Stand) -> None:
     introduce(stand, health={"draining": True}, retires="asked to drain")
     introduce(stand, "host-2:4712:4d3c2b1a", health={"draining": True}, retires="812 MiB of memory are resident")

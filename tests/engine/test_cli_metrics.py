@@ -27,6 +27,7 @@ def test_metrics_lists_each_with_kind_unit_dimension_and_meaning() -> None:
         "kind": "gauge",
         "unit": "Count",
         "dimension": "Queue",
+        "dimensions": ["Queue"],
         "cloudwatch": "QueueDepth",
         "prometheus": "thunderagent_queue_depth",
         "of_fleet": True,

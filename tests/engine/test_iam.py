@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import boto3
@@ -45,6 +45,7 @@ from thunderagent.job import Job, job
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
 from thunderagent.schedules import Tick
+from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import create_table
@@ -60,6 +61,12 @@ WHOLE = Resources(
     queue_url="https://sqs.eu-west-1.amazonaws.com/210987654321/wake",
     bucket="texts",
     namespace="ThunderAgent",
+)
+PUSHING = Resources(
+    table="TaskTable",
+    account="123456789012",
+    push_endpoint="https://abc123.execute-api.eu-west-1.amazonaws.com/prod",
+    push_connections="dynamodb://Connections?region=eu-west-1",
 )
 LARGE = "x" * 400_000
 MEDIUM = "x" * 20_000
@@ -83,9 +90,49 @@ def test_a_policy_names_the_resources_and_nothing_else() -> None:
     assert {statement["Effect"] for statement in told.values()} == {"Allow"}
 
 
+def test_an_agent_whose_jobs_push_may_use_that_api_and_its_table_of_connections() -> None:
+    told = by_name(policy(Role.AGENT, PUSHING))
+    assert told["Push"]["Action"] == ["execute-api:ManageConnections"]
+    assert told["Push"]["Resource"] == ("arn:aws:execute-api:eu-west-1:123456789012:abc123/prod/POST/@connections/*")
+    assert told["Connections"]["Resource"] == "arn:aws:dynamodb:eu-west-1:123456789012:table/Connections"
+    own_domain = replace(PUSHING, push_endpoint="https://ws.example.com/x", push_connections="sqlite:///c.db")
+    told = by_name(policy(Role.AGENT, own_domain))
+    assert told["Push"]["Resource"] == "arn:aws:execute-api:*:123456789012:*/*/POST/@connections/*"
+    assert "Connections" not in told
+    assert "Push" not in by_name(policy(Role.PRODUCER, PUSHING))
+
+
 def test_what_is_not_set_needs_no_permission() -> None:
     assert by_name(policy(Role.AGENT, Resources(table="TaskTable"))).keys() == {"Tasks", "Index"}
     assert "Metrics" not in by_name(policy(Role.PRODUCER, WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("secret:canary", ["arn:aws:secretsmanager:eu-central-1:123456789012:secret:canary-??????"]),
+        (
+            "secret:canary-{target}?region=eu-west-1",
+            [
+                "arn:aws:secretsmanager:eu-west-1:123456789012:secret:canary-eu-central-1-??????",
+                "arn:aws:secretsmanager:eu-west-1:123456789012:secret:canary-eu-west-1-??????",
+            ],
+        ),
+        ("secret:arn:aws:secretsmanager:x:1:secret:y-abcdef", ["arn:aws:secretsmanager:x:1:secret:y-abcdef"]),
+        ("env:TOKEN", []),
+    ],
+)
+def test_the_canary_may_read_its_own_secrets(source: str, expected: list[str]) -> None:
+    settings = Settings(
+        store="dynamodb://TaskTable?region=eu-central-1",
+        canary_targets={"eu-central-1": "wss://a", "eu-west-1": "wss://b"},
+        canary_token_from=source,
+    )
+    to = resources(settings, account="123456789012")
+    found = [one for one in policy(Role.AGENT, to)["Statement"] if one["Sid"].startswith("CanaryToken")]
+    assert [one["Resource"] for one in found] == expected
+    assert {one["Action"] for one in found} <= {"secretsmanager:GetSecretValue"}
+    assert not [one for one in policy(Role.PRODUCER, to)["Statement"] if "Canary" in one["Sid"]]
 
 
 def test_no_agent_and_no_application_may_change_the_table_itself() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import Any, Final
 
@@ -40,4 +39,4 @@ def record(path: str) -> None:
 
 if __name__ == "__main__":
     record(os.environ.pop(RECORD))
-    sys.exit(main())
+    main()

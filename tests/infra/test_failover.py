@@ -37,12 +37,12 @@ def test_a_canary_that_fails_twice_or_says_nothing_is_an_alarm() -> None:
         {"Name": "Observer", "Value": "eu-central-1"},
     ]
     assert alarm["TreatMissingData"] == "breaching"
-    assert alarm["EvaluationPeriods"] == alarm["DatapointsToAlarm"] == Hysteresis().down
+    assert int(alarm["EvaluationPeriods"]) == Hysteresis().down
     assert (alarm["Statistic"], alarm["Threshold"]) == ("Average", 0.5)
     assert alarm["ComparisonOperator"] == "LessThanOrEqualToThreshold"  # 0 of 1, and 1 of 2
-    # What Route 53 can follow: a standard resolution, and no percentile.
+    # What Route 53 can follow: standard resolution, no percentile, no mathematics, no "2 of 3 periods".
     assert alarm["Period"] == 60
-    assert not {"Metrics", "ExtendedStatistic"} & set(alarm)
+    assert not {"Metrics", "ExtendedStatistic", "DatapointsToAlarm"} & set(alarm)
 
 
 def test_a_health_check_without_data_is_unhealthy_and_follows_the_alarm_of_its_own_region() -> None:
@@ -66,6 +66,21 @@ def test_one_name_has_a_primary_and_a_secondary_that_follow_their_health_checks(
         assert (record["Name"], record["Type"]) == ("ws.example.com", "CNAME")
         assert record["ResourceRecords"] == [NAMES["RegionalDomainName"]]
     assert "Record" not in failover().resources
+
+
+def test_a_region_that_is_kept_away_from_is_never_healthy() -> None:
+    rendered = failover(**NAMES, KeepAway="true")
+    assert rendered.properties("Record")["HealthCheckId"] == "<Closed>"
+    config = rendered.properties("Closed")["HealthCheckConfig"]
+    assert config["Type"] == "CALCULATED"
+    assert config["HealthThreshold"] > len(config["ChildHealthChecks"]) == 1  # more than there are: always unhealthy
+    assert rendered.properties("HealthCheck") == failover(**NAMES).properties("HealthCheck")
+    for others in (
+        failover(**NAMES),
+        failover(KeepAway="true"),
+        failover(KeepAway="true", Endpoint="http://127.0.0.1:1"),
+    ):
+        assert "Closed" not in others.resources
 
 
 def test_route_53_takes_the_health_checks_and_both_records_as_they_are_filled_in() -> None:

@@ -60,7 +60,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_time_and_the_mode_of_i
     (folder / "lambda_function.py").write_text("handler = 1\n")
     third = build(tmp_path / "third.zip", local=True, extra=[folder])
     assert third.key != first.key
-    (folder / "lambda_function.py").rename(folder / "another_name.py")
+    (folder / "lambda_function.py").rename(folder / "lambda_handler.py")
     assert build(tmp_path / "fourth.zip", local=True, extra=[folder]).key != third.key
 
 
@@ -212,6 +212,19 @@ def test_the_zip_is_put_under_the_hash_of_its_content_and_only_once(bucket: Buck
     assert bucket.s3.get_object(Bucket="artefacts", Key=key)["Body"].read() == package.path.read_bytes()
     assert upload(package, "artefacts", bucket) == key
     assert bucket.puts == 1
+
+
+def test_a_bucket_of_this_name_that_belongs_to_somebody_else_gets_nothing(package: Package) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Elsewhere:
+        def head_object(self, **arguments: Any) -> Any:
+            asked.append(arguments)
+            raise ClientError({"Error": {"Code": "403", "Message": "no"}}, "HeadObject")
+
+    with pytest.raises(AccessDenied, match="does the bucket belong to the account 123456789012"):
+        upload(package, "mine", Elsewhere(), owner="123456789012")
+    assert [one["ExpectedBucketOwner"] for one in asked] == ["123456789012"]
 
 
 def test_a_bucket_that_does_not_exist_is_told_with_the_command_that_makes_it(bucket: Bucket, package: Package) -> None:

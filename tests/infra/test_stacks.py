@@ -28,7 +28,7 @@ from thunderagent.cloudwatch import CloudWatch, data_of
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.errors import AccessDenied, TaskNotFound
 from thunderagent.iam import Role, policy, resources
-from thunderagent.measuring import QueueMeasure
+from thunderagent.measuring import measure
 from thunderagent.meter import Meter
 from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.settings import Settings
@@ -87,7 +87,7 @@ class Place:
         iam, name = self.aws("iam"), f"shop-{uuid.uuid4().hex[:8]}"
         iam.create_user(UserName=name)
         document = policy(Role.PRODUCER, resources(self.settings, account="000000000000"))
-        iam.put_user_policy(UserName=name, PolicyName="thunderagent", PolicyDocument=json.dumps(document))
+        iam.put_user_policy(UserName=name, PolicyName="thunderagent", PolicyDocument=json.dumps(spoken(document)))
         given = iam.create_access_key(UserName=name)["AccessKey"]
         return {"AWS_ACCESS_KEY_ID": given["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": given["SecretAccessKey"]}
 
@@ -103,19 +103,39 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with engine(tmp_path_factory.mktemp("engine"), AUTH="true", **ROOT_KEY) as world:
+    quick = {"LAMBDA_ASYNC_RETRY_BASE_SECONDS": "0.05"}
+    with engine(tmp_path_factory.mktemp("engine"), AUTH="true", **ROOT_KEY, **quick) as world:
         made = Place(world, {}, "texts")
         made.aws("s3").create_bucket(Bucket="texts")
         run = world.deploy("control", "table", "doorbell", "agents", AlarmQueue="old", BlobBucket="texts")
         made.outputs = run.outputs
-        # The engine does not know the key cloudwatch:namespace and so refuses what is conditioned on it.
-        unconditioned = {"Effect": "Allow", "Action": "cloudwatch:PutMetricData", "Resource": "*"}
-        made.aws("iam").put_role_policy(
-            RoleName=run.outputs["RoleName"],
-            PolicyName="without-condition",
-            PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [unconditioned]}),
-        )
+        router = resources_of(world, "ta-doorbell")["RouterRole"]["PhysicalResourceId"]
+        for role, name in ((run.outputs["RoleName"], "agent"), (router, "tasks")):
+            spoken_by_engine(made.aws("iam"), role, name)
         yield made
+
+
+def spoken_by_engine(iam: Any, role: str, name: str) -> None:
+    """Say a policy of a role as the engine understands it: it asks for the names of the requests of SQS that take
+    many, where AWS asks for those that take one, and does not know the key cloudwatch:namespace."""
+    document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+    iam.put_role_policy(RoleName=role, PolicyName=f"{name}-spoken", PolicyDocument=json.dumps(spoken(document)))
+
+
+def spoken(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same permissions in the words of the engine."""
+    statements = []
+    for statement in document["Statement"]:
+        actions = statement["Action"]
+        if str(actions) == "cloudwatch:PutMetricData":
+            statements.append({key: value for key, value in statement.items() if key != "Condition"})
+        else:
+            many = [f"{action}Batch" for action in actions if f"{action}Batch" in MANY]
+            statements.append({**statement, "Action": [*actions, *many]})
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+MANY: Final = ("sqs:ChangeMessageVisibilityBatch", "sqs:DeleteMessageBatch", "sqs:SendMessageBatch")
 
 
 @pytest.fixture
@@ -205,51 +225,74 @@ class RunningAgent:
         return self.process.wait(30)
 
 
-def test_an_agent_with_the_role_of_a_machine_and_an_application_do_all_their_work(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """What came of a day in the life of an agent and an application."""
+
+    actions: set[str]
+    log: str
+    exit_code: int
+
+
+@pytest.fixture(scope="module")
+def lived(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+    """An agent with the role of a machine, and an application with the rights of a producer, do all that they can."""
     from tests.infra.cloudjobs import work
 
-    use(monkeypatch, place.application())
-    monkeypatch.setenv("AWS_ENDPOINT_URL", place.world.endpoint)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
-    client = Client.from_settings(**place.settings.model_dump(include={"store", "wake_queue_url", "blob_bucket"}))
-    with RunningAgent(place, tmp_path) as agent:
-        agent.await_line("agent started")
-        first = client.enqueue(work.plain, {})
-        ends = [
-            first,
-            client.enqueue(work.plain, {}, depends_on=[first]),
-            client.enqueue(work.plain, {"text": MEDIUM, "answer": MEDIUM}),
-            client.enqueue(work.plain, {"text": LARGE, "answer": LARGE}),
-            client.enqueue(work.plain, {"fail": True}),
-            client.enqueue(work.plain, {"snooze": True}),
-            client.enqueue(work.plain, {}, unique_key="one"),
-            client.enqueue(work.fan_out, {}),
-            *(one.task for one in client.enqueue_many(work.limited, [{}, {}, {}])),
-        ]
-        client.enqueue("cloud.of_others", {})  # a ring that is of no use here
-        held = client.enqueue(work.held, {})
-        parent = client.enqueue(work.plain, {}, delay_s=1000)
-        client.enqueue(work.plain, {}, depends_on=[parent])
-        client.cancel(parent)
-        with pytest.raises(TaskNotFound):
-            client.cancel("nobody")
-        print("DB", client._doorbell, getattr(client._doorbell, "problem", None), place.aws("sqs").get_queue_attributes(QueueUrl=place.outputs["WakeQueueUrl"], AttributeNames=["All"])["Attributes"])
-        for task in ends:
-            assert client.wait(task, timeout_s=9).status in (Status.SUCCESS, Status.FAILED), task
-        assert client.wait(ends[3]).result == LARGE
-        client.cancel(held)
-        assert client.wait(held, timeout_s=9).status is Status.DONE
-        client.retry(ends[4])
-        until(lambda: agent.actions >= wanted_actions(place), 30.0, lambda: str(wanted_actions(place) - agent.actions))
-        assert agent.stop() == 0
-    denied = [
-        line for line in agent.log.path.read_text().splitlines() if "not allowed" in line or "AccessDenied" in line
-    ]
-    assert denied == []
-    assert agent.actions == wanted_actions(place)
-    client.close()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use(monkeypatch, place.application())
+        monkeypatch.setenv("AWS_ENDPOINT_URL", place.world.endpoint)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+        client = Client.from_settings(**place.settings.model_dump(include={"store", "wake_queue_url", "blob_bucket"}))
+        with RunningAgent(place, tmp_path_factory.mktemp("agent")) as agent:
+            agent.await_line("agent started")
+            first = client.enqueue(work.plain, {})
+            ends = [
+                first,
+                client.enqueue(work.plain, {}, depends_on=[first]),
+                client.enqueue(work.plain, {"text": MEDIUM, "answer": MEDIUM}),
+                client.enqueue(work.plain, {"text": LARGE, "answer": LARGE}),
+                client.enqueue(work.plain, {"fail": True}),
+                client.enqueue(work.plain, {"snooze": True}),
+                client.enqueue(work.plain, {}, unique_key="one"),
+                client.enqueue(work.fan_out, {}),
+                *(one.task for one in client.enqueue_many(work.limited, [{}, {}, {}])),
+            ]
+            client.enqueue("cloud.of_others", {})  # a ring that is of no use here
+            held = client.enqueue(work.held, {})
+            parent = client.enqueue(work.plain, {}, delay_s=1000)
+            client.enqueue(work.plain, {}, depends_on=[parent])
+            client.cancel(parent)
+            with pytest.raises(TaskNotFound):
+                client.cancel("nobody")
+            for task in ends:
+                assert client.wait(task, timeout_s=25).status in (Status.SUCCESS, Status.FAILED), task
+            assert client.wait(ends[3]).result == LARGE
+            client.cancel(held)  # its agent hears of it by the wake queue: it would beat after a minute
+            assert client.wait(held, timeout_s=25).status is Status.DONE
+            client.retry(ends[4])
+            at_work = wanted_actions(place) - {"cloudwatch:PutMetricData"}  # which is asked at the end of its minute
+            until(
+                lambda: agent.actions >= at_work, 25.0, lambda: f"all but {at_work - agent.actions}\n{agent.log.tail}"
+            )
+            code = agent.stop()
+            client.close()
+            yield Lived(agent.actions, agent.log.path.read_text(), code)
+
+
+def test_an_agent_with_the_role_of_a_machine_and_an_application_do_all_their_work(lived: Lived) -> None:
+    refusals = [line for line in lived.log.splitlines() if "not allowed" in line or "AccessDenied" in line]
+    assert refusals == []
+    assert lived.exit_code == 0
+
+
+def test_agents_ask_for_all_that_their_policy_allows_and_for_nothing_else(place: Place, lived: Lived) -> None:
+    assert lived.actions == wanted_actions(place)
+
+
+def test_an_agent_hears_of_new_tasks_through_the_deployed_wake_queue(lived: Lived) -> None:
+    # It polls every 30 s, and a cancel of a running task would wait for a beat.
+    assert {"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:ChangeMessageVisibility"} <= lived.actions
 
 
 def wanted_actions(place: Place) -> set[str]:
@@ -269,3 +312,173 @@ def wanted_actions(place: Place) -> set[str]:
     ]
     actions = [one["Action"] for one in document["Statement"]]
     return {action for some in actions for action in ([some] if isinstance(some, str) else some)}
+
+
+def test_what_scaling_and_alarms_look_at_is_what_agents_have_sent(place: Place, lived: Lived) -> None:
+    cloudwatch = place.aws("cloudwatch")
+    sent = {one["MetricName"] for one in cloudwatch.list_metrics(Namespace=NAMESPACE)["Metrics"]}
+    assert {metric.cloudwatch for metric in (metrics.TASKS_SUCCEEDED, metrics.HEALTHY, metrics.BACKLOG)} <= sent
+    now = time.time()
+    window = {"StartTime": now - 300, "EndTime": now + 60, "Period": 600, "Namespace": NAMESPACE}
+    [agents] = cloudwatch.get_metric_statistics(MetricName="Healthy", Statistics=["SampleCount", "Minimum"], **window)[
+        "Datapoints"
+    ]
+    [backlog] = cloudwatch.get_metric_statistics(MetricName="Backlog", Statistics=["Maximum"], **window)["Datapoints"]
+    assert agents["SampleCount"] >= 1
+    assert agents["Minimum"] == 1
+    assert backlog["Maximum"] / agents["SampleCount"] >= 0
+    until(lambda: place.alarm("agents", "Unhealthy") == "OK", 10.0, "an alarm that has seen a healthy agent")
+
+
+# What they may not do
+
+
+def refusal(act: Any) -> str:
+    """The code with which AWS refuses."""
+    with pytest.raises(ClientError) as refused:
+        act()
+    return str(refused.value.response["Error"]["Code"])
+
+
+def lowered(credentials: Mapping[str, str]) -> dict[str, str]:
+    """Credentials as a client takes them."""
+    return {name.lower(): value for name, value in credentials.items()}
+
+
+def test_a_machine_may_do_nothing_beside_its_work(place: Place) -> None:
+    key = lowered(place.machine())
+    table = place.outputs["TableName"]
+    dynamodb, sqs, s3 = (place.aws(service, **key) for service in ("dynamodb", "sqs", "s3"))
+    dynamodb.describe_table(TableName=table)
+    forbidden = [
+        lambda: dynamodb.delete_table(TableName=table),
+        lambda: dynamodb.scan(TableName=table),
+        lambda: dynamodb.update_table(TableName=table, DeletionProtectionEnabled=False),
+        lambda: dynamodb.get_item(TableName=place.outputs["ArbiterName"], Key={"taskId": {"S": "region:all"}}),
+        lambda: sqs.purge_queue(QueueUrl=place.outputs["WakeQueueUrl"]),
+        lambda: sqs.send_message(QueueUrl=place.outputs["LostEventsUrl"], MessageBody="x"),
+        lambda: s3.list_objects_v2(Bucket=place.bucket),
+        lambda: s3.put_object(Bucket=place.bucket, Key="elsewhere/x", Body=b"x"),
+        lambda: place.aws("iam", **key).list_roles(),
+        lambda: place.aws("cloudformation", **key).describe_stacks(),
+    ]
+    for act in forbidden:
+        assert refusal(act).startswith("AccessDenied")
+
+
+def test_a_machine_may_fetch_its_own_code_and_complete_its_own_hook(place: Place) -> None:
+    key = lowered(place.machine())
+    parameters = place.aws("cloudformation").describe_stacks(StackName="ta-agents")["Stacks"][0]["Parameters"]
+    values = {one["ParameterKey"]: one["ParameterValue"] for one in parameters}
+    s3, autoscaling = place.aws("s3", **key), place.aws("autoscaling", **key)
+    s3.get_object(Bucket=values["ArtefactBucket"], Key=values["ArtefactKey"])
+    assert refusal(lambda: s3.get_object(Bucket=values["ArtefactBucket"], Key="other")).startswith("AccessDenied")
+    told = {"LifecycleHookName": "drain", "InstanceId": "i-0123", "LifecycleActionResult": "CONTINUE"}
+    autoscaling.complete_lifecycle_action(AutoScalingGroupName=place.outputs["GroupName"], **told)
+    act = lambda: autoscaling.complete_lifecycle_action(AutoScalingGroupName="other", **told)  # noqa: E731
+    assert refusal(act).startswith("AccessDenied")
+
+
+def test_an_application_may_not_list_what_others_have_enqueued(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, place.application())
+    client = Client.from_settings(store=place.store_url)
+    try:
+        client.enqueue("cloud.of_others", {})
+        with pytest.raises(AccessDenied, match="Query"):
+            list(client.list())
+    finally:
+        client.close()
+
+
+# Alarms
+
+
+def test_a_task_that_nobody_takes_is_an_alarm_until_somebody_does(place: Place, as_root: None) -> None:
+    store = place.task_store()
+    cloudwatch = CloudWatch(NAMESPACE, region=REGION, endpoint=place.world.endpoint, now=lambda: time.time() - 296.0)
+    bus = EventBus()
+    meter = Meter(bus)
+    client = Client.from_settings(store=place.store_url)
+    late = client.enqueue("cloud.nobodys", {}, queue="old", run_at=time.time() - 3600)
+    try:
+        for one in measure(store):
+            bus.emit(one)
+        measured = [(series, datum) for series, datum in data_of(meter.read()) if series[1] == "old"]
+        assert {series[0] for series, _ in measured} == {metrics.QUEUE_DEPTH, metrics.OLDEST_READY_AGE}
+        cloudwatch.put(datum for _, datum in measured)
+        until(lambda: place.alarm("table", "OldestReadyOfQueue") == "ALARM", 8.0, "an alarm")
+        client.cancel(late)
+        # The engine looks at the last five minutes, and what was sent as of 296 s ago is out of them soon.
+        cloudwatch._now = time.time
+        [age] = [datum for series, datum in measured if series[0] is metrics.OLDEST_READY_AGE]
+
+        def is_over() -> bool:
+            cloudwatch.put([{**age, "Value": 0.0}])
+            return place.alarm("table", "OldestReadyOfQueue") == "OK"
+
+        until(is_over, 20.0, "the end of the alarm")
+    finally:
+        client.close()
+        cloudwatch.close()
+        store.engine.close()
+
+
+# Events
+
+
+def put_event(place: Place, detail: Mapping[str, Any], detail_type: str = DETAIL_TYPE) -> str:
+    """Put an event on the bus; its id."""
+    entry = {"Source": "shop", "DetailType": detail_type, "Detail": json.dumps(detail)}
+    [told] = place.aws("events").put_events(Entries=[entry])["Entries"]
+    return str(told["EventId"])
+
+
+def test_an_event_becomes_a_task_through_the_deployed_function(place: Place, as_root: None) -> None:
+    payload = {"order": uuid.uuid4().hex}
+    put_event(place, {"job": "cloud.ordered", "payload": payload}, detail_type="Something else")
+    event = put_event(place, {"job": "cloud.ordered", "payload": payload, "queue": "orders", "max_retry": 7})
+    client = Client.from_settings(store=place.store_url)
+    try:
+        tasks = until(lambda: list(client.list(queue="orders")), 25.0, "a task")
+    finally:
+        client.close()
+    [task] = tasks
+    assert (task.id, task.job, task.max_retry) == (f"cloud.ordered@eventbridge:{event}", "cloud.ordered", 7)
+    assert task.payload_text == json.dumps(payload, separators=(",", ":"))
+
+
+def test_the_deployed_function_rings_for_the_task(place: Place, as_root: None) -> None:
+    bell = SqsDoorbell(place.outputs["WakeQueueUrl"])
+    try:
+        event = put_event(place, {"job": "cloud.rung", "queue": "rung"})
+        heard: list[str] = []
+
+        def hears() -> bool:
+            heard.extend(str(ring.task_id) for ring in bell.listen(1.0, lambda _: True))
+            return f"cloud.rung@eventbridge:{event}" in heard
+
+        until(hears, 25.0, lambda: f"the ring, only {heard}")
+    finally:
+        bell.close()
+
+
+def test_an_event_that_can_be_no_task_is_kept_with_the_reason(place: Place) -> None:
+    # The engine's bus calls a function and forgets it, where that of AWS hands the event over as this call does.
+    event = uuid.uuid4().hex
+    detail = {"job": "cloud.ordered", "qeueu": "orders"}
+    told = {"id": event, "source": "shop", "detail-type": DETAIL_TYPE, "detail": detail}
+    function = resources_of(place.world, "ta-doorbell")["Router"]["PhysicalResourceId"]
+    payload = json.dumps(told).encode()
+    place.aws("lambda").invoke(FunctionName=function, InvocationType="Event", Payload=payload)
+    sqs, url = place.aws("sqs"), place.outputs["LostEventsUrl"]
+    kept: list[dict[str, Any]] = []
+
+    def is_kept() -> bool:
+        found = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", [])
+        kept.extend(json.loads(message["Body"]) for message in found)
+        return bool(kept)
+
+    until(is_kept, 25.0, "the event in the queue of lost events")
+    [failure] = kept
+    assert failure["requestPayload"]["id"] == event
+    assert "qeueu" in failure["responsePayload"]["errorMessage"]

@@ -19,10 +19,10 @@ from tests.infra.rendering import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from deployment.cloud import Cloud  # noqa: E402 - scripts are found by their folder
-from deployment.deploying import Deployment  # noqa: E402
-from deployment.destroying import Destruction  # noqa: E402
-from deployment.plan import STACKS, chosen  # noqa: E402
+from deployment.cloud import Cloud
+from deployment.deploying import Deployment
+from deployment.destroying import Destruction
+from deployment.plan import STACKS, chosen
 
 REGION: Final = "us-east-1"
 _NO_PORTS: Final = {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}

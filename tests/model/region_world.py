@@ -44,7 +44,7 @@ BEAT_S: Final = 10.0
 DRAIN_S: Final = 8.0
 LEASE_S: Final = 30.0
 GUARD_S: Final = 2.0
-SLOTS: Final = 3
+SLOTS: Final = 5
 CALL_S: Final = 6.0
 """No call of an agent that is not stopped takes longer, from before it is sent to after it is done."""
 FOREVER_S: Final = 30 * 86400.0
@@ -79,7 +79,7 @@ class Wellness:
     successes: int = 10
 
 
-@dataclass
+@dataclass(frozen=True)
 class Faults:
     """What may happen to calls, each as a chance; none at the end."""
 
@@ -87,6 +87,9 @@ class Faults:
     lost_reply: float = 0.03
     lost_request: float = 0.02
     stopped: float = 0.01
+
+
+NO_FAULTS: Final = Faults(0.0, 0.0, 0.0, 0.0)
 
 
 class Road:
@@ -296,7 +299,7 @@ class Agent:
 
     def _hold(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
-            seconds = self.world.dice.choice([1.0, 5.0, 20.0, 60.0])
+            seconds = self.world.dice.choice([0.5, 2.0, 8.0, 50.0]) if self.world.faults != NO_FAULTS else 1.0
             outcome = self.world.dice.choice(["success", "success", "success", "retry"])
             self.held[lease.task_id] = Held(lease, self.world.clock.monotonic() + seconds, outcome)
 
@@ -343,7 +346,7 @@ class World:
         for region in REGIONS:
             for _ in range(AGENTS):
                 self.start(region)
-        self._every(0.5, self._deliver)
+        self._every(1.0, self._deliver)
 
     def close(self) -> None:
         self.table.close()
@@ -415,7 +418,7 @@ class World:
     def start(self, region: str) -> None:
         agent = Agent(self, region, next(self._numbers))
         self.agents.append(agent)
-        for seconds, do in ((5.0, agent.look), (2.0, agent.work), (8.0, agent.beat), (12.0, agent.sweep)):
+        for seconds, do in ((5.0, agent.look), (3.0, agent.work), (8.0, agent.beat), (12.0, agent.sweep)):
             self._every(seconds, do, agent)
 
     def kill(self, agent: Agent) -> None:
@@ -543,7 +546,7 @@ class World:
 
     def finish(self, within_s: float) -> None:
         """After the faults everything comes to its end."""
-        self.faults = Faults(0.0, 0.0, 0.0, 0.0)
+        self.faults = NO_FAULTS
         self.mend()
         until = self.clock.monotonic() + within_s
         while not self.is_done():

@@ -295,11 +295,24 @@ def test_the_index_of_a_region_has_what_has_arrived(table: GlobalTableSim) -> No
     assert "reports" in {lane.queue for lane in there.lanes()}
 
 
-def test_writes_of_one_item_in_one_batch_end_with_the_last_of_them(table: GlobalTableSim) -> None:
-    put(table)
-    assert write(table, HERE, change(progress="1"), change(progress="2"), change(error="x")) == [True] * 3
-    table.settle()
-    assert found(table, THERE) == a_row(progress="2", error="x")
+def test_writes_of_one_item_in_one_batch_end_the_same_everywhere_though_engines_do_a_batch_in_any_order(
+    clock: FakeClock,
+) -> None:
+    class Backwards(SqliteEngine):
+        def apply(self, batch: Sequence[Write]) -> list[Applied]:
+            return super().apply(batch[::-1])[::-1]
+
+    def open_engine(region: str, clock: SharedClock) -> Engine:
+        return Backwards(MEMORY, clock=clock)
+
+    with GlobalTableSim([HERE, THERE], clock=clock, open_engine=open_engine) as table:
+        put(table)
+        put(table, name="b")
+        writes = change(progress="1"), change("b", error="y"), change(progress="2"), change(error="x")
+        assert write(table, HERE, *writes) == [True] * 4
+        table.settle()
+        assert found(table, HERE) == found(table, THERE) == a_row(progress="2", error="x")
+        assert found(table, THERE, "b") == a_row("b", error="y")
 
 
 def test_what_somebody_puts_is_not_changed_with_the_row_that_he_keeps(table: GlobalTableSim) -> None:

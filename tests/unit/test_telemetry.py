@@ -67,6 +67,7 @@ def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def a_sample(kind: type[Event]) -> Event:
     samples: dict[str, Any] = {"str": "words", "int": 3, "float": 1.23456, "bool": True, "tuple[str, ...]": ("x", "y")}
+    samples["tuple[float, ...]"] = (0.5, 0.25)
     values = {
         name: ABOUT.get(name, samples[annotation.removesuffix(" | None")])
         for one in reversed(kind.__mro__)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thunderagent.errors import MessageTooLarge
 from thunderagent.websocket_messages import (
     FRAME_BYTES,
     MESSAGE_BYTES,
     MOST_CHUNKS,
     ChunkRefused,
     Joiner,
-    MessageTooLarge,
     encode,
     frames,
     join,

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from tests.streaming.support import run as run  # bounded; nothing may be left, and no error be unseen
 from tests.wsclient.server import Api
+from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor
+from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsclient import Client, ClientOptions
 
 PROMPT: Final = ClientOptions(proxy=False, close_timeout_s=0.3, backoff_base_s=0.2, backoff_cap_s=1.0)
@@ -23,12 +25,14 @@ def governor(seed: int = 1, spread_s: float = 0.0) -> Governor:
 
 
 @asynccontextmanager
-async def connected(api: Api | str, **arguments: Any) -> AsyncIterator[Client]:
+async def connected(
+    api: Api | Gateway | EndpointSource, *, ready_s: float = 100.0, **arguments: Any
+) -> AsyncIterator[Client]:
     """A client that is ready."""
-    url = api.url if isinstance(api, Api) else api
+    url = api.url if isinstance(api, (Api, Gateway)) else api
     given = {"token": "good", "options": PROMPT, "governor": governor(), **arguments}
     async with Client(url, **given) as client:
-        await client.ready(100.0)
+        await client.ready(ready_s)
         yield client
 
 

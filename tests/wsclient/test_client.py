@@ -13,9 +13,8 @@ import pytest
 
 from tests.wsclient.server import Api, Message, Row
 from tests.wsclient.support import PROMPT, connected, governor, run, until
-from thunderagent.errors import ChangeRefused, ClientClosed, ConfigurationError, TooManyChanges
+from thunderagent.errors import ChangeRefused, ClientClosed, ConfigurationError, MessageTooLarge, TooManyChanges
 from thunderagent.streaming.endpoint import Attempt
-from thunderagent.websocket_messages import MessageTooLarge
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted
 
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -137,7 +136,7 @@ async def test_a_change_that_is_not_answered_is_sent_again_and_made_once() -> No
 async def test_a_server_that_has_lost_changes_gets_them_again_before_what_is_new() -> None:
     async with Api() as first, Api(region="eu-west-1") as second:
         urls = [first.url]
-        async with connected_to(lambda _: urls[0]) as client:
+        async with connected(lambda _: urls[0]) as client:
             await client.set({"a": 1})
             second.row = first.row.copy()
             await client.set({"b": 2})
@@ -160,7 +159,7 @@ async def test_a_server_that_has_lost_changes_gets_them_again_before_what_is_new
 async def test_a_loss_that_hides_behind_the_same_version_is_made_good_too() -> None:
     async with Api() as first, Api(region="eu-west-1") as second:
         urls = [first.url]
-        async with connected_to(lambda _: urls[0]) as client:
+        async with connected(lambda _: urls[0]) as client:
             second.row = first.row.copy()
             await client.set({"ours": 1})
             second.row.save({"theirs": 2}, "x")
@@ -168,11 +167,6 @@ async def test_a_loss_that_hides_behind_the_same_version_is_made_good_too() -> N
             await first.cut()
             await until(lambda: second.row.version == 2 and client.version == 2)
             assert second.row.state == client.state == {"ours": 1, "theirs": 2}
-
-
-def connected_to(url: Callable[[Attempt], str], **arguments: Any) -> Any:
-    """A client that is ready, of a URL function."""
-    return connected(url, **arguments)  # type: ignore[arg-type]
 
 
 # Credentials
@@ -375,7 +369,12 @@ async def test_a_connection_is_replaced_before_its_limit_without_a_gap_a_loss_or
             assert [answer.result() for answer in answers] == list(range(1, sent + 1))
             assert api.row.version == sent
             assert "Disconnected" not in kinds(client)
-            assert [event.is_rotated for event in client.story if isinstance(event, Connected)] == [False, True, True, True]
+            assert [event.is_rotated for event in client.story if isinstance(event, Connected)] == [
+                False,
+                True,
+                True,
+                True,
+            ]
 
 
 @fast
@@ -495,8 +494,7 @@ async def test_events_can_be_iterated_to_the_end() -> None:
         seen: list[str] = []
 
         async def read() -> None:
-            async for event in client.events():
-                seen.append(type(event).__name__)
+            seen.extend([type(event).__name__ async for event in client.events()])
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(0)
@@ -508,6 +506,7 @@ async def test_events_can_be_iterated_to_the_end() -> None:
             await client.ready()
         await reader
         assert seen[0] == "Connected"
+        assert "StateChanged" in seen
         assert [name for name in seen if name != "StateChanged"] == ["Connected", "Disconnected", "Connected", "Closed"]
         assert [type(event).__name__ async for event in client.events()] == ["Closed"]
 
@@ -682,6 +681,12 @@ async def test_an_endpoint_that_is_none_ends_the_client_without_showing_it() -> 
     assert reason.ended is Ended.CONFIGURATION
     assert "ws://" in reason.detail
     assert "secret" not in str(reason)
+
+
+@pytest.mark.parametrize("url", [None, 3, object(), b"ws://x", [], [None]])
+def test_a_url_that_can_never_work_is_refused_when_the_client_is_made(url: Any) -> None:
+    with pytest.raises(ConfigurationError, match="url"):
+        Client(url, "good")
 
 
 def test_options_that_cannot_work_are_told_all_at_once() -> None:

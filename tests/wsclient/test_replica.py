@@ -99,7 +99,20 @@ def test_what_was_acknowledged_long_ago_is_not_asked_for_again() -> None:
     one, here = replica(recheck_s=60.0), Row()
     one.add("old", {"old": 1})
     send_all(one, here, now=0.0)
-    assert one.observed(here.state, here.version, THERE, 61.0) == (0, False)
+    one.heard(61.0)
+    assert one.observed(here.state, here.version, THERE, 62.0) == (0, False)
+
+
+def test_what_was_acknowledged_just_before_the_region_was_lost_is_asked_for_however_long_the_way_took() -> None:
+    one, here = replica(recheck_s=60.0), Row()
+    one.add("young", {"young": 1})
+    there = here.copy()
+    send_all(one, here, now=0.0)
+    there.save({"of another device": 1}, "x")  # so the version says nothing
+    one.heard(20.0)
+    assert one.observed(there.state, there.version, THERE, 240.0) == (1, False)
+    send_all(one, there, THERE)
+    assert there.state == {"young": 1, "of another device": 1}
 
 
 def test_an_answer_that_was_overtaken_changes_nothing() -> None:

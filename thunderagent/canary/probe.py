@@ -10,6 +10,7 @@ one slot, or replication that brings another region's write in between, are told
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import ssl
 import time
@@ -26,6 +27,7 @@ from thunderagent.canary.exchange import Conversation, Unexpected
 from thunderagent.canary.result import ProbeResult, Step
 from thunderagent.canary.tokens import Tokens, TokenUnavailable
 from thunderagent.canary_targets import is_region
+from thunderagent.pacing import Backoff
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver
@@ -39,7 +41,10 @@ SLOTS: Final = 16
 """Numbers that the state of a canary's user keeps for each observer."""
 
 TRIES: Final = 4
-"""How often a number is saved while other probers save theirs at the same time."""
+"""Numbers that an attempt saves until it reads back one of them, while others write at the same time."""
+
+SAVES: Final = 12
+"""Saves of one number until it is the first to know the version, while others write at the same time."""
 
 _REFUSED: Final = (401, 403)
 
@@ -80,6 +85,7 @@ class Prober:
         self._monotonic = monotonic
         self._resolver = Resolver()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._rng = random.Random()
 
     async def probe(self, target: str, url: str, *, version: int = 0) -> ProbeResult:
         """Try everything once. Never raises for a broken peer, network or token.
@@ -118,7 +124,7 @@ class Prober:
             case TokenUnavailable() | Unexpected():
                 return str(error)
             case InvalidStatus(response=response) if response.status_code in _REFUSED:
-                self._tokens.drop(attempt.target)
+                self._tokens.drop(attempt.target)  # the next attempt has a new one
                 return f"refused with {response.status_code}: the token is over, or not one for this API"
             case InvalidStatus(response=response):
                 return f"the handshake was answered with {response.status_code}"
@@ -213,14 +219,16 @@ class _Attempt:
     async def _save(self, talk: Conversation, number: str, *, may_wait: bool) -> None:
         change = str(uuid.uuid4())
         patch = {"canary": {self._prober._slot: number}}
-        for _ in range(TRIES):
+        for pause in range(SAVES):
             answer = await talk.ask(
                 Action.SET_STATE, Kind.SAVED, Kind.CONFLICT, version=self._version, patch=patch, change=change
             )
             self._version = _version(answer)
             if answer["type"] == Kind.SAVED:
                 return
-        raise Unexpected(f"{TRIES} times in a row another client saved first: give the canary a user of its own")
+            if pause:  # the first conflict only tells the version
+                await asyncio.sleep(Backoff(base_s=0.01, cap_s=0.5).delay(pause, self._prober._rng))
+        raise Unexpected(f"{SAVES} times in a row another client saved first: give the canary a user of its own")
 
     async def _is_kept(self, talk: Conversation, number: str, *, may_differ: bool) -> bool:
         answer = await talk.ask(Action.GET_STATE, Kind.STATE, known_version=self._version)

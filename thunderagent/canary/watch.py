@@ -196,7 +196,7 @@ def probed(result: ProbeResult, observer: str, judged: Hysteresis) -> CanaryProb
         ok=result.ok,
         healthy=judged.is_fine,
         steps=tuple(map(str, result.steps)),
-        seconds=tuple(result.steps.values()),
+        seconds=tuple(round(seconds, 4) for seconds in result.steps.values()),
         step=None if result.failed is None else str(result.failed),
         reason=result.reason or None,
     )

@@ -148,7 +148,7 @@ class CanaryWork:
                 ok=result.ok,
                 healthy=result.ok,
                 steps=tuple(map(str, result.steps)),
-                seconds=tuple(result.steps.values()),
+                seconds=tuple(round(one, 4) for one in result.steps.values()),
                 step=step,
                 reason=reason,
             )

@@ -194,7 +194,16 @@ def _why(one: AgentInfo, now: float) -> str:
     told = [str(reason) for reason in reasons] if isinstance(reasons, (list, tuple)) else []
     if isinstance(retires := one.info.get("retires"), str):
         told.insert(0, retires if retires.startswith("asked to drain") else f"drains: {retires}")
+    told += _canary(_map(one.info.get("canary")))
     return "; ".join(told)
+
+
+def _canary(targets: Mapping[str, Any]) -> Iterator[str]:
+    """The targets that are down as the canary of an agent sees them."""
+    for name, found in targets.items():
+        seen = _map(found)
+        if seen.get("state") == "down":
+            yield f"canary: {name} is down, {seen.get('step', 'it did last time')}: {seen.get('reason', '')}"
 
 
 def _skew(seconds: Any) -> str:

@@ -6,6 +6,8 @@ beside `thunderagent.v1`. Never in the query string unless that is allowed: URLs
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,6 +16,7 @@ from thunderagent import websocket_events
 from thunderagent.bus import EventBus
 from thunderagent.websocket_messages import BEARER
 from thunderagent.wsapi.headers import header, offered_protocols
+from thunderagent.wsapi.keys import KeysUnavailable
 from thunderagent.wsapi.tokens import TokenRefused, UserRefused, Verifier
 
 QUERY_NAMES: Final = ("token", "access_token")
@@ -55,6 +58,9 @@ class Authorizer:
         except TokenRefused as error:
             self._refused(event, 401, error)
             raise Unauthorized from None
+        except KeysUnavailable as error:
+            self._refused(event, 500, error)
+            raise
         context = {"user": identity.user, "expires": f"{identity.expires_at:.0f}"}
         return _policy(identity.user, "Allow", event, context)
 
@@ -76,7 +82,7 @@ class Authorizer:
                 )
         raise TokenRefused(f"there is no token: send 'Authorization: Bearer TOKEN', or the subprotocol '{BEARER}TOKEN'")
 
-    def _refused(self, event: Mapping[str, Any], status: int, error: TokenRefused) -> None:
+    def _refused(self, event: Mapping[str, Any], status: int, error: Exception) -> None:
         connection = str((event.get("requestContext") or {}).get("connectionId", ""))
         self.bus.emit(websocket_events.ConnectionRefused(connection=connection, status=status, reason=str(error)))
 
@@ -107,3 +113,7 @@ def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
         if not _made:
             _made.append(make_authorizer())
     return _made[0].authorize(event)
+
+
+if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:  # what is read now is not read while the first client waits
+    importlib.import_module("thunderagent.wsapi.environment")

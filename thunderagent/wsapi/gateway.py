@@ -235,7 +235,10 @@ class Gateway:
         if not self._may_connect():
             return connection.respond(HTTPStatus.TOO_MANY_REQUESTS, "Limit Exceeded\n")
         event = gateway_events.connect_event(gateway_events.new_connection_id(), request.path, headers, now=self._now())
-        status, peer = await self._run(lambda: self._connect(event))
+        try:
+            status, peer = await self._run(lambda: self._connect(event))
+        except RuntimeError:  # we are being closed
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Service Unavailable\n")
         if peer is None:
             return connection.respond(status, f"{HTTPStatus(status).phrase}\n")
         connection.peer = peer

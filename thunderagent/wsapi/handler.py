@@ -8,6 +8,8 @@ the connection.
 from __future__ import annotations
 
 import base64
+import importlib
+import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -186,10 +188,10 @@ class WebSocketApi:
 
     def _send(self, connection: str, user: str, reply: Reply) -> dict[str, Any]:
         """The reply as the answer of the function, or pushed when it takes several frames."""
-        texts = frames(encode(reply), uuid.uuid4().hex)
-        if len(texts) == 1:
-            return answers.http(200, texts[0])
         try:
+            texts = frames(encode(reply), uuid.uuid4().hex)
+            if len(texts) == 1:
+                return answers.http(200, texts[0])
             for text in texts:
                 if not self._post(connection, text):
                     break  # the client has gone: it asks anew when it comes back
@@ -238,3 +240,7 @@ def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
         if not _made:
             _made.append(make_api(event))
     return _made[0].handle(event)
+
+
+if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:  # what is read now is not read while the first client waits
+    importlib.import_module("thunderagent.wsapi.environment")

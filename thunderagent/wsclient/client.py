@@ -9,7 +9,7 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
@@ -21,7 +21,7 @@ from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor
 from thunderagent.websocket_messages import Action, check_size, encode
 from thunderagent.wsclient.bounds import bound, ended, known
-from thunderagent.wsclient.credentials import TokenSource
+from thunderagent.wsclient.credentials import TokenSource, check_source
 from thunderagent.wsclient.happenings import Closed, CloseReason, Ended, Event
 from thunderagent.wsclient.news import News
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions, is_refusal
@@ -49,7 +49,7 @@ class Client:
         clock: epoch seconds, for events.
 
     Raises:
-        ConfigurationError: the options cannot work.
+        ConfigurationError: the URL is none, or the options cannot work.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Client:
         governor: Governor | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        check_source(url)
         options = options or ClientOptions()
         self.options = options if fleet is None else replace(options, fleet=fleet)
         self._on_push, self._on_state = on_push, on_state
@@ -255,7 +256,7 @@ class Client:
         if connection is not None:
             connection.cut(Cause.ASKED, reason)
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Every event from the first step of the iteration on; it ends behind `Closed`."""
         outlet = self._news.outlet()
         try:

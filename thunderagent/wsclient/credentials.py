@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from thunderagent.errors import ConfigurationError
@@ -27,3 +27,15 @@ async def authorised(url: EndpointSource, token: TokenSource, attempt: Attempt) 
         what = "no text" if not isinstance(given, str) else "empty" if not given else "of letters that no header takes"
         raise ConfigurationError(f"the token is {what}: the token function is to give the text of a JWT")
     return replace(endpoint, headers={**endpoint.headers, "Authorization": f"Bearer {given}"})
+
+
+def check_source(url: object) -> None:
+    """Refuse what can never give a URL.
+
+    Raises:
+        ConfigurationError: it is no text, no list of texts and no function.
+    """
+    listed = [url] if isinstance(url, (str, Endpoint)) else url
+    is_list = isinstance(listed, Sequence) and listed and all(isinstance(one, (str, Endpoint)) for one in listed)
+    if isinstance(url, bytes) or not (callable(url) or is_list):
+        raise ConfigurationError(f"the url is {type(url).__name__}; it is a text, a list of texts, or a function")

@@ -56,6 +56,8 @@ class Disconnected:
     at: float
     reason: str
     """How it ended, and in how many seconds the next attempt begins."""
+    was_connected: bool
+    """False: an attempt failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

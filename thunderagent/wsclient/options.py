@@ -10,7 +10,7 @@ from typing import Final
 from thunderagent.errors import ConfigurationError
 from thunderagent.streaming.ending import Cause, ConnectionEnd
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.verdicts import RETRY, Verdict
+from thunderagent.streaming.verdicts import RETRY, SPREAD, Verdict
 
 CONNECTS_A_SECOND: Final = 500.0
 """New connections that API Gateway takes in a second, of an account in a region, unless a quota was raised.
@@ -74,7 +74,8 @@ class ClientOptions:
     keep_acknowledged_bytes: int = 1 << 20
     """The same in bytes of their JSON."""
     recheck_s: float = 60.0
-    """Acknowledged changes as young as this are shown to a server of another region, which may not have them."""
+    """Acknowledged changes that were as young as this when their region was heard of last are shown to a server of
+    another region, which may not have them."""
     max_events: int = 256
     """Events that wait for a slow handler; then the oldest push is dropped, which is told."""
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
@@ -130,8 +131,8 @@ class ClientOptions:
         """
         if is_refusal(end):
             return Verdict(refresh=True, fatal_after=self.refusals)
-        if end.status == _THROTTLED:  # one second later there is room for 500 more
-            return RETRY
+        if end.status == _THROTTLED:  # everybody comes back at once: not RETRY, whose first delays are in vain then
+            return SPREAD
         if end.status is not None and 400 <= end.status < 500:
             return Verdict(fatal_after=self.refusals)
         if end.cause in (Cause.CONFIGURATION, Cause.TOO_BIG):

@@ -47,6 +47,7 @@ class Replica:
         """The version of `confirmed`."""
         self.region: str | None = None
         """The region of the server that answered last."""
+        self._heard_at = float("-inf")  # the region was there then
         self._tail: deque[Change] = deque()
         self._log: deque[Change] = deque()
         self._log_bytes = 0
@@ -86,8 +87,13 @@ class Replica:
         """A server refused this change for good."""
         self._tail = deque(change for change in self._tail if change.id != change_id)
 
+    def heard(self, now: float) -> None:
+        """The region has answered something at this monotonic second."""
+        self._heard_at = now
+
     def saved(self, change_id: str, version: int, region: str | None, now: float) -> bool:
         """A server has this change, which made this version; True when the state has to be read anew."""
+        self.heard(now)
         change = next((one for one in self._tail if one.id == change_id), None)
         if change is None:
             return False
@@ -116,13 +122,15 @@ class Replica:
             that are sent again to be sure, and False.
         """
         has_moved = region != self.region and self.region is not None
+        # How old a change was when its region was heard of last: the way to another may have taken minutes.
+        last_heard, self._heard_at = self._heard_at, now
         if version < self.version and not is_behind and not has_moved:
             return 0, False  # an answer that was overtaken by another
         lost = [one for one in self._log if (one.version or 0) > version]
         doubtful = [
             one
             for one in self._log
-            if has_moved and one not in lost and one.region != region and now - one.at <= self._options.recheck_s
+            if has_moved and one not in lost and one.region != region and last_heard - one.at <= self._options.recheck_s
         ]
         self.confirmed, self.version, self.region = dict(state), version, region
         again = [replace(one, is_check=False) for one in lost] + [replace(one, is_check=True) for one in doubtful]

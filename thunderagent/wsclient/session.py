@@ -59,6 +59,7 @@ class Session:
         self._news = news
         self._send_again = again
         self._live, self._ended = asyncio.Event(), asyncio.Event()
+        self._was_live = False
         self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
         self.talk = Talk(options.request_timeout_s)
         self.pump = Pump(
@@ -174,8 +175,10 @@ class Session:
             self._live.clear()
             self.talk.lost()
             if state is State.BACKOFF:
-                self._news.tell(Disconnected(at=self._news.clock(), reason=reason))
+                was, self._was_live = self._was_live, False
+                self._news.tell(Disconnected(at=self._news.clock(), reason=reason, was_connected=was))
             return
+        self._was_live = True
         self.talk.lost(self.pump.connection)
         self._live.set()
         region, version = self._replica.region, self._replica.version
@@ -187,6 +190,7 @@ class Session:
         return self._options.verdict(end)
 
     def _heard(self, took_s: float) -> None:
+        self._replica.heard(time.monotonic())
         self.latency_s = took_s
 
     def _receive(self, raw: str | bytes) -> None:

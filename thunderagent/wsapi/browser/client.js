@@ -153,6 +153,7 @@ export class Replica {
         this.confirmed = {};
         this.version = 0;
         this.region = null;
+        this.heardAt = -Infinity; // the region was there then
         this.tail = [];
         this.log = [];
     }
@@ -182,8 +183,14 @@ export class Replica {
         this.tail = this.tail.filter((one) => one.id !== id);
     }
 
+    /** The region has answered something at this second. */
+    heard(now) {
+        this.heardAt = now;
+    }
+
     /** A server has this change, which made this version; true when the state has to be read anew. */
     saved(id, version, region, now) {
+        this.heard(now);
         const change = this.tail.find((one) => one.id === id);
         if (change === undefined) return false;
         this.drop(id);
@@ -199,11 +206,17 @@ export class Replica {
     /** A server shows its state; how many acknowledged changes are sent again, and whether they were lost for certain. */
     observed(state, version, region, now, isBehind = false) {
         const hasMoved = region !== this.region && this.region !== null;
+        // How old a change was when its region was heard of last: the way to another may have taken minutes.
+        const lastHeard = this.heardAt;
+        this.heard(now);
         if (version < this.version && !isBehind && !hasMoved) return [0, false]; // overtaken by another answer
         const lost = this.log.filter((one) => one.version > version);
         const doubtful = this.log.filter(
             (one) =>
-                hasMoved && one.version <= version && one.region !== region && now - one.at <= this.options.recheckS,
+                hasMoved &&
+                one.version <= version &&
+                one.region !== region &&
+                lastHeard - one.at <= this.options.recheckS,
         );
         this.confirmed = state;
         this.version = version;
@@ -269,6 +282,7 @@ class Outlet {
     #limit;
     #handle;
     #isBusy = false;
+    #dropped = 0;
 
     constructor(limit, handle) {
         this.#limit = limit;
@@ -284,31 +298,21 @@ class Outlet {
     }
 
     #makeRoom() {
-        const isPush = (one) => one.type === "push" || one.type === "dropped";
-        const place = Math.max(0, this.#events.findIndex((one) => one.type === "push"));
-        const gone = this.#events[place];
-        const before = this.#events[place - 1];
-        if (!isPush(gone)) this.#events.splice(place, 1);
-        else if (before?.type === "dropped") {
-            before.pushes += 1;
-            this.#events.splice(place, 1);
-        } else {
-            this.#events.splice(place, 1, { type: "dropped", at: gone.at, pushes: 1 });
-            if (this.#events.length >= this.#limit) {
-                const next = this.#events.findIndex((one) => one.type === "push");
-                if (next > place) {
-                    this.#events[place].pushes += 1;
-                    this.#events.splice(next, 1);
-                }
-            }
-        }
+        const place = Math.max(
+            0,
+            this.#events.findIndex((one) => one.type === "push"),
+        );
+        this.#dropped += this.#events[place].type === "push";
+        this.#events.splice(place, 1);
     }
 
     async #run() {
         this.#isBusy = true;
         while (this.#events.length) {
+            const pushes = this.#dropped;
+            this.#dropped = 0;
             try {
-                await this.#handle(this.#events.shift());
+                await this.#handle(pushes ? { type: "dropped", at: Date.now(), pushes } : this.#events.shift());
             } catch (error) {
                 // As an error in any other handler of the page: told, and without effect on the client.
                 setTimeout(() => {
@@ -372,7 +376,7 @@ class Connection {
             if (answer?.type !== "pong") return;
             isOpen = false;
             misses = 0;
-            this.#client.latencyS = seconds() - began;
+            this.#client.heard(seconds() - began);
         };
         this.probe = () => isOpen || ping();
         this.#ticking = setInterval(() => {
@@ -448,13 +452,14 @@ export class Client {
     #lastEnd = null;
     #answers = new Map();
     #pushes = [];
-    #told = "";
+    #told = "[0,{}]";
     #number = 0;
     #isClosing = false;
     #over = deferred();
     #wake = deferred();
     #some = deferred();
-    #stop = deferred();
+    #opening = null;
+    #sleeping = new Set();
 
     /** Why the client has ended, null while it has not: `{ ended, detail, unacknowledged }`. */
     closed = null;
@@ -574,6 +579,11 @@ export class Client {
 
     // For connections
 
+    heard(latencyS) {
+        this.latencyS = latencyS;
+        this.#replica.heard(seconds());
+    }
+
     nextId() {
         this.#number += 1;
         return String(this.#number);
@@ -613,12 +623,12 @@ export class Client {
         const { openTimeoutS } = this.options;
         const attempt = { number: this.#failures + 1, authFailed: this.#authFailed, lastEnd: this.#lastEnd };
         let connection = null;
-        let detail = "the function for the URL or the token failed";
+        let detail = "no URL or no token";
         try {
             const url = await within(openTimeoutS, this.#given(this.#url, attempt), "the URL function took too long");
             const token = await within(openTimeoutS, this.#given(this.#token, attempt), "the token function took too long");
             if (this.#isClosing) return {};
-            if (typeof token !== "string" || !/^[\w.~+/=-]+$/.test(token)) {
+            if (typeof token !== "string" || !/^[\w.~+-]+$/.test(token)) {
                 return { isFinal: "configuration", detail: "the token is none: the function is to give the text of a JWT" };
             }
             let socket;
@@ -628,11 +638,11 @@ export class Client {
                 return { isFinal: "configuration", detail: `the URL is none of a WebSocket (${error.name})` };
             }
             detail = "the handshake failed";
-            connection = new Connection(this, socket);
+            connection = this.#opening = new Connection(this, socket);
             const opening = new Promise((resolve) => (socket.onopen = () => resolve(null)));
-            const ending = Promise.race([connection.ended.promise, this.#stop.promise]);
-            const early = await within(openTimeoutS, Promise.race([opening, ending]), "the handshake took too long");
-            if (early !== null) return { ...early, hasFailed: true };
+            const first = Promise.race([opening, connection.ended.promise]);
+            const early = await within(openTimeoutS, first, "the handshake took too long");
+            if (early !== null) return { ...early, detail: `the handshake failed (${early.detail})`, hasFailed: true };
             if (!(await this.#read(connection))) {
                 const end = connection.isOver ? await connection.ended.promise : { code: 1006, detail: "getState was not answered" };
                 connection.leave(end);
@@ -642,6 +652,8 @@ export class Client {
         } catch (error) {
             connection?.leave({ code: 1006, detail });
             return { code: 1006, detail: `${detail}: ${error.message}`, hasFailed: connection !== null };
+        } finally {
+            this.#opening = null;
         }
     }
 
@@ -725,7 +737,7 @@ export class Client {
         else if (end.code === 1013) delayS = 30 + this.#random() * 15;
         this.#failures += 1;
         const reason = `${end.detail || "the connection ended"}; next attempt in ${delayS.toFixed(1)} s`;
-        this.#tell({ type: "disconnected", reason });
+        this.#tell({ type: "disconnected", reason, wasConnected: Boolean(end.wasLive) });
         this.#wake = deferred();
         await Promise.race([this.#sleep(delayS), this.#wake.promise]);
     }
@@ -741,7 +753,7 @@ export class Client {
         for (;;) {
             this.#check();
             if (this.#connection !== null && !this.#connection.isOver) return this.#connection;
-            await Promise.race([this.#live.promise, this.#over.promise]);
+            await this.#live.promise;
             if (this.#connection?.isOver) await this.#sleep(0.01); // its end is about to be seen
         }
     }
@@ -779,7 +791,7 @@ export class Client {
         while (!this.#isClosing) {
             this.#some = deferred();
             if (!this.#replica.tail.length) {
-                await Promise.race([this.#some.promise, this.#stop.promise]);
+                await this.#some.promise;
                 continue;
             }
             const connection = await this.#liveConnection().catch(() => null);
@@ -852,7 +864,7 @@ export class Client {
 
     #tellState() {
         const key = JSON.stringify([this.version, this.#replica.state]);
-        if (key === this.#told || key === "[0,{}]") return;
+        if (key === this.#told) return;
         this.#told = key;
         this.#tell({ type: "state", state: this.state, version: this.version, region: this.region });
     }
@@ -865,9 +877,15 @@ export class Client {
     }
 
     #sleep(delayS) {
+        if (this.#isClosing) return Promise.resolve();
         return new Promise((resolve) => {
-            const timer = setTimeout(resolve, delayS * 1000);
-            this.#stop.promise.then(() => (clearTimeout(timer), resolve()));
+            const wake = () => {
+                clearTimeout(timer);
+                this.#sleeping.delete(wake);
+                resolve();
+            };
+            const timer = setTimeout(wake, delayS * 1000);
+            this.#sleeping.add(wake);
         });
     }
 
@@ -882,11 +900,13 @@ export class Client {
         globalThis.removeEventListener?.("online", this.#noticed);
         globalThis.document?.removeEventListener("visibilitychange", this.#noticed);
         this.#connection?.leave({ code: 1000, detail: "closed" });
+        this.#opening?.leave({ code: 1000, detail: "closed" });
         this.#connection = null;
         for (const answer of this.#answers.values()) answer.reject(new ClientClosed(this.closed));
         this.#answers.clear();
         this.#tell({ type: "closed", reason: this.closed });
-        this.#stop.resolve({});
+        for (const wake of [...this.#sleeping]) wake();
+        for (const one of [this.#live, this.#some, this.#wake]) one.resolve();
         this.#over.resolve(this.closed);
     }
 }

@@ -1,0 +1,443 @@
+"""`scripts/deploy` and `scripts/destroy`: what they show and ask, do, and say when it goes wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from rich.console import Console
+
+from tests.infra.rendering import ROOT, Rendered
+from tests.infra.test_templates import given
+from tests.infra.world import REGION, World, engine, resources_of
+from thunderagent.local import stop
+from thunderagent.store import TaskStore
+from thunderagent.stores import open_engine
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from deployment import artefacts, changes, states
+from deployment.changes import Change, ChangeSet
+from deployment.cloud import Cloud, open_cloud
+from deployment.conditions import holds, wanted_resources
+from deployment.deploying import Declined
+from deployment.errors import DeploymentError, told
+from deployment.plan import STACKS, chosen
+from deployment.templates import Parameter, parameters, read
+from deployment.values import HIDDEN, Origin, Value, refuse_unknown, values_of
+from deployment.values import given as given_values
+
+SAID: Final = {**os.environ, "COLUMNS": "110", "PYTHONPATH": str(ROOT / "scripts"), "NO_COLOR": "1"}
+
+
+# One command, everything
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run what `scripts/deploy` and `scripts/destroy` run."""
+    return subprocess.run(
+        [sys.executable, "-m", "deployment", *arguments],
+        env={name: value for name, value in {**SAID, **environment}.items() if not name.startswith("AWS_")},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.ministack
+@pytest.mark.processes
+def test_one_command_makes_everything_and_another_takes_it_away(tmp_path: Path) -> None:
+    local = ("--local", "--local-folder", str(tmp_path), "--yes")
+
+    def run(*arguments: str) -> str:
+        done = command(*arguments, *local)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    try:
+        made = run("deploy")
+        assert f"{len(STACKS)} of {len(STACKS)} stacks changed" in made
+        assert "left out on a local engine: HealthCheck (AWS::Route53::HealthCheck)" in made
+        settings = dict(re.findall(r"^export (\w+)='(.*)'$", made, re.MULTILINE))
+        store = TaskStore(open_engine(settings["THUNDERAGENT_STORE"]))
+        from tests.engine.support import put
+
+        put(store, "kept")
+        assert "Nothing to change." in run("deploy")
+        changed = run("deploy", "--stack", "doorbell", "--parameter", "EventSources=shop")
+        assert "EventSources: (nothing) → shop (given)" in changed
+        assert re.search(r"Modify +│ Rule ", changed)
+        gone = run("destroy")
+        assert f"{len(STACKS)} stacks destroyed" in gone
+        assert "kept DynamoDB::Table TaskTable" in gone
+        assert "there is nothing to destroy" in run("destroy")
+        assert "takes over what is there already: TaskTable" in run("deploy", "--stack", "table")
+        assert store.get(["kept"])["kept"].job == "test.job"
+        store.engine.close()
+        stop(tmp_path)  # what was deployed outlives its engine
+        assert "Nothing to change." in run("deploy", "--stack", "table", "--parameter", "Endpoint=http://127.0.0.1:1")
+    finally:
+        stop(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["deploy", "destroy"])
+def test_the_front_is_free_of_what_shellcheck_finds_and_its_help_has_an_example(name: str) -> None:
+    front = ROOT / "scripts" / name
+    assert f"-m deployment {name} " in front.read_text()
+    said = command(name, "--help").stdout
+    assert f"scripts/{name} --region" in said
+    assert "Exit codes" in said
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", "-x", front], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_without_credentials_or_a_region_the_remedy_is_told(tmp_path: Path) -> None:
+    nowhere = {"HOME": str(tmp_path)}
+    done = command("deploy", "--region", "eu-central-1", "--yes", **nowhere)
+    assert done.returncode == 1
+    assert "no usable AWS credentials" in done.stderr
+    assert "scripts/deploy --local" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = command("deploy", "--yes", **nowhere)
+    assert "no AWS region: give --region" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["deploy", "--stack", "tabel"], "there is no stack 'tabel'; there are control, table, "),
+        (["deploy", "--parameter", "MaxSize"], "write NAME=VALUE or STACK.NAME=VALUE"),
+        (["deploy", "--parameter", "tabel.MaxSize=3"], "there is no stack 'tabel'"),
+        (["destroy", "--local"], "no local engine runs"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_is_done(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = command(*arguments, "--region", REGION, "--local-folder", str(tmp_path))
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_cannot_begin_a_stack_is_refused() -> None:
+    done = command("deploy", "--prefix", "1st", "--region", REGION)
+    assert done.returncode == 2
+    assert "letters, digits and dashes" in done.stderr
+
+
+# What happens to stacks
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with engine(tmp_path_factory.mktemp("engine")) as made:
+        yield made
+
+
+@pytest.fixture
+def clean(world: World) -> Iterator[World]:
+    """The engine; what the test leaves is destroyed."""
+    world.answers, world.width = True, 120
+    world.said.clear()
+    world.asked.clear()
+    yield world
+    world.answers = True
+    world.destroy(with_data=True)
+
+
+@pytest.mark.ministack
+class TestStacks:
+    def test_who_declines_has_changed_nothing(self, clean: World) -> None:
+        clean.answers = False
+        with pytest.raises(Declined):
+            clean.deploy("control")
+        assert clean.asked == ["Change ta-control?"]
+        assert "Add" in clean.said[-1]
+        assert states.state_of(clean.cloud, "ta-control") is None
+
+    def test_a_value_that_was_given_stays_and_is_told(self, clean: World) -> None:
+        clean.deploy("table", AlarmQueue="orders", DeletionPolicy="Delete", DeletionProtection="false")
+        clean.deploy("table")
+        assert "nothing to change" in clean.said[-1]
+        clean.deploy("table", OldestReadySeconds="60")
+        assert "OldestReadySeconds: 300 → 60 (given)" in clean.said[-1]
+        assert "AlarmQueue: orders (kept; the default is (nothing))" in clean.said[-1]
+
+    def test_a_stack_that_cannot_be_made_says_which_resource_was_to_blame_and_can_be_made_afterwards(
+        self, clean: World
+    ) -> None:
+        with pytest.raises(DeploymentError) as failed:
+            clean.deploy("table", Endpoint="", DeletionPolicy="Delete")  # with an alarm that the engine does not have
+        assert "ta-table ended as ROLLBACK_COMPLETE" in str(failed.value)
+        assert "OldestReadyOfAll (AWS::CloudWatch::Alarm): " in str(failed.value)
+        assert str(failed.value).count("AWS::CloudWatch::Alarm)") == 1  # the others only followed
+        clean.deploy("table", DeletionPolicy="Delete", DeletionProtection="false")
+        assert "Delete what is left of ta-table?" in clean.asked
+        assert "TaskTable" in resources_of(clean, "ta-table")
+
+    def test_an_update_that_fails_leaves_the_stack_as_it_was(self, clean: World) -> None:
+        clean.deploy("table", DeletionPolicy="Delete", DeletionProtection="false")
+        with pytest.raises(DeploymentError, match="The stack is as it was before"):
+            # A change of conditions alone is none for the engine.
+            clean.deploy("table", Endpoint="", OldestReadySeconds="60")
+        state = states.state_of(clean.cloud, "ta-table")
+        assert state is not None
+        assert state.parameters["Endpoint"] == clean.endpoint
+
+    def test_a_table_that_somebody_made_by_hand_is_taken_over_with_its_tasks(self, clean: World) -> None:
+        from tests.engine.support import put
+        from thunderagent.stores.dynamo import DynamoEngine
+        from thunderagent.stores.table import create_table
+
+        made = DynamoEngine("ByHand", endpoint=clean.endpoint)
+        create_table(made)
+        put(TaskStore(made), "kept")
+        clean.deploy("table", TableName="ByHand")
+        assert "takes over what is there already: ByHand" in clean.said[-1]
+        assert TaskStore(made).get(["kept"])["kept"].job == "test.job"
+        assert resources_of(clean, "ta-table")["TaskTable"]["PhysicalResourceId"] == "ByHand"
+        made.close()
+
+    def test_tables_are_destroyed_only_in_so_many_words(self, clean: World) -> None:
+        clean.deploy("control")
+        kept = clean.destroy()
+        assert kept.kept == [("DynamoDB::Table", "ThunderAgentArbiter")]
+        tables = clean.cloud.client("dynamodb").list_tables()["TableNames"]
+        assert "ThunderAgentArbiter" in tables
+        clean.deploy("control")
+        assert clean.destroy(with_data=True).kept == []
+        assert "all tables with what is in them" in clean.asked[-1]
+        assert "ThunderAgentArbiter" not in clean.cloud.client("dynamodb").list_tables()["TableNames"]
+
+    def test_a_replica_region_is_deployed_as_a_global_table(self, clean: World) -> None:
+        clean.deploy("table", ReplicaRegion="eu-west-1", DeletionPolicy="Delete", DeletionProtection="false")
+        found = resources_of(clean, "ta-table")
+        assert found["GlobalTaskTable"]["PhysicalResourceId"] == "TaskTable"
+        assert "TaskTable" not in found
+
+    def test_code_and_machines_files_are_in_a_private_bucket_that_goes_with_the_stacks(self, clean: World) -> None:
+        clean.deploy("doorbell")
+        s3, bucket = clean.cloud.client("s3"), f"ta-artefacts-000000000000-{REGION}"
+        assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
+        clean.destroy()
+        assert bucket not in [one["Name"] for one in s3.list_buckets()["Buckets"]]
+
+    def test_a_stack_that_lacks_a_resource_is_not_called_complete(
+        self, clean: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def forgetful(cloud: Cloud, name: str) -> list[dict[str, Any]]:
+            return [one for one in real(cloud, name) if one["LogicalResourceId"] != "Arbiter"]
+
+        real = states.check_physical_ids
+        monkeypatch.setattr("deployment.deploying.check_physical_ids", forgetful)
+        with pytest.raises(DeploymentError, match="it lacks Arbiter"):
+            clean.deploy("control")
+
+
+class Listing:
+    """A client of CloudFormation that lists what it is told to."""
+
+    def __init__(self, *resources: dict[str, str]) -> None:
+        self._resources = list(resources)
+
+    def get_paginator(self, name: str) -> Listing:
+        assert name == "list_stack_resources"
+        return self
+
+    def paginate(self, **_: str) -> list[dict[str, Any]]:
+        return [{"StackResourceSummaries": self._resources}]
+
+
+def listing(*resources: dict[str, str]) -> Cloud:
+    return Cloud(region=REGION, endpoint="http://127.0.0.1:1", _clients={"cloudformation": Listing(*resources)})
+
+
+def test_a_resource_without_a_physical_id_is_found_out() -> None:
+    queue = {"LogicalResourceId": "Q", "ResourceType": "AWS::SQS::Queue", "ResourceStatus": "CREATE_COMPLETE"}
+    assert states.check_physical_ids(listing(queue | {"PhysicalResourceId": "q"}), "ta") == [
+        queue | {"PhysicalResourceId": "q"}
+    ]
+    for wrong in ([queue], [queue | {"PhysicalResourceId": ""}], []):
+        with pytest.raises(DeploymentError, match="do not exist"):
+            states.check_physical_ids(listing(*wrong), "ta")
+    with pytest.raises(DeploymentError, match="CREATE_FAILED"):
+        states.check_physical_ids(listing(queue | {"PhysicalResourceId": "q", "ResourceStatus": "CREATE_FAILED"}), "ta")
+
+
+# What is shown
+
+
+def parameter(name: str, default: str | None = "", *, is_secret: bool = False) -> Parameter:
+    return Parameter(name=name, type="String", default=default, description="", is_secret=is_secret)
+
+
+def shown(width: int, *values: Value) -> str:
+    """What is printed of some changes on a terminal of this width."""
+    some = (
+        Change(action="Add", resource="OldestReadyOfQueue", type="CloudWatch::Alarm", replacement="", what=""),
+        Change(action="Modify", resource="TaskTable", type="DynamoDB::Table", replacement="True", what="KeySchema"),
+        Change(action="Remove", resource="LostEvents", type="SQS::Queue", replacement="", what=""),
+    )
+    console = Console(file=io.StringIO(), width=width)
+    changes.show(console, ChangeSet(id="1", stack="ta-table", changes=some), values)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [36, 60, 80, 140])
+def test_changes_fit_on_terminals_of_every_width_and_what_is_lost_is_told(width: int) -> None:
+    said = shown(width)
+    assert max(map(len, said.splitlines())) <= width
+    flat = " ".join(said.split())
+    for word in ("OldestReadyOfQueue", "DynamoDB::Table", "KeySchema"):
+        assert word in flat
+    assert "made anew without what it holds: TaskTable (DynamoDB::Table), LostEvents (SQS::Queue)" in flat
+
+
+def test_secrets_are_not_shown_and_are_kept_without_being_known() -> None:
+    secret = parameter("Token", is_secret=True)
+    new = Value(parameter=secret, value="hush", origin=Origin.GIVEN, before="****")
+    assert "hush" not in shown(120, new)
+    assert f"Token: {HIDDEN} → {HIDDEN} (given)" in shown(120, new)
+    kept = Value(parameter=secret, value="****", origin=Origin.KEPT, before="****")
+    assert kept.argument == {"ParameterKey": "Token", "UsePreviousValue": True}
+    assert not kept.is_changed
+
+
+# Values
+
+
+def test_the_nearest_source_of_a_value_decides() -> None:
+    sources: dict[str, dict[str, str]] = {
+        "given": {"A": "given", "table.A": "of the stack"},
+        "outputs": {"A": "output", "B": "output"},
+        "made": {"A": "made", "B": "made", "C": "made"},
+        "before": {"A": "before", "B": "before", "C": "before", "D": "before"},
+    }
+    known = {name: parameter(name, "default") for name in "ABCDE"} | {"F": parameter("F", None)}
+    values, missing = values_of("table", known, **sources)
+    assert {one.parameter.name: one.value for one in values} == {
+        "A": "of the stack",
+        "B": "output",
+        "C": "made",
+        "D": "before",
+        "E": "default",
+    }
+    assert [one.name for one in missing] == ["F"]
+    values, _ = values_of("agents", known, **sources)
+    assert values[0].value == "given"
+
+
+def test_values_of_the_command_line_may_hold_anything_and_a_misspelt_name_is_answered_with_the_right_one() -> None:
+    assert given_values(["A=b=c", "table.A="]) == {"A": "b=c", "table.A": ""}
+    known = {"table": {"AlarmQueue": parameter("AlarmQueue")}}
+    refuse_unknown({"AlarmQueue": "x", "table.AlarmQueue": "x"}, known)
+    for name in ("AlarmQeue", "table.AlarmQeue"):
+        with pytest.raises(DeploymentError, match="did you mean AlarmQueue"):
+            refuse_unknown({name: "x"}, known)
+    with pytest.raises(DeploymentError, match="no stack of this run"):
+        refuse_unknown({"agents.AlarmQueue": "x"}, known)
+
+
+@pytest.mark.parametrize("stack", [one.name for one in STACKS])
+def test_templates_and_their_conditions_are_read_as_cfn_lint_reads_them(stack: str) -> None:
+    [one] = chosen([stack])
+    template = read(one)
+    assert template == Rendered.template_of(stack)
+    declared = parameters(one)
+    assert declared.keys() == template["Parameters"].keys()
+    if stack not in ("failover", "wsapi"):
+        rendered = Rendered(stack, given(stack))
+        values = {name: str(value) for name, value in rendered.parameters.items()}
+        wanted = wanted_resources(template, values, rendered.region)
+        assert wanted == {name: told["Type"] for name, told in rendered.resources.items()}
+
+
+def test_a_condition_that_cannot_be_judged_is_told() -> None:
+    with pytest.raises(DeploymentError, match="cannot be judged"):
+        holds({"Fn::Equals": [{"Fn::FindInMap": ["a", "b", "c"]}, "x"]}, {}, {})
+    with pytest.raises(DeploymentError, match="cannot be judged"):
+        holds({"Fn::Contains": [["a"], "x"]}, {}, {})
+
+
+# Errors of AWS
+
+
+def refused(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "as it is"}}, "Act")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (refused("ExpiredToken"), "credentials have expired"),
+        (refused("InvalidClientTokenId"), "does not know these credentials"),
+        (refused("AccessDenied"), "making it: not allowed. as it is What a deployment needs is in docs/aws.md"),
+        (refused("ValidationError"), r"making it: as it is \(ValidationError\)"),
+        (EndpointConnectionError(endpoint_url="https://x"), "is the region right"),
+    ],
+)
+def test_what_aws_refuses_is_told_with_the_remedy(error: Exception, words: str) -> None:
+    with pytest.raises(DeploymentError, match=words), told("making it"):
+        raise error
+
+
+def test_a_local_engine_needs_neither_a_region_nor_credentials() -> None:
+    cloud = open_cloud(None, "http://127.0.0.1:1")
+    assert (cloud.region, cloud.endpoint) == (REGION, "http://127.0.0.1:1")
+    with pytest.raises(DeploymentError, match="no AWS region"):
+        open_cloud(None)
+
+
+# What machines install
+
+
+def test_what_machines_install_is_the_same_bytes_for_the_same_files_and_enough_to_install_from(tmp_path: Path) -> None:
+    key, content = artefacts.pack()
+    assert artefacts.pack() == (key, content)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    done = subprocess.run(
+        [tmp_path / "scripts" / "install-ec2", "--dry-run", "--no-start"],
+        env={**os.environ, "INSTALL_ROOT": str(tmp_path / "machine")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "would: switch to the release" in done.stdout
+    for needed in ("scripts/complete-termination", "systemd/thunderagent-termination.service"):
+        assert (tmp_path / needed).is_file()
+    assert os.access(tmp_path / "scripts" / "complete-termination", os.X_OK)
+
+
+def test_a_project_goes_along_without_its_secrets_and_history(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "shop/jobs.py", ".env", ".git/config", "key.pem", "tasks.db", ".venv/x.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    key, content = artefacts.pack(tmp_path)
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        found = {name for name in archive.getnames() if name.startswith("source/")}
+    assert found == {"source/pyproject.toml", "source/shop/jobs.py"}
+    (tmp_path / "shop" / "jobs.py").write_text("y")
+    assert artefacts.pack(tmp_path)[0] != key
+
+
+def test_a_folder_that_is_no_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeploymentError, match=r"neither pyproject\.toml"):
+        artefacts.pack(tmp_path)
+    with pytest.raises(DeploymentError, match="is not a folder"):
+        artefacts.pack(tmp_path / "nothing")

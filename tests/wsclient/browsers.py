@@ -1,0 +1,73 @@
+"""Chromium for tests: the system's own, started afresh, with nothing that reaches the network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from thunderagent.wsapi.gateway import Gateway, in_thread
+from thunderagent.wsapi.gateway_events import Limits
+from thunderagent.wsapi.issuer import Issuer
+from thunderagent.wsapi.local_regions import local_regions
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+from playwright.sync_api import Browser as Browser
+from playwright.sync_api import Page as Page
+from playwright.sync_api import sync_playwright
+
+FLAGS: Final = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+
+
+def chromium() -> str | None:
+    """Where the browser is, None if there is none."""
+    return next((found for name in NAMES if (found := shutil.which(name, path=f"{os.environ['PATH']}:/usr/bin"))), None)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """A browser; the test is skipped if there is none."""
+    path = chromium()
+    if path is None:
+        pytest.skip(f"no Chromium: none of {', '.join(NAMES)} is installed; on Debian: apt-get install chromium")
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=list(FLAGS), timeout=60_000)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+@contextmanager
+def gateways(folder: Path, names: Sequence[str], limits: Limits | None = None) -> Iterator[list[Gateway]]:
+    """Regions of a demo that share their states, in a thread."""
+    with local_regions(names, folder=folder, ports=[0] * (2 * len(names))) as regions:
+        opened = [one.gateway for one in regions]
+        for gateway in opened:
+            if limits is not None:
+                gateway.limits, gateway.rotate_after_s = limits, limits.rotate_after_s
+        with in_thread(*opened):
+            yield opened
+
+
+def issuer_of(gateway: Gateway) -> Issuer:
+    """Who signs the tokens of a demo."""
+    issuer = gateway.pages.issuer
+    assert issuer is not None
+    return issuer

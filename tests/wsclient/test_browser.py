@@ -1,0 +1,335 @@
+"""The client for browsers in a real one: against local gateways that are lost, whose tokens expire, that rotate."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wsclient.browsers import Browser, Page, browser, gateways
+from thunderagent.pushes import Pusher
+from thunderagent.websocket_messages import Joiner, frames, merge_patch
+from thunderagent.wsapi.gateway import Gateway
+from thunderagent.wsapi.gateway_events import Limits
+from thunderagent.wsclient.options import ClientOptions
+from thunderagent.wsclient.replica import Replica
+
+LONG_MS = 20_000
+REGIONS = ("eu-central-1", "eu-west-1")
+
+START = """
+async ([urls, http, options, tokens]) => {
+    const { Client } = await import("/client.js");
+    globalThis.attempts = [];
+    globalThis.pushes = [];
+    globalThis.made = async (expires) =>
+        (await (await fetch(`${http}token?user=ada&expires_s=${expires}`)).json()).token;
+    const token = async (attempt) => {
+        attempts.push({ authFailed: attempt.authFailed, number: attempt.number });
+        return tokens[attempt.authFailed ? "fresh" : attempts.length === 1 ? "first" : "later"] ?? made(3600);
+    };
+    class Half extends WebSocket {
+        send(text) {
+            if (!globalThis.isMute) super.send(text);
+        }
+    }
+    globalThis.client = new Client(urls, token, {
+        backoffBaseS: 0.2, backoffCapS: 1, ...options, WebSocket: Half, onPush: (message) => pushes.push(message),
+    });
+    await client.ready(15);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for this file; each test has a context of its own."""
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Page]:
+    """A page whose errors fail the test."""
+    context = chromium.new_context(viewport={"width": 900, "height": 600})
+    context.set_default_timeout(LONG_MS)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Iterator[list[Gateway]]:
+    """Two regions over one state."""
+    with gateways(tmp_path, REGIONS) as opened:
+        yield opened
+
+
+def start(page: Page, regions: list[Gateway], token_from: int = 0, **options: Any) -> None:
+    """A page with a client that is ready."""
+    tokens = options.pop("tokens", {})
+    page.goto(regions[0].http_url + "client.js")
+    page.evaluate(START, [[one.url for one in regions], regions[token_from].http_url, options, tokens])
+
+
+def story(page: Page) -> list[str]:
+    """The events of the connection."""
+    return list(page.evaluate("client.story.map((event) => event.type)"))
+
+
+def test_what_is_set_while_the_server_is_lost_is_saved_by_the_other_region(page: Page, regions: list[Gateway]) -> None:
+    start(page, regions, token_from=1)
+    assert page.evaluate("client.set({ cart: { apples: 1 } })") == 1
+    regions[0].cut()
+    page.wait_for_function("!client.isConnected || client.region === 'eu-west-1'")
+    assert page.evaluate("client.set({ cart: { pears: 2 } })") == 2
+    assert page.evaluate("client.get()") == {"cart": {"apples": 1, "pears": 2}}
+    assert page.evaluate("client.region") == "eu-west-1"
+    regions[0].mend()
+    assert "connected" in story(page)[2:]
+    assert page.evaluate("client.close()") == {"ended": "asked", "detail": "", "unacknowledged": 0}
+
+
+def test_an_expired_token_leads_to_a_fresh_one(page: Page, regions: list[Gateway]) -> None:
+    issuer = regions[0].pages.issuer
+    assert issuer is not None
+    start(page, regions[:1], token_from=0, tokens={"later": issuer.token("ada", expires_s=-60.0)})
+    page.evaluate("client.set({ a: 1 })")
+    regions[0].rotate()  # the server ends the connection; the token that the page has is over meanwhile
+    page.wait_for_function("attempts.length === 3 && client.isConnected")
+    assert page.evaluate("attempts.map((one) => one.authFailed)") == [False, False, True]
+    assert page.evaluate("client.set({ b: 2 })") == 2
+
+
+def test_a_connection_is_replaced_before_its_limit_without_loss_and_without_a_gap(page: Page, tmp_path: Path) -> None:
+    with gateways(tmp_path, REGIONS[:1], Limits(rotate_after_s=4.0)) as [gateway]:
+        pusher = Pusher(gateway.post, lambda: gateway._connections)
+        try:
+            start(page, [gateway], rotateAfterS=1.0)
+            sent = 0
+            while page.evaluate("client.story.filter((event) => event.isRotated).length") < 4:
+                assert pusher.push("ada", sent) >= 1
+                sent += 1
+                assert page.evaluate(f"client.set({{ sent: {sent} }})") == sent
+            page.wait_for_function(f"pushes.length >= {sent}")
+            assert page.evaluate("pushes") == list(range(sent))
+            assert set(story(page)) == {"connected"}
+            page.evaluate("client.close()")
+        finally:
+            pusher.close()
+
+
+def test_a_connection_that_the_server_ends_at_its_limit_is_opened_again(page: Page, tmp_path: Path) -> None:
+    with gateways(tmp_path, REGIONS[:1], Limits(rotate_after_s=1.0)) as [gateway]:
+        start(page, [gateway])
+        page.evaluate("client.set({ a: 1 })")
+        page.wait_for_function("client.story.filter((event) => event.type === 'connected').length >= 3")
+        assert page.evaluate("client.set({ b: 2 })") == 2
+        assert page.evaluate("client.state") == {"a": 1, "b": 2}
+
+
+def test_a_half_open_connection_is_left_after_two_missed_pongs(page: Page, regions: list[Gateway]) -> None:
+    start(page, regions[:1], heartbeatS=0.4)
+    page.wait_for_function("client.latencyS !== null")
+    page.evaluate("globalThis.isMute = true")
+    page.wait_for_function("!client.isConnected")
+    page.evaluate("globalThis.isMute = false")
+    assert page.evaluate("client.set({ a: 1 })") == 1
+    reasons = page.evaluate("client.story.map((event) => event.reason ?? '')")
+    assert any("2 pings were not answered" in reason for reason in reasons)
+
+
+def test_limits_and_refusals_are_told_and_the_end_is_final(page: Page, regions: list[Gateway]) -> None:
+    start(page, regions[:1], maxUnacknowledged=2)
+    told = page.evaluate("""async () => {
+        const errors = [];
+        const note = (error) => errors.push(`${error.name}: ${error.message}`);
+        await client.set({ a: "x".repeat(140000) }).catch(note);
+        await client.set([1]).catch(note);
+        await client.set({ a: "y".repeat(125000) }).catch(note);
+        client.set({ a: 1 }); client.set({ a: 2 });
+        await client.set({ a: 3 }).catch(note);
+        await client.flush(5);
+        const waiting = client.set({ late: true });
+        globalThis.isMute = true;
+        client.reconnect();
+        const reason = await client.close();
+        await waiting.catch(note);
+        await client.set({}).catch(note);
+        await client.get().catch(note);
+        return { errors, reason, state: client.state };
+    }""")
+    assert told["state"]["a"] == 2
+    assert told["reason"]["ended"] == "asked"
+    kinds = [error.partition(":")[0] for error in told["errors"]]
+    assert kinds[:4] == ["LimitReached", "TypeError", "ChangeRefused", "LimitReached"]
+    assert kinds[4:] in (["ClientClosed"] * 3, ["ClientClosed"] * 2)
+
+
+@pytest.mark.parametrize("token", ["two words", "", None])
+def test_a_token_that_is_none_ends_the_client_with_a_reason(page: Page, regions: list[Gateway], token: Any) -> None:
+    page.goto(regions[0].http_url + "client.js")
+    reason = page.evaluate(
+        """async ([url, token]) => {
+            const { Client } = await import("/client.js");
+            return new Client(url, () => token).waitClosed();
+        }""",
+        [regions[0].url, token],
+    )
+    assert reason["ended"] == "configuration"
+    assert "token" in reason["detail"]
+
+
+def test_the_demo_page_keeps_its_state_over_a_fail_over(page: Page, regions: list[Gateway]) -> None:
+    page.goto(regions[0].http_url)
+    page.wait_for_function("globalThis.client?.isConnected")
+    page.fill("input[name=name]", "Ada")
+    page.select_option("select[name=theme]", "dark")
+    page.click("#add")
+    page.wait_for_function("client.version >= 3 && client.unacknowledged.length === 0")
+    page.click("article:nth-of-type(1) [data-verb=cut]")
+    page.fill("input[name=note]", "written while the region was lost")
+    page.click("#add")
+    page.wait_for_function("client.region === 'eu-west-1' && client.unacknowledged.length === 0")
+    wanted = {"name": "Ada", "theme": "dark", "counter": 2, "note": "written while the region was lost"}
+    assert page.evaluate("client.get()") == wanted
+    assert page.locator("#connection").inner_text() == "connected to eu-west-1"
+    assert page.locator("article.here b").inner_text() == "eu-west-1"
+    assert page.locator("output[name=counter]").inner_text() == "2"
+    lines = page.locator("#story li").all_inner_texts()
+    assert any("lost" in line for line in lines)
+    assert "connected to eu-west-1" in " ".join(lines)
+    regions[0].mend()
+    page.reload()
+    page.wait_for_function("globalThis.client?.version >= 4")
+    assert page.input_value("input[name=name]") == "Ada"
+    assert page.input_value("input[name=note]") == "written while the region was lost"
+
+
+@pytest.mark.parametrize("width", [320, 900])
+def test_the_demo_page_fits_its_window(page: Page, regions: list[Gateway], width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 600})
+    page.goto(regions[0].http_url)
+    page.wait_for_function("globalThis.client?.isConnected")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+VALUES = (None, 0, 1.5, "ü\U0001f600", True, [1, {"a": None}], {"b": {"c": 1}}, {"__proto__": {"x": 1}})
+
+
+def value(rng: random.Random, depth: int = 0) -> Any:
+    """Some JSON object."""
+    names = rng.sample(["a", "b", "c", "__proto__", "constructor"], rng.randint(0, 3))
+    return {name: rng.choice(VALUES) if depth or rng.random() < 0.6 else value(rng, depth + 1) for name in names}
+
+
+def test_the_twins_merge_and_cut_alike(page: Page, regions: list[Gateway]) -> None:
+    rng = random.Random(7)
+    pairs = [(value(rng), value(rng)) for _ in range(300)]
+    texts = [
+        json.dumps({"text": "".join(rng.choices('aü\U0001f600"\\', k=n))}, ensure_ascii=False) for n in (9, 40_000)
+    ]
+    page.goto(regions[0].http_url + "client.js")
+    found = page.evaluate(
+        """async ([pairs, texts]) => {
+            const { Joiner, frames, mergePatch } = await import("/client.js");
+            const joined = (text) => {
+                const joiner = new Joiner();
+                const found = frames(text, "a1").map((one) => joiner.add(JSON.parse(one))).at(-1);
+                return found;
+            };
+            return {
+                merged: JSON.parse(pairs).map(([target, patch]) => JSON.stringify(mergePatch(target, patch))),
+                frames: texts.map((text) => frames(text, "a1")),
+                joined: joined(texts[1]),
+                polluted: {}.x ?? null,
+            };
+        }""",
+        [json.dumps(pairs), texts],
+    )
+    assert [json.loads(text) for text in found["merged"]] == [merge_patch(target, patch) for target, patch in pairs]
+    assert found["polluted"] is None
+    assert found["frames"][0] == [texts[0]]
+    joiner = Joiner()
+    assert [joiner.add(json.loads(frame)) for frame in found["frames"][1]][-1] == texts[1]
+    assert max(len(frame.encode()) for frame in found["frames"][1]) <= 32_000
+    assert found["joined"] == texts[1]
+    ours = [json.loads(frame) | {"type": "chunk"} for frame in frames(texts[1], "b2")]
+    joined = page.evaluate(
+        """async (chunks) => {
+            const { Joiner } = await import("/client.js");
+            const joiner = new Joiner();
+            return chunks.map((chunk) => joiner.add(chunk)).at(-1);
+        }""",
+        ours,
+    )
+    assert joined == texts[1]
+
+
+def test_the_twins_see_the_same_state_whatever_servers_say(page: Page, regions: list[Gateway]) -> None:
+    rng = random.Random(11)
+    runs = [[step(rng, number) for number in range(60)] for _ in range(12)]
+    page.goto(regions[0].http_url + "client.js")
+    theirs = page.evaluate(
+        """async (runs) => {
+            const { DEFAULTS, Replica } = await import("/client.js");
+            return runs.map((steps) => {
+                const one = new Replica({ ...DEFAULTS, keepAcknowledged: 6, keepAcknowledgedBytes: 60 });
+                return steps.map(([verb, ...given]) => {
+                    if (verb === "saved") given[0] = one.tail[0]?.id ?? "none";
+                    if (verb === "saved" && given[1] === 0) given[1] = one.version + 1;
+                    const answer = one[verb](...given);
+                    const told = verb === "add" ? null : answer ?? null;
+                    return [told, one.state, one.version, one.region, one.tail.map(({ id, isCheck }) => [id, isCheck]),
+                        one.log.map(({ id }) => id), one.unacknowledged.length, one.isFull];
+                });
+            });
+        }""",
+        runs,
+    )
+    for steps, told in zip(runs, theirs, strict=True):
+        assert [list(one) for one in ours(steps)] == told
+
+
+def step(rng: random.Random, number: int) -> list[Any]:
+    """Something that happens to a replica."""
+    patch = {rng.choice("abc"): rng.choice([None, number, {"x": number}])}
+    version, region = rng.randint(0, 12), rng.choice(REGIONS)
+    return rng.choice(
+        [
+            ["add", f"c{number}", patch],
+            ["saved", "", rng.choice([0, 0, 0, version]), region, number * 10.0],
+            ["observed", patch, version, region, number * 10.0, rng.random() < 0.5],
+            ["conflict", rng.randint(0, 12), patch, version, region, number * 10.0],
+            ["drop", f"c{rng.randint(0, 60)}"],
+        ]
+    )
+
+
+def ours(steps: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The same steps in Python."""
+    one = Replica(ClientOptions(keep_acknowledged=6, keep_acknowledged_bytes=60))
+    for verb, *given in steps:
+        told: Any = None
+        match verb:
+            case "add":
+                one.add(*given)
+            case "saved":
+                version = given[1] or one.version + 1
+                told = one.saved(one.head.id if one.head else "none", version, *given[2:])
+            case "observed":
+                told = list(one.observed(*given[:4], is_behind=given[4]))
+            case "conflict":
+                told = list(one.conflict(*given))
+            case "drop":
+                one.drop(*given)
+        tail = [[change.id, change.is_check] for change in one._tail]
+        log = [change.id for change in one._log]
+        yield told, one.state, one.version, one.region, tail, log, len(one.unacknowledged), one.is_full
