@@ -10,7 +10,7 @@ processes, whose deadlines are real.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TypeVar
 
 import pytest
@@ -42,20 +42,21 @@ def dealt(
         items: in the order of their files.
         workers: number of parts.
         group: what has to stay together as far as possible: the file of a test, for the sake of its fixtures.
-        waits: tests that are dealt to the first half of the parts, group by group.
+        waits: tests that are dealt to the first half of the parts, group by group, the last one first: what stands at
+            the beginning of a part is not taken away from its worker, so a group that shares much should be late.
         is_long: tests with which the other half begins.
     """
     lanes: list[list[T]] = [[] for _ in range(workers)]
     waiting, calculating = lanes[: (workers + 1) // 2], lanes[(workers + 1) // 2 :] or lanes
-    for index, (_, some) in enumerate(groupby(filter(waits, items), group)):
+    groups = [list(some) for _, some in groupby(filter(waits, items), group)]
+    for index, some in enumerate(reversed(groups)):  # the files of `acceptance`, which share nothing, come last
         waiting[index % len(waiting)].extend(some)
     others = [item for item in items if not waits(item)]
     for index, item in enumerate(filter(is_long, others)):
         calculating[index % len(calculating)].append(item)
     rest = iter([item for item in others if not is_long(item)])
     found: list[T] = []
-    for index, lane in enumerate(lanes):
-        share = len(items) * (index + 1) // workers - len(found)
+    for index, lane in enumerate(lanes, 1):
         found += lane
-        found += [item for _, item in zip(range(share - len(lane)), rest, strict=False)]
-    return [*found, *rest]
+        found += islice(rest, max(0, len(items) * index // workers - len(found)))
+    return found

@@ -93,11 +93,14 @@ class Fleet:
         """Take what the agents tell of themselves."""
         self._learnt = self._monotonic()
         self._seen = {agent.name: agent.seen_at for agent in agents}
+        here = next((_region(agent) for agent in agents if agent.name == self._owner), None)
         self._lost = {name: at for name, at in self._lost.items() if self._seen.get(name, math.inf) <= at}
         rows = {
             agent.name: told
             for agent in agents
-            if agent.name not in self._lost and (told := _told(agent, self._jobs)) is not None
+            if agent.name not in self._lost
+            and _region(agent) == here  # only one region's agents work, and rows of a lost one stay for a while
+            and (told := _told(agent, self._jobs)) is not None
         }
         self._told = rows.pop(self._owner, (None, 0))[0]
         self._others = rows
@@ -152,6 +155,12 @@ def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
         return (held, most) if most > 0 and takes else None
     except (LookupError, TypeError, ValueError, AttributeError):  # of another version, or made by hand
         return None
+
+
+def _region(agent: AgentInfo) -> str | None:
+    """The region that an agent tells of."""
+    region = agent.info.get("region")
+    return region.get("name") if isinstance(region, Mapping) else None
 
 
 def is_paused(agent: AgentInfo) -> bool:

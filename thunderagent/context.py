@@ -13,6 +13,8 @@ from thunderagent.jsondata import dump_json
 from thunderagent.task import Lease
 
 PROGRESS_BYTES: Final = 1024
+_EPOCH_SHIFT: Final = 32
+"""Runs of one task within an epoch are fewer than 2 ** 32; the sum is exact in JSON for two million epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,12 @@ class Context:
 
     @property
     def fence(self) -> int:
-        """A number that grows with each run; a resource that remembers the largest can refuse a run that is over."""
-        return self.lease.fence
+        """A number that grows with each run; a resource that remembers the largest can refuse a run that is over.
+
+        Where several regions share a table, a region that had not seen a claim of another makes it anew, with the same
+        number in the row; so the epoch of the region's grant is in front here, as a multiple of 2 ** 32.
+        """
+        return ((self.lease.task.region_epoch or 0) << _EPOCH_SHIFT) + self.lease.fence
 
     @property
     def idempotency_key(self) -> str:

@@ -119,7 +119,7 @@ def resources(
     """What the settings name.
 
     Args:
-        settings: store, wake queue, bucket and namespace.
+        settings: store, wake queue, bucket, namespace and arbiter.
         account: 12 digits; None: any.
         region: None: that of the store's URL, else any.
         partition: `aws`, `aws-cn` or `aws-us-gov`; None: that of the region.

@@ -98,7 +98,8 @@ class LostLeases:
     def _is_lost(self, task: Task, now: float) -> bool:
         if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
             return False
-        if self.has_moved(task):
+        if self.has_moved(task):  # if it is left to another agent for now, `recheck` finds it again
+            self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
             return True
         known = self._sightings.get(task.task_id)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):

@@ -26,7 +26,7 @@ from thunderagent.port import Engine
 from thunderagent.setting_problems import push_problem
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.failures import DENIED, code_of
-from thunderagent.websocket_messages import Kind, check_size, encode, frames
+from thunderagent.websocket_messages import Kind, encode, frames
 from thunderagent.websocket_writes import connections_id, forget_connection, holders_of, remove_connection
 
 AT_ONCE: Final = 8
@@ -164,7 +164,6 @@ class Pusher:
         """
         push_id = uuid.uuid4().hex
         text = encode({"type": Kind.PUSH, "id": push_id})[:-1] + f',"message":{dump_json(message, "the message")}}}'
-        check_size(text)
         texts = frames(text, push_id)
         engine, pool = self._ready()
         row_id = connections_id(user)

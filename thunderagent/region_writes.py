@@ -6,6 +6,7 @@ order of a person and a step of an agent cannot both be made of one sight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -116,6 +117,8 @@ def reasserted(write: Write, refused_by: Row, epoch: int) -> Write | None:
     own: dict[str, Any] = {
         name: held[name] for name in ("status", "fence", "leaseOwner") if name in held and name not in write.remove
     }
+    if "lockTime" in write.set and "leaseSec" not in refused_by:  # a heartbeat does not write it, and a sweep needs it
+        own["leaseSec"] = math.ceil(write.set["lockTime"] - write.set["updatedAt"])
     ended = ("finishedAt", "expireAt", "doneReason", "result", "resultRef")
     remove = tuple(dict.fromkeys((*write.remove, *(name for name in ended if name not in write.set))))
     return replace(

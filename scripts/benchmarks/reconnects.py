@@ -1,7 +1,7 @@
 """A fleet of WebSocket clients that lose their region at one moment, and an API that takes 500 connects in a second.
 
 Pure: no clock, no network, the same figures for the same seed. The delays are those of the client itself.
-`python -m scripts.benchmarks.reconnects` prints the comparison.
+`python scripts/benchmarks/reconnects.py` prints the comparison.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -26,7 +26,9 @@ from thunderagent.errors import ThunderAgentError
 from thunderagent.settings import PREFIX
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
-STRAINED: float = 0.25
+LEASE_S: Final = 30.0
+"""Length of a grant."""
+STRAINED: Final = 0.25
 """A thread that waited for a core for so much of a grant's length may have lost the grant by that alone."""
 
 
@@ -92,6 +94,8 @@ def region_loss(
         found = played.play()
     except (DrillFailed, CrowdFailed, ThunderAgentError, TimeoutError) as problem:
         console.print(f"[red]The drill could not be played:[/red] {escape(str(problem))}")
+        if json_file is not None:
+            _write(json_file, {"ok": False, "problem": str(problem), **_strain(strain, pace)})
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         console.print("stopped")
@@ -102,7 +106,7 @@ def region_loss(
             shutil.rmtree(folder, ignore_errors=True)
     told = _told(found, strain, time.monotonic() - begun)
     if json_file is not None:
-        json_file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        _write(json_file, told)
     if keep:
         (folder / "found.json").write_text(json.dumps({**told, "report": found.report}), encoding="utf-8")
         console.print(f"\nfolder  {escape(str(folder))}")
@@ -119,8 +123,7 @@ def _told(found: Found, strain: Strain, took_s: float) -> dict[str, Any]:
         "clients": found.clients,
         "streams": found.streams,
         "took_s": round(took_s, 1),
-        "is_strained": strain.worst_s > found.pace.s(30.0) * STRAINED,
-        "worst_stall_s": round(strain.worst_s, 3),
+        **_strain(strain, found.pace),
         "goals": {goal.name: {"ok": goal.ok, "told": goal.told} for goal in goals},
         "timelines": {one.title: one.as_json() for one in timelines},
         "changes": {
@@ -128,10 +131,22 @@ def _told(found: Found, strain: Strain, took_s: float) -> dict[str, Any]:
             "sent_again": found.again,
             "checked": found.checked,
             "lost": found.lost_changes,
+            "collided": found.collided,
         },
         "late_writes": {"landed": found.late, "reasserted": found.reasserted, "overwritten": found.overwritten},
         "epoch": found.epoch,
     }
+
+
+def _strain(strain: Strain, pace: Pace) -> dict[str, Any]:
+    return {
+        "is_strained": strain.worst_s > pace.s(LEASE_S) * STRAINED,
+        "worst_stall_s": round(strain.worst_s, 3),
+    }
+
+
+def _write(path: Path, told: dict[str, Any]) -> None:
+    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def _show(console: Console, found: Found, told: dict[str, Any]) -> None:

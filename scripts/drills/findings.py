@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from drills.ledger import Run, overlaps, silently_twice, twice
-from drills.pace import Pace
+from drills.pace import LAG_S, Pace
 from drills.timeline import Timeline
 
 SWITCH_S: Final = 150.0
 """From the loss to the name that leads elsewhere, and to agents that work there."""
 STOP_S: Final = 30.0
 """From the loss to the end of the last handler in the lost region."""
+UNDER_WAY: Final = 20
+"""Messages of the feed that may be on their way to a stream at the end."""
 MACHINE_S: Final = 0.25
 """Real seconds beside these that a machine with two busy cores may take, however fast time runs."""
 
@@ -75,13 +77,33 @@ class Found:
 
     @property
     def lost_changes(self) -> list[str]:
-        """Changes that were acknowledged, and that no state has at the end."""
-        return [
-            f"{one['user']}: {one['device']}.{number}"
-            for one in self.people
-            for number, _ in one["acknowledged"]
-            if f"{one['device']}.{number}" not in self.states.get(one["user"], {}).get("done", {})
-        ]
+        """Changes that were acknowledged, and that no state has at the end, but for those that collided."""
+        return [name for name, has_collided in self._missing() if not has_collided]
+
+    @property
+    def collided(self) -> list[str]:
+        """Changes that are gone as the user's other device changed the state in the other region within the lag of
+        replication: of two writes the later stays, and both were acknowledged.
+        """
+        return [name for name, has_collided in self._missing() if has_collided]
+
+    def _missing(self) -> list[tuple[str, bool]]:
+        """Acknowledged changes that no state has, and whether each has collided."""
+        found = []
+        lag_s = self.pace.s(LAG_S) + MACHINE_S
+        for one in self.people:
+            others = [
+                acknowledged
+                for other in self.people
+                if other["user"] == one["user"] and other["device"] != one["device"]
+                for acknowledged in other["acknowledged"]
+            ]
+            kept = self.states.get(one["user"], {}).get("done", {})
+            for number, at, region in one["acknowledged"]:
+                if (name := f"{one['device']}.{number}") not in kept:
+                    has_collided = any(abs(at - when) <= lag_s and region != where for _, when, where in others)
+                    found.append((f"{one['user']}: {name}", has_collided))
+        return found
 
     @property
     def changes(self) -> int:
@@ -90,8 +112,9 @@ class Found:
 
     @property
     def gaps(self) -> int:
-        """Messages of streams that nobody has handled, between the first and the last of each."""
-        return sum(max(counts) - min(counts) + 1 - len(counts) for counts in self.messages.values() if counts)
+        """Messages of streams that nobody has handled, from the first of each to those that came just now."""
+        newest = self.report.get("messages", 0) - UNDER_WAY
+        return sum(max(newest, *counts) - min(counts) + 1 - len(counts) for counts in self.messages.values() if counts)
 
     @property
     def repeated(self) -> int:
@@ -141,14 +164,15 @@ class Found:
             Goal(
                 "nothing twice silently",
                 not silent,
-                f"{len(double)} tasks came to their end twice, once in each of two epochs; {len(silent)} twice in one",
+                f"{len(double)} tasks came to their end twice, once in each of two epochs; {len(silent)} twice in one, or without a larger fence",
             ),
         ]
 
     def _streams(self) -> list[Goal]:
         late = f"{self.late} late writes of the lost region: {self.reasserted} written over, {len(self.stale)} stayed"
         goals = [
-            Goal("streams whole", not self.gaps, f"{self.gaps} messages of streams missing, {self.repeated} replayed")
+            self._within("streams", f"all {self.streams} streams are live again", SWITCH_S),
+            Goal("streams whole", not self.gaps, f"{self.gaps} messages of streams missing, {self.repeated} replayed"),
         ]
         if self.back is not None:
             goals.append(Goal("late writes", not self.stale, late))
@@ -164,6 +188,8 @@ class Found:
             if one["unacknowledged"] or one["region"] != (self.other_region if self.back is None else self.lost_region)
         ]
         told = f"{len(lost)} of {self.changes} acknowledged changes lost; {self.again} were sent again by clients"
+        if self.collided:
+            told += f"; {len(self.collided)} collided with one of the user's other device in the other region"
         return [
             self._within("clients all", "all clients are back", 480.0),
             Goal("no state lost", not lost, told),

@@ -104,9 +104,14 @@ def twice(runs: list[Run]) -> list[str]:
 
 
 def silently_twice(runs: list[Run]) -> list[str]:
-    """Batch tasks that came to their end more than once under one epoch: nothing would tell the runs apart.
-
-    The fence alone does not: a claim that was not replicated is made anew elsewhere, with the same number.
+    """Tasks that came to their end more than once in one epoch, or whose later run has no larger fence: what they do
+    outside of the table could not be told apart.
     """
     done = Counter((run.task_id, run.epoch) for run in runs if run.is_done and not run.is_stream)
-    return sorted({task for (task, _), number in done.items() if number > 1})
+    found = {task for (task, _), number in done.items() if number > 1}
+    largest = dict[str, int]()
+    for run in sorted(runs, key=lambda run: run.begun):
+        if run.fence <= largest.get(run.task_id, 0):
+            found.add(run.task_id)
+        largest[run.task_id] = max(run.fence, largest.get(run.task_id, 0))
+    return sorted(found)

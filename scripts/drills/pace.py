@@ -31,6 +31,9 @@ SHORTER: Final = (
 )
 """Waits that are no settings. Those that give a thread or a socket time to end stay: the machine is no faster."""
 
+LAG_S: Final = 0.5
+"""Of replication between the regions, in seconds of the story."""
+
 LEAST_S: Final = 0.3
 """An answer over the loopback may take so long on a machine with two busy cores, however fast time runs."""
 

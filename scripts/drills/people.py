@@ -41,7 +41,7 @@ class Person:
         self._port = about["names_port"]
         self._kept: tuple[str, float] = "", -1.0
         self.sent = 0
-        self.acknowledged: list[tuple[int, float]] = []
+        self.acknowledged: list[tuple[int, float, str | None]] = []
         self.events: list[list[Any]] = []
         self.client = Client(self._resolve, lambda attempt: self._token, options=_options(about), governor=governor)
 
@@ -87,7 +87,7 @@ class Person:
 
     def _done(self, number: int, answer: asyncio.Future[int]) -> None:
         if not answer.cancelled() and answer.exception() is None:
-            self.acknowledged.append((number, time.time()))
+            self.acknowledged.append((number, time.time(), self.client.region))
 
     def report(self) -> dict[str, Any]:
         """Everything."""

@@ -46,7 +46,7 @@ class Cast:
 
     world: World
     load: Load
-    names: Names | None
+    names: Names
     crowd: Crowd
 
 
@@ -151,8 +151,6 @@ class RegionLoss:
             self._wait(lambda: self.loss.has("switched"), 240.0, 1.0, self._see_loss)
             self._wait(lambda: self.loss.has("clients all"), 480.0, 10.0, self._see_loss)
         self._wait(lambda: False, STAY_S, see=self._see_loss)
-        rows = rows_of(cast.world.tasks, OTHER, self.ids); live = cast.world.ledger.live_in(OTHER, 2)
-        print("DEBUG", len(live), [{**rows[n], "payload": 0} for n in self.ids if n not in live][:4], [r for r in cast.world.ledger.runs if r.is_stream and r.region==OTHER and r.task_id not in live][:5])
 
     def _return(self) -> None:
         """The lost region comes back, with what it wrote when nobody saw it."""
@@ -348,6 +346,6 @@ class RegionLoss:
 
     def _check(self) -> None:
         self._cast.crowd.check()
-        failures = [*self._cast.world.failures, self._cast.load.failure, self._cast.names and self._cast.names.failure]
+        failures = [*self._cast.world.failures, self._cast.load.failure, self._cast.names.failure]
         if failure := next((one for one in failures if one is not None), None):
             raise DrillFailed(f"a part of the drill died: {failure!r}")

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from drills.fabric import Counted, Link
 from drills.ledger import Ledger
-from drills.pace import Pace
+from drills.pace import LAG_S, Pace
 from drills.workloads import make_jobs
 from thunderagent import fleet_events
 from thunderagent.agent import Agent
@@ -38,8 +38,6 @@ OTHER: Final = "eu-west-1"
 SCOPE: Final = "default"
 AGENTS: Final = 2
 """In each region."""
-LAG_S: Final = 0.5
-"""Of replication."""
 JOIN_S: Final = 15.0
 _KEPT: Final = (
     fleet_events.GrantBegan,
@@ -52,14 +50,19 @@ _KEPT: Final = (
 
 
 class OpenGate(Gate):
-    """A gate that is always open: what a drill looks like without the mechanism."""
+    """A gate that nothing closes once it was open: what a drill looks like without the mechanism."""
 
-    is_open = True
-    may_claim = True
+    _was_open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there ever was a grant."""
+        self._was_open = self._was_open or self.grant.is_valid(time.monotonic())
+        return self._was_open
 
     def check(self) -> int:
         """Whatever was granted last."""
-        return self.grant.epoch
+        return self.grant.epoch if self.is_open else super().check()
 
 
 @dataclass(slots=True)
@@ -135,14 +138,6 @@ class World:
         for link in self.primary.links:
             link.outage()
 
-    def give_back(self) -> None:
-        """The primary is there again, with all that it has."""
-        for link in self.primary.links:
-            link.outage(down=False)
-        self.tasks.heal()
-        self.states.heal()
-        self.primary.gateway.mend()
-
     def give_back(self) -> int:
         """The primary is there again, with all that it has, and with writes that left its agents in time and reach its
         table only now: the last renewals of its streams. They go ahead of all else that is to be replicated, as nobody
@@ -210,7 +205,7 @@ class World:
         jobs = make_jobs(region.name, self.ledger, self.pace)
         store = TaskStore(cast(Engine, region.tasks))
         agent = Agent(store, jobs, settings, bus=bus, companions=companions)
-        if not self.has_gate:
+        if not self.has_gate and region.name == PRIMARY:
             agent.gate.__class__ = OpenGate
         bus.subscribe(lambda event: self._saw(region.name, agent.name, event))
         region.agents.append(agent)

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loguru import logger
 from moto import mock_aws
 
 from tests.canary.support import REGION, Api, an_api
 from thunderagent import canary_function
-from thunderagent.canary_function import Canary, handler, load
+from thunderagent.canary_function import Canary, handler
 from thunderagent.cloudwatch import CloudWatch
 from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable
+from thunderagent.settings import load_settings
 
 OTHER = "eu-west-1"
 
@@ -25,11 +27,13 @@ def api() -> Iterator[Api]:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A container that is started for the first time, without anything in its environment."""
     monkeypatch.setattr(canary_function, "_canary", None)
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     monkeypatch.setenv("AWS_REGION", REGION)
+    yield
+    logger.remove()
 
 
 class Sink(CloudWatch):
@@ -55,13 +59,13 @@ class Sink(CloudWatch):
 
 def set_up(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
     for name, value in variables.items():
-        monkeypatch.setenv(f"CANARY_{name}", value)
+        monkeypatch.setenv(f"THUNDERAGENT_{name}", value)
 
 
 def test_it_answers_and_sends_what_it_saw(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}), OBSERVER=OTHER)
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}), REGION=OTHER)
     sink = Sink()
-    answer = Canary(load(), sink).run()
+    answer = Canary(load_settings(), sink).run()
     assert answer["observer"] == OTHER
     assert answer["healthy"] == {REGION: True}
     assert answer["probes"][0]["target"] == REGION
@@ -75,9 +79,9 @@ def test_it_answers_and_sends_what_it_saw(api: Api, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_down_is_shown_so_until_five_runs_in_a_row_did(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}))
     sink = Sink()
-    canary, seen = Canary(load(), sink), []
+    canary, seen = Canary(load_settings(), sink), []
     for number in range(10):
         api.status = 503 if number in (2, 3) else None
         canary.run()
@@ -86,9 +90,9 @@ def test_what_was_down_is_shown_so_until_five_runs_in_a_row_did(api: Api, monkey
 
 
 def test_a_single_failure_is_over_with_the_next_success(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}))
     sink = Sink()
-    canary, seen = Canary(load(), sink), []
+    canary, seen = Canary(load_settings(), sink), []
     for number in range(5):
         api.status = 503 if number == 2 else None
         canary.run()
@@ -99,15 +103,15 @@ def test_a_single_failure_is_over_with_the_next_success(api: Api, monkeypatch: p
 def test_a_target_that_fails_does_not_hide_another(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     with an_api(OTHER) as other:
         other.status = 503
-        set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url, OTHER: other.url}))
+        set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url, OTHER: other.url}))
         sink = Sink()
-        answer = Canary(load(), sink).run()
+        answer = Canary(load_settings(), sink).run()
     assert answer["healthy"] == {REGION: True, OTHER: False}
     assert (sink.value(REGION), sink.value(OTHER)) == (1.0, 0.0)
 
 
 def test_the_handler_keeps_what_it_knows_while_its_container_lives(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}))
     for _ in range(2):
         assert handler({}, None)["healthy"] == {REGION: True}
     changes = [asked for asked in api.seen if asked["action"] == "setState"]
@@ -119,9 +123,9 @@ def test_data_that_nobody_takes_fail_the_function(api: Api, monkeypatch: pytest.
         def put(self, data: Any, *, hurry: bool = False) -> None:
             raise StoreUnavailable("no answer from CloudWatch")
 
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}))
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}))
     with pytest.raises(StoreError, match="no answer"):
-        Canary(load(), Broken()).run()
+        Canary(load_settings(), Broken()).run()
 
 
 @mock_aws
@@ -131,7 +135,7 @@ def test_cloudwatch_takes_it(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}), NAMESPACE="Shop")
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}), CLOUDWATCH_NAMESPACE="Shop")
     assert handler({}, None)["healthy"] == {REGION: True}
     found = boto3.client("cloudwatch").list_metrics(Namespace="Shop")["Metrics"]
     told = {(one["MetricName"], tuple(pair["Name"] for pair in one["Dimensions"])) for one in found}
@@ -147,7 +151,7 @@ def test_the_token_comes_from_a_secret_and_a_new_one_is_used_at_once(api: Api, m
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     secrets = boto3.client("secretsmanager")
     arn = secrets.create_secret(Name="canary", SecretString="first")["ARN"]
-    set_up(monkeypatch, TARGETS=json.dumps({REGION: api.url}), SECRET=arn)
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}), CANARY_TOKEN_FROM=f"secret:{arn}")
     api.token = "first"
     assert handler({}, None)["healthy"] == {REGION: True}
     api.token = "second"
@@ -163,11 +167,19 @@ def test_the_token_comes_from_a_secret_and_a_new_one_is_used_at_once(api: Api, m
 def test_targets_that_are_none_are_refused_with_the_name_of_the_variable(
     targets: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_up(monkeypatch, TARGETS=targets)
+    set_up(monkeypatch, CANARY_TARGETS=targets)
     with pytest.raises(ConfigurationError, match="CANARY_TARGETS"):
         handler({}, None)
 
 
-def test_the_variables_of_an_agent_do_as_well(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THUNDERAGENT_CANARY_TARGETS", json.dumps({REGION: api.url}))
-    assert handler({}, None)["healthy"] == {REGION: True}
+def test_what_changes_is_a_line_of_its_log(
+    api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url}), LOG_JSON="true")
+    api.status = 503
+    for _ in range(2):
+        handler({}, None)
+    [line] = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["message"]) == ("WARNING", "canary: the target is down")
+    assert (told["target"], told["step"], told["failures"]) == (REGION, "auth", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +221,32 @@ def test_an_agent_of_the_command_line_watches_and_tells_its_row(api: Api) -> Non
         thread.join(20)
     assert not thread.is_alive()
     assert "canary" not in {one.name for one in threading.enumerate()}
+
+
+def test_a_region_whose_users_cannot_use_it_gets_no_grant(api: Api, tmp_path: Path) -> None:
+    api.status = 503
+    client = a_client(
+        api, canary_s=0.1, region_arbiter=f"sqlite:///{tmp_path}/arbiter.db", region_lease_s=3.0, region_beat_s=0.2
+    )
+    agent = Agent(client.store, Registry(), client.settings, companions=equip, first_poll_s=0.0)
+    recorder = Recorder(agent.bus)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    try:
+        recorder.wait_for(CanaryDown)
+        assert not agent.gate.is_open  # its table answers all the time
+        api.status = None
+        recorder.wait_for(CanaryUp)
+        pause = threading.Event()
+        for _ in range(500):
+            if agent.gate.is_open:
+                break
+            pause.wait(0.02)
+        assert agent.gate.is_open
+    finally:
+        agent.stop()
+        thread.join(20)
+    assert not thread.is_alive()
 
 
 def _told(client: Client) -> Any:

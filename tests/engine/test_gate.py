@@ -345,7 +345,7 @@ def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -
 
     @job("once")
     def once(ctx: Context, payload: None) -> None:
-        ran.append(ctx.fence)
+        ran.append(ctx.lease.fence)
 
     faulty = FaultyEngine(memory_store().engine)
     with serving(once, store=TaskStore(faulty), **REGIONAL) as stage:

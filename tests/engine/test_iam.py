@@ -30,6 +30,7 @@ from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.equipment import equip
 from thunderagent.errors import ConfigurationError, ParentNotFound, TaskNotFound
 from thunderagent.iam import (
+    ARBITER_ACTIONS,
     BUCKET_ACTIONS,
     INDEX_ACTIONS,
     METRICS_ACTION,
@@ -133,6 +134,22 @@ def test_the_canary_may_read_its_own_secrets(source: str, expected: list[str]) -
     assert [one["Resource"] for one in found] == expected
     assert {one["Action"] for one in found} <= {"secretsmanager:GetSecretValue"}
     assert not [one for one in policy(Role.PRODUCER, to)["Statement"] if "Canary" in one["Sid"]]
+
+
+def test_an_arbiter_is_the_agents_and_the_operators_and_in_its_own_region() -> None:
+    given = settings(
+        store="dynamodb://T12?region=eu-central-1",
+        region="eu-central-1",
+        region_arbiter="dynamodb://Arbiter?region=eu-north-1",
+    )
+    found = resources(given, account="123456789012")
+    for role in (Role.AGENT, Role.OPERATOR):
+        statement = by_name(policy(role, found))["Arbiter"]
+        assert statement["Resource"] == "arn:aws:dynamodb:eu-north-1:123456789012:table/Arbiter"
+        assert statement["Action"] == [f"dynamodb:{action}" for action in sorted(ARBITER_ACTIONS[role])]
+    assert "Arbiter" not in by_name(policy(Role.PRODUCER, found))
+    on_file = settings(store="dynamodb://T12", region="eu-central-1", region_arbiter="sqlite:///arbiter.db")
+    assert "Arbiter" not in by_name(policy(Role.AGENT, resources(on_file)))
 
 
 def test_no_agent_and_no_application_may_change_the_table_itself() -> None:

@@ -18,6 +18,7 @@ from tests.stands import eventually
 from thunderagent import events
 from thunderagent.balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
 from thunderagent.bus import EventBus
+from thunderagent.conditions import Present, Write
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents
 from thunderagent.errors import StoreUnavailable
@@ -111,6 +112,13 @@ def test_what_an_agent_has_got_since_the_rows_were_written_does_not_change_whose
     made.held = 300  # the other has got as many, which its row does not tell yet
     assert [made.is_ours(one) for one in IDS] == before
     assert any(before)
+
+
+def test_agents_of_another_region_are_none_of_our_fleet_as_one_region_works_at_a_time() -> None:
+    here, there = ({"name": name, "state": "granted", "epoch": 1} for name in ("eu-west-1", "eu-central-1"))
+    made = a_fleet("a", [told("a", region=here), told("lost", 40, region=there), told("odd", region="?")])
+    assert made.size == 1
+    assert all(made.is_ours(one) for one in IDS)
 
 
 def test_agents_without_one_of_our_streams_are_none_of_our_fleet() -> None:
@@ -320,7 +328,7 @@ def test_behind_pages_of_nothing_it_waits_its_pace() -> None:
 class Judge:
     """A janitor on a clock that is set by the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, epoch: int = 0) -> None:
         self.clock = FakeClock()
         self.engine = Watched(memory_store(self.clock).engine)
         self.store = TaskStore(self.engine, monotonic=self.clock.monotonic)
@@ -337,6 +345,7 @@ class Judge:
             sweep_s=15.0,
             keep_failed_s=60.0,
             monotonic=self.clock.monotonic,
+            epoch=lambda: epoch,
         )
 
 
@@ -372,6 +381,19 @@ def test_a_row_is_read_again_only_when_its_lease_should_be_over() -> None:
     at.clock.advance(1.5)
     assert len(at.janitor.lost.recheck()) == 1
     assert len(at.engine.gets) == gets + 1
+
+
+def test_a_stream_of_a_lost_region_that_is_left_to_another_agent_is_found_again_without_reading_the_index() -> None:
+    at = Judge(epoch=2)
+    lease = claimed(at.store, lease_s=20.0, kind="stream", owner="other")
+    at.store.engine.apply(
+        [Write(verb="mark", task_id=lease.task_id, set={"regionEpoch": 1}, require=(Present("taskId"),))]
+    )
+    assert len(at.janitor.lost.find([Lane()])) == 1
+    pages = len(at.engine.pages)
+    for _ in range(3):
+        assert len(at.janitor.lost.recheck()) == 1, "its time to be left to another counts from one look to the next"
+    assert len(at.engine.pages) == pages
 
 
 def test_what_has_ended_or_gone_is_not_rechecked_for_ever() -> None:

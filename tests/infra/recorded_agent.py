@@ -22,16 +22,17 @@ PERMISSIONS: Final = {
 
 
 def record(path: str) -> None:
-    """Note each action once, as `service:Action`."""
+    """Note each action once, as `service:Action` and, if it names a table, as `service:Action/Table`."""
     ask, guard, noted = BaseClient._make_api_call, threading.Lock(), set()
 
     def make_api_call(client: Any, action: str, arguments: Any) -> Any:
         told = f"{client.meta.service_model.service_name}:{PERMISSIONS.get(action, action)}"
+        tables = arguments.get("RequestItems", ()) or [one for one in (arguments.get("TableName"),) if one]
         with guard:
-            if told not in noted:
-                noted.add(told)
+            for one in {told, *(f"{told}/{table}" for table in tables)} - noted:
+                noted.add(one)
                 with open(path, "a", encoding="utf-8") as file:
-                    file.write(f"{told}\n")
+                    file.write(f"{one}\n")
         return ask(client, action, arguments)
 
     BaseClient._make_api_call = make_api_call

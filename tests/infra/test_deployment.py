@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from rich.console import Console
+from typer.testing import CliRunner
 
 from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import given
@@ -27,6 +28,7 @@ from thunderagent.stores import open_engine
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from deployment import artefacts, changes, states
+from deployment.__main__ import app
 from deployment.changes import Change, ChangeSet
 from deployment.cloud import Cloud, open_cloud
 from deployment.conditions import holds, wanted_resources
@@ -59,16 +61,21 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.ministack
 @pytest.mark.processes
-def test_one_command_makes_everything_and_another_takes_it_away(tmp_path: Path) -> None:
+def test_one_command_makes_everything_and_another_takes_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local = ("--local", "--local-folder", str(tmp_path), "--yes")
+    monkeypatch.setenv("COLUMNS", "110")
 
     def run(*arguments: str) -> str:
-        done = command(*arguments, *local)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        done = said_by(*arguments, *local)
+        assert done.exit_code == 0, done.output
+        return str(done.stdout)
 
     try:
-        made = run("deploy")
+        first = command("deploy", *local)
+        assert first.returncode == 0, first.stdout + first.stderr
+        made = first.stdout
         assert f"{len(STACKS)} of {len(STACKS)} stacks changed" in made
         assert "left out on a local engine: HealthCheck (AWS::Route53::HealthCheck)" in made
         settings = dict(re.findall(r"^export (\w+)='(.*)'$", made, re.MULTILINE))
@@ -97,7 +104,7 @@ def test_one_command_makes_everything_and_another_takes_it_away(tmp_path: Path) 
 def test_the_front_is_free_of_what_shellcheck_finds_and_its_help_has_an_example(name: str) -> None:
     front = ROOT / "scripts" / name
     assert f"-m deployment {name} " in front.read_text()
-    said = command(name, "--help").stdout
+    said = said_by(name, "--help").stdout
     assert f"scripts/{name} --region" in said
     assert "Exit codes" in said
     if shutil.which("shellcheck"):
@@ -105,15 +112,20 @@ def test_the_front_is_free_of_what_shellcheck_finds_and_its_help_has_an_example(
         assert done.returncode == 0, done.stdout
 
 
-def test_without_credentials_or_a_region_the_remedy_is_told(tmp_path: Path) -> None:
-    nowhere = {"HOME": str(tmp_path)}
-    done = command("deploy", "--region", "eu-central-1", "--yes", **nowhere)
-    assert done.returncode == 1
+def said_by(*arguments: str) -> Any:
+    """What a command says, run in this process."""
+    done = CliRunner().invoke(app, arguments)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+def test_without_credentials_or_a_region_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = said_by("deploy", "--region", "eu-central-1", "--yes")
+    assert done.exit_code == 1
     assert "no usable AWS credentials" in done.stderr
     assert "scripts/deploy --local" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = command("deploy", "--yes", **nowhere)
-    assert "no AWS region: give --region" in done.stderr
+    assert "no AWS region: give --region" in said_by("deploy", "--yes").stderr
 
 
 @pytest.mark.parametrize(
@@ -126,16 +138,16 @@ def test_without_credentials_or_a_region_the_remedy_is_told(tmp_path: Path) -> N
     ],
 )
 def test_wrong_options_are_told_before_anything_is_done(tmp_path: Path, arguments: list[str], words: str) -> None:
-    done = command(*arguments, "--region", REGION, "--local-folder", str(tmp_path))
-    assert done.returncode == 1
+    done = said_by(*arguments, "--region", REGION, "--local-folder", str(tmp_path))
+    assert done.exit_code == 1
     assert words in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_cannot_begin_a_stack_is_refused() -> None:
-    done = command("deploy", "--prefix", "1st", "--region", REGION)
-    assert done.returncode == 2
-    assert "letters, digits and dashes" in done.stderr
+    done = said_by("deploy", "--prefix", "1st", "--region", REGION)
+    assert done.exit_code == 2
+    assert "letters, digits and dashes" in " ".join(done.stderr.split())
 
 
 # What happens to stacks
@@ -159,6 +171,7 @@ def clean(world: World) -> Iterator[World]:
 
 
 @pytest.mark.ministack
+@pytest.mark.processes
 class TestStacks:
     def test_who_declines_has_changed_nothing(self, clean: World) -> None:
         clean.answers = False
@@ -441,3 +454,48 @@ def test_a_folder_that_is_no_project_is_refused(tmp_path: Path) -> None:
         artefacts.pack(tmp_path)
     with pytest.raises(DeploymentError, match="is not a folder"):
         artefacts.pack(tmp_path / "nothing")
+
+
+# The page
+
+
+def test_the_page_names_all_that_the_commands_ask_of_aws(clean: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from botocore.client import BaseClient
+
+    asked: dict[str, set[str]] = {}
+    ask = BaseClient._make_api_call
+
+    def noted(client: Any, action: str, arguments: Any) -> Any:
+        asked.setdefault(client.meta.service_model.service_name, set()).add(action)
+        return ask(client, action, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", noted)
+    clean.answers = False
+    with pytest.raises(Declined):  # a change set that is taken back
+        clean.deploy("control")
+    clean.answers = True
+    clean.deploy("doorbell", "agents")
+    clean.destroy()
+    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    part = page.partition("<!-- asked by")[2].partition("<!-- end -->")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", part, re.MULTILINE)
+    assert {service: set(re.findall(r"`(\w+)`", actions)) for service, actions in rows} == asked
+
+
+def test_the_page_names_the_stacks_their_defaults_and_what_an_event_may_say() -> None:
+    from thunderagent.router.deployed import DETAIL_TYPE, TaskDetail
+
+    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    order = [page.index(f"`thunderagent-{one.name}`") for one in STACKS]
+    assert order == sorted(order)
+    assert DETAIL_TYPE in page
+    for name in TaskDetail.model_fields:
+        assert f"`{name}`" in page, name
+    agents = Rendered("agents", given("agents")).parameters
+    for name in ("ConnectionsPerAgent", "BacklogPerAgent", "DrainSeconds"):
+        assert f"`{name}`, {agents[name]}" in page, name
+    table = Rendered("table", {}).parameters
+    for name in ("TableName", "DeletionPolicy", "DeletionProtection", "Consistency"):
+        assert f"`{name}` (`{table[name]}`)" in page, name
+    for name in ("OldestReadySeconds", "ThrottleEvents"):
+        assert f"`{name}` ({table[name]})" in page, name

@@ -9,8 +9,10 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from tests.infra.rendering import Rendered
+from tests.infra.rendering import ACCOUNT, Rendered
+from thunderagent.canary_targets import TokenSource
 from thunderagent.hysteresis import Hysteresis
+from thunderagent.metrics import CANARY_HEALTHY
 
 GIVEN: Final = {
     "CodeBucket": "artefacts",
@@ -31,7 +33,8 @@ def failover(region: str = "eu-central-1", **more: str) -> Rendered:
 
 def test_a_canary_that_fails_twice_or_says_nothing_is_an_alarm() -> None:
     alarm = failover().properties("CanaryAlarm")
-    assert alarm["MetricName"] == "CanaryHealthy"
+    assert alarm["MetricName"] == CANARY_HEALTHY.cloudwatch
+    assert tuple(one["Name"] for one in alarm["Dimensions"]) == CANARY_HEALTHY.dimensions
     assert alarm["Dimensions"] == [
         {"Name": "Target", "Value": "eu-central-1"},
         {"Name": "Observer", "Value": "eu-central-1"},
@@ -119,20 +122,18 @@ def test_the_canary_looks_each_minute_and_a_look_that_failed_is_not_repeated() -
 
 
 def test_the_canary_may_tell_its_metrics_read_its_token_and_write_its_log_and_nothing_else() -> None:
-    secret = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:canary-AbCdEf"
-
     def allowed(**more: str) -> dict[str, Any]:
         [policy] = failover(**more).properties("CanaryRole")["Policies"]
         return {one["Sid"]: one for one in policy["PolicyDocument"]["Statement"]}
 
-    with_secret = allowed(TokenSecretArn=secret, Namespace="Shop")
+    with_secret = allowed(TokenSecret="canary", Namespace="Shop", **OTHER)
     assert set(with_secret) == {"Logs", "Metrics", "Token"}
     assert with_secret["Metrics"]["Condition"] == {"StringEquals": {"cloudwatch:namespace": "Shop"}}
     assert with_secret["Metrics"]["Action"] == "cloudwatch:PutMetricData"
-    assert (with_secret["Token"]["Action"], with_secret["Token"]["Resource"]) == (
-        "secretsmanager:GetSecretValue",
-        secret,
-    )
+    secret = f"arn:aws:secretsmanager:eu-central-1:{ACCOUNT}:secret:canary"
+    assert with_secret["Token"]["Action"] == "secretsmanager:GetSecretValue"
+    assert with_secret["Token"]["Resource"] == [f"{secret}-eu-central-1-??????", f"{secret}-eu-west-1-??????"]
+    assert allowed(TokenSecret="canary")["Token"]["Resource"] == [f"{secret}-eu-central-1-??????"]
     assert with_secret["Logs"]["Resource"] == "<CanaryLog.Arn>"
     assert set(allowed()) == {"Logs", "Metrics"}
 
@@ -144,6 +145,11 @@ def test_the_other_region_is_watched_too_when_it_is_named() -> None:
         )
 
     assert targets() == {"eu-central-1": GIVEN["RegionalUrl"]}
+    environment = failover(TokenSecret="canary").properties("CanaryFunction")["Environment"]["Variables"]
+    source = environment["THUNDERAGENT_CANARY_TOKEN_FROM"]  # a user for each region: their rows are replicated
+    assert TokenSource.parse(source, "eu-west-1").place == "canary-eu-west-1"
+    environment = failover().properties("CanaryFunction")["Environment"]["Variables"]
+    assert "THUNDERAGENT_CANARY_TOKEN_FROM" not in environment
     assert targets(**OTHER) == {"eu-central-1": GIVEN["RegionalUrl"], "eu-west-1": OTHER["OtherUrl"]}
 
 

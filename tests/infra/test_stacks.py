@@ -27,7 +27,7 @@ from thunderagent.client import Client
 from thunderagent.cloudwatch import CloudWatch, data_of
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.errors import AccessDenied, TaskNotFound
-from thunderagent.iam import Role, policy, resources
+from thunderagent.iam import ARBITER_ACTIONS, Role, policy, resources
 from thunderagent.measuring import measure
 from thunderagent.meter import Meter
 from thunderagent.router.deployed import DETAIL_TYPE
@@ -107,7 +107,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with engine(tmp_path_factory.mktemp("engine"), AUTH="true", **ROOT_KEY, **quick) as world:
         made = Place(world, {}, "texts")
         made.aws("s3").create_bucket(Bucket="texts")
-        run = world.deploy("control", "table", "doorbell", "agents", AlarmQueue="old", BlobBucket="texts")
+        run = world.deploy(
+            "control", "table", "doorbell", "agents", AlarmQueue="old", BlobBucket="texts", ArbiterRegion=REGION
+        )
         made.outputs = run.outputs
         router = resources_of(world, "ta-doorbell")["RouterRole"]["PhysicalResourceId"]
         for role, name in ((run.outputs["RoleName"], "agent"), (router, "tasks")):
@@ -177,6 +179,8 @@ class RunningAgent:
             "WAKE_QUEUE_URL": self.place.outputs["WakeQueueUrl"],
             "BLOB_BUCKET": self.place.bucket,
             "CLOUDWATCH_NAMESPACE": NAMESPACE,
+            "REGION": REGION,
+            "REGION_ARBITER": f"{self.place.outputs['ArbiterUrl']}&endpoint={self.place.world.endpoint}",
             # Nobody but the doorbell could be the reason that a task starts soon.
             "POLL_MIN_S": "30",
             "POLL_MAX_S": "30",
@@ -287,7 +291,9 @@ def test_an_agent_with_the_role_of_a_machine_and_an_application_do_all_their_wor
 
 
 def test_agents_ask_for_all_that_their_policy_allows_and_for_nothing_else(place: Place, lived: Lived) -> None:
-    assert lived.actions == wanted_actions(place)
+    assert {action for action in lived.actions if "/" not in action} == wanted_actions(place)
+    arbiter = {action.partition("/")[0] for action in lived.actions if action.endswith("/ThunderAgentArbiter")}
+    assert arbiter == {f"dynamodb:{action}" for action in ARBITER_ACTIONS[Role.AGENT]}
 
 
 def test_an_agent_hears_of_new_tasks_through_the_deployed_wake_queue(lived: Lived) -> None:
@@ -354,7 +360,8 @@ def test_a_machine_may_do_nothing_beside_its_work(place: Place) -> None:
         lambda: dynamodb.delete_table(TableName=table),
         lambda: dynamodb.scan(TableName=table),
         lambda: dynamodb.update_table(TableName=table, DeletionProtectionEnabled=False),
-        lambda: dynamodb.get_item(TableName=place.outputs["ArbiterName"], Key={"taskId": {"S": "region:all"}}),
+        lambda: dynamodb.delete_item(TableName=place.outputs["ArbiterName"], Key={"taskId": {"S": "region:default"}}),
+        lambda: dynamodb.describe_table(TableName=place.outputs["ArbiterName"]),
         lambda: sqs.purge_queue(QueueUrl=place.outputs["WakeQueueUrl"]),
         lambda: sqs.send_message(QueueUrl=place.outputs["LostEventsUrl"], MessageBody="x"),
         lambda: s3.list_objects_v2(Bucket=place.bucket),

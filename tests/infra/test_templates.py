@@ -30,6 +30,7 @@ AGENTS: Final = {
     "ArtefactKey": "thunderagent/agents/0123.tar.gz",
     "Subnets": "subnet-0a,subnet-0b",
 }
+SECRET: Final = f"arn:aws:secretsmanager:eu-central-1:{ACCOUNT}:secret:canary-abcdef"
 DOORBELL: Final = {"CodeBucket": "artefacts", "CodeKey": "thunderagent/lambda/0123.zip"}
 WITH_ALL: Final = {
     "WakeQueueUrl": f"https://sqs.eu-central-1.amazonaws.com/{ACCOUNT}/{QUEUE}",
@@ -193,7 +194,16 @@ def documents(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {one["PolicyName"]: one["PolicyDocument"] for one in properties["Policies"]}
 
 
-@pytest.mark.parametrize("more", [{}, WITH_ALL, {"BlobBucket": "texts"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        WITH_ALL,
+        {"BlobBucket": "texts"},
+        {"ArbiterRegion": "eu-north-1"},
+        {"RegionalUrl": "wss://a", "TokenSecretArn": SECRET},
+    ],
+)
 def test_machines_may_do_what_thunderagent_iam_prints_for_agents(more: dict[str, str]) -> None:
     made = Rendered("agents", {**AGENTS, **more})
     wanted = policy(
@@ -205,6 +215,8 @@ def test_machines_may_do_what_thunderagent_iam_prints_for_agents(more: dict[str,
             queue_url=made.parameters["WakeQueueUrl"] or None,
             bucket=made.parameters["BlobBucket"] or None,
             namespace=made.parameters["Namespace"],
+            arbiter="dynamodb://ThunderAgentArbiter?region=eu-north-1" if "ArbiterRegion" in more else None,
+            secrets=(SECRET,) if "TokenSecretArn" in more else (),
         ),
     )
     assert documents(made.properties("Role"))["agent"] == wanted
@@ -269,10 +281,9 @@ def test_the_rule_takes_what_the_deployed_router_has_a_route_for() -> None:
     made = Rendered("doorbell", DOORBELL)
     pattern = made.properties("Rule")["EventPattern"]
     assert pattern == {"detail-type": [DETAIL_TYPE]}
-    assert (
-        Rendered("doorbell", {**DOORBELL, "EventSources": "shop"}).properties("Rule")["EventPattern"]["source"]
-        == ["shop"]
-    )
+    assert Rendered("doorbell", {**DOORBELL, "EventSources": "shop"}).properties("Rule")["EventPattern"]["source"] == [
+        "shop"
+    ]
     assert made.properties("Router")["Handler"] == "thunderagent.router.deployed.handler"
     assert made.properties("RulePermission")["SourceArn"] == "<Rule.Arn>"
 

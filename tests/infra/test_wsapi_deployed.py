@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import uuid
@@ -15,12 +16,26 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from tests.infra.rendering import ROOT
-from tests.infra.websocket_stack import BUCKET, NAMESPACE, REGION, STATE, Client, Cloud, client_of, strict_engine
+from tests.infra.websocket_stack import (
+    BUCKET,
+    NAMESPACE,
+    REGION,
+    STATE,
+    WAIT_S,
+    Client,
+    Cloud,
+    client_of,
+    strict_engine,
+)
 from tests.stands import eventually
+from tests.streaming.support import run
+from tests.wsclient.support import until
 from thunderagent.errors import AccessDenied, MessageTooLarge
 from thunderagent.pushes import make_pusher
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, Joiner, encode, frames
 from thunderagent.wsapi.issuer import Issuer
+from thunderagent.wsclient import Client as ResilientClient
+from thunderagent.wsclient import ClientOptions
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -30,7 +45,7 @@ pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 
 API: Final = "T-wsapi"
 WATCH: Final = "T-failover"
-HANDLER_ACTIONS: Final = ("State", "Connections")
+SOON_S: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -131,10 +146,40 @@ def test_a_connection_has_its_rows_while_it_lasts(place: Place, user: str) -> No
         assert row is not None
         assert row["heldBy"] == user
         assert int(row["expireAt"]) > 0
-    eventually(lambda: f"connection:{connection}" not in place.cloud.rows(place.connections))
+    eventually(lambda: f"connection:{connection}" not in place.cloud.rows(place.connections), SOON_S)
     left = place.cloud.row(place.connections, f"connections:{user}")
     assert left is None or "holders" not in left
     assert not [one for one in place.cloud.rows(STATE) if one.startswith("connection")]
+
+
+def test_the_resilient_client_goes_on_with_its_state_when_the_api_has_ended_its_connection(
+    place: Place, user: str
+) -> None:
+    """As API Gateway does to every connection after two hours."""
+    management = place.cloud.aws("apigatewaymanagementapi", place.outputs["PushEndpoint"])
+    tokens: list[str] = []
+
+    def token(attempt: object) -> str:
+        tokens.append(place.cloud.issuer.token(user))
+        return tokens[-1]
+
+    def end_connection() -> None:
+        listed = place.cloud.row(place.connections, f"connections:{user}")
+        assert listed is not None
+        for connection in listed["holders"]:
+            management.delete_connection(ConnectionId=connection)
+
+    async def story() -> None:
+        options = ClientOptions(proxy=False, backoff_base_s=0.1, backoff_cap_s=0.5)
+        async with ResilientClient(place.outputs["WebSocketUrl"], token, options=options) as client:
+            assert await client.set({"a": 1}, timeout_s=WAIT_S) == 1
+            await asyncio.to_thread(end_connection)
+            await until(lambda: len(tokens) > 1 and client.is_connected, WAIT_S)
+            assert await client.set({"b": 2}, timeout_s=WAIT_S) == 2
+            assert await client.get(WAIT_S) == {"a": 1, "b": 2}
+            assert client.region == REGION
+
+    run(story(), limit_s=3 * WAIT_S)
 
 
 @pytest.mark.parametrize("wrong", ["none", "expired", "audience", "key", "query"], ids=lambda name: name)
@@ -213,7 +258,7 @@ def test_a_job_with_the_push_policy_reaches_every_connection_of_a_user_and_nothi
         # A connection that is gone loses its rows with the next push.
         dynamo = place.cloud.aws("dynamodb")
         key = {"taskId": {"S": f"connections:{user}"}}
-        eventually(lambda: "holders" not in (place.cloud.row(place.connections, key["taskId"]["S"]) or {}))
+        eventually(lambda: "holders" not in (place.cloud.row(place.connections, key["taskId"]["S"]) or {}), SOON_S)
         dynamo.put_item(TableName=place.connections, Item={"taskId": {"S": "connection:gone"}, "heldBy": {"S": user}})
         dynamo.put_item(TableName=place.connections, Item=key | {"holders": {"SS": ["gone"]}})
         assert pusher.push(user, {"order": 2}) == 0
@@ -240,13 +285,13 @@ def test_the_functions_used_every_permission_that_they_have(place: Place, user: 
         for piece in frames(encode({"action": "ping", "id": "p" * 50, "x": "y" * 40_000}), "m", to_server=True):
             client.socket.send(piece)
         client.receive()
-    eventually(lambda: not (place.cloud.row(place.connections, f"connections:{user}") or {}).get("holders"))
+    eventually(lambda: not (place.cloud.row(place.connections, f"connections:{user}") or {}).get("holders"), SOON_S)
     role = place.cloud.resources(API)["HandlerRole"]
     document = place.cloud.aws("iam").get_role_policy(RoleName=role, PolicyName="wsapi")["PolicyDocument"]
     statements = {one["Sid"]: one for one in document["Statement"]}
     assert set(statements) == {"Logs", "State", "Connections", "Push"}
     key = place.cloud.key_of(place.outputs["HandlerFunctionName"])
-    actions = {action for sid in HANDLER_ACTIONS for action in statements[sid]["Action"]}
+    actions = {action for sid in ("State", "Connections") for action in statements[sid]["Action"]}
     unused = {action for action in actions if not place.cloud.was_called(action, key)}
     assert unused == set()
     assert statements["Push"]["Action"] == "execute-api:ManageConnections"  # used by the replies in chunks
@@ -257,14 +302,15 @@ def test_the_functions_used_every_permission_that_they_have(place: Place, user: 
 def test_the_canary_tells_how_the_api_does_and_its_alarm_follows_both_ways(place: Place) -> None:
     cloud = place.cloud
     secrets = cloud.aws("secretsmanager")
-    secret = secrets.create_secret(Name="canary", SecretString=cloud.issuer.token("canary"))["ARN"]
+    secret = f"canary-{REGION}"
+    secrets.create_secret(Name=secret, SecretString=cloud.issuer.token("canary"))
     outputs = cloud.deploy(
         WATCH,
         "failover",
         CodeBucket=BUCKET,
         CodeKey=str(cloud.aws("s3").list_objects_v2(Bucket=BUCKET)["Contents"][0]["Key"]),
         RegionalUrl=place.outputs["RegionalUrl"],
-        TokenSecretArn=secret,
+        TokenSecret="canary",
         Namespace=NAMESPACE,
         Endpoint=cloud.endpoint,
     )

@@ -81,13 +81,15 @@ def strict_engine(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        with suppress(ProcessLookupError):  # functions that are still at work
-            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(AssertionError):
+            eventually(lambda: _has_ended(process), 15.0)
+        os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for: the group is ours, with its functions
+        process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has ended, while its number stays taken."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _answers(port: int, process: subprocess.Popen[bytes], log: Path) -> bool:
@@ -110,11 +112,11 @@ class Cloud:
     issuer: Issuer = field(default_factory=Issuer)
     _clients: dict[str, Any] = field(default_factory=dict)
 
-    def aws(self, service: str) -> Any:
+    def aws(self, service: str, endpoint: str | None = None) -> Any:
         """A client of a service that may do everything."""
         if service not in self._clients:
             session = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test", region_name=REGION)
-            self._clients[service] = session.client(service, endpoint_url=self.endpoint)
+            self._clients[service] = session.client(service, endpoint_url=endpoint or self.endpoint)
         return self._clients[service]
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def run(seed: int, steps: int) -> World:
     try:
         while world.steps < steps:
             world.run(world.dice.choice([1.0, 3.0, 10.0, 30.0]))
-            while len(world.names) < world.steps // STEPS_A_TASK:
+            for _ in range(len(world.names), world.steps // STEPS_A_TASK):  # both regions may be lost
                 world.enqueue(world.dice.choice(REGIONS))
             something(world)
         world.finish(END_S)

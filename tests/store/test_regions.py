@@ -72,8 +72,12 @@ class Here:
 
     def take_over(self, owner: str, name: str = "a") -> list[Lease]:
         """As a sweep does it: what is of an earlier epoch is lost."""
+        return self.store.take_over([(task, LEASE_S) for task in self.lost()], owner=owner)
+
+    def lost(self) -> list[Task]:
+        """What a sweep finds."""
         lost = LostLeases(self.store, guard_s=2.0, monotonic=self.clock.monotonic, epoch=lambda: self.gate.epoch)
-        return self.store.take_over([(task, LEASE_S) for task in lost.find([Lane()])], owner=owner)
+        return lost.find([Lane()])
 
 
 @pytest.fixture
@@ -285,6 +289,9 @@ def test_the_holder_writes_its_task_again_over_a_write_of_an_agent_that_was_stop
             "result": None,
         }
         assert "expireAt" not in there.row()
+        clock.advance(LEASE_S + 10.0)
+        [lost] = there.lost()
+        assert lost.lease_sec == pytest.approx(LEASE_S, abs=1.0), "should the holder die now, its lease ends as any"
     [settled] = there.store.settle([writes.succeed(taken, now=now, expire_at=now + 1000.0, result='"of the holder"')])
     assert settled.accepted
     table.settle()

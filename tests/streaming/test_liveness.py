@@ -144,6 +144,33 @@ def test_data_counts_as_a_pong() -> None:
     run(main(), fast=True, quiet_s=0.002)
 
 
+@pytest.mark.parametrize("spacing_s", [0.05, 0.7, 3.0])
+def test_data_does_not_count_where_only_pongs_do(spacing_s: float) -> None:
+    async def main() -> None:
+        async with watching(Peer(), ping_interval_s=10.0, only_pongs_count=True) as watch:
+            while not watch.cuts:
+                await asyncio.sleep(spacing_s)
+                watch.message()
+            [(cause, at)] = watch.cuts
+            assert cause is Cause.ZOMBIE
+            assert 20.0 <= at <= 20.0 + 2.5
+
+    run(main(), fast=True)
+
+
+def test_time_in_which_the_handler_is_slow_does_not_count_either_where_only_pongs_do() -> None:
+    async def main() -> None:
+        async with watching(Peer(), ping_interval_s=10.0, only_pongs_count=True) as watch:
+            watch.liveness.heard()  # and its handler takes ten minutes
+            await asyncio.sleep(600.0)
+            assert watch.cuts == []
+            watch.liveness.listening()
+            await asyncio.sleep(25.0)
+            assert len(watch.cuts) == 1
+
+    run(main(), fast=True)
+
+
 def test_a_peer_that_never_answers_but_sends_is_not_pinged_for_ever() -> None:
     async def main() -> None:
         peer = Peer()

@@ -17,6 +17,12 @@ def test_a_context_knows_its_task_and_its_run() -> None:
     assert context.idempotency_key == "a:1"
 
 
+def test_the_fence_and_the_key_of_a_run_grow_with_the_epoch_where_regions_share_a_table() -> None:
+    ours, theirs = Context(a_lease(region_epoch=1, fence=7)), Context(a_lease(region_epoch=2, fence=7))
+    assert 7 < ours.fence < theirs.fence < 2**53
+    assert ours.idempotency_key != theirs.idempotency_key
+
+
 def test_nothing_stops_a_task_that_nobody_stopped() -> None:
     context = Context(a_lease())
     context.check()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
 from tests.stands import Stand, together
+from thunderagent.conditions import Write
 from thunderagent.errors import StoreError
 from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.port import Applied
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_messages import MESSAGE_BYTES, Chunk, ChunkRefused
@@ -132,6 +135,14 @@ def test_a_connect_whose_reply_is_lost_is_listed_once(world: World, fault: Fault
     assert world.connections.of("ada") == {"old", "c1"}
 
 
+def test_the_last_connection_that_a_user_may_have_is_taken_when_its_first_answer_is_lost(world: World) -> None:
+    for number in range(MOST_CONNECTIONS - 1):
+        world.connections.open(f"c{number}", "ada")
+    world.engine.fail("add connection", Fault.REPEATED)
+    assert world.connections.open("last", "ada")
+    assert world.engine.get([connection_id_of("last")])
+
+
 # Messages in pieces
 
 
@@ -171,6 +182,24 @@ def test_equal_pieces_are_two(world: World) -> None:
 def test_a_piece_that_comes_twice_counts_once(world: World) -> None:
     world.connections.open("c1", "ada")
     assert [world.add("m", 0, 2), world.add("m", 0, 2), world.add("m", 1, 2)] == [None, None, "xx"]
+
+
+def test_of_two_handlers_that_get_the_last_piece_at_once_one_has_the_message(world: World) -> None:
+    world.connections.open("c1", "ada")
+    world.add("m", 0, 2)
+    other: list[str | None] = []
+
+    class Slow(FaultyEngine):
+        """Lets another handler get the same piece between adding it and taking the message."""
+
+        def apply(self, batch: Sequence[Write]) -> list[Applied]:
+            if batch[0].verb == "take chunks" and not other:
+                other.append("begun")
+                other[0] = world.add("m", 1, 2)
+            return super().apply(batch)
+
+    slow = Chunks(Slow(world.engine), world.clock.now).add("c1", Chunk("m", 1, 2, "x"))
+    assert (other, slow) == (["xx"], None)
 
 
 def test_a_letter_cut_in_two_between_pieces_is_whole_again(world: World) -> None:

@@ -311,7 +311,6 @@ def test_keys_are_read_from_a_url(issuer: Issuer) -> None:
     "answer",
     [
         send(b"no", 500),
-        send(b"", 302, Location="http://127.0.0.1:1/"),
         send(b"x" * (keys_module.MOST_BYTES + 1)),
         send(b"\xff"),
     ],
@@ -319,6 +318,15 @@ def test_keys_are_read_from_a_url(issuer: Issuer) -> None:
 def test_an_issuer_that_answers_nonsense_is_told(answer: Any) -> None:
     with jwks_server(answer) as url, pytest.raises(KeysUnavailable):
         Keys(fetch_url(url)).find("a")
+
+
+def test_an_issuer_that_sends_elsewhere_is_not_followed(issuer: Issuer) -> None:
+    with (
+        jwks_server(send(issuer.jwks.encode())) as elsewhere,
+        jwks_server(send(b"", 302, Location=elsewhere)) as url,
+        pytest.raises(KeysUnavailable, match="302"),
+    ):
+        Keys(fetch_url(url)).find(None)
 
 
 def test_an_issuer_that_answers_a_letter_at_a_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ class Row:
 class Api:
     """Answers as the API does, over a row that several may share.
 
-    `answer` may be replaced by a test: given the connection's number and the message, it returns the reply, or None
-    for silence.
+    `answer` may be replaced by a test: given the connection's number and the message, it returns the reply, several
+    messages, or None for silence.
     """
 
     def __init__(self, row: Row | None = None, region: str = "eu-central-1") -> None:
@@ -64,7 +64,7 @@ class Api:
         """Reads, and says nothing, not even to a close: a half-open connection."""
         self.is_broken = False
         """The function fails: everything is answered with what API Gateway says then."""
-        self.answer: Callable[[int, Message], Message | None] = self.reply
+        self.answer: Callable[[int, Message], Message | list[Message] | None] = self.reply
         self.live: list[ServerConnection] = []
         self.opened = 0
         self._server: Server | None = None
@@ -177,8 +177,8 @@ class Api:
                         await self._over.wait()
                         return
                     answer = INTERNAL_ERROR if self.is_broken else self.answer(number, message)
-                    if answer is not None:
-                        for frame in frames(encode(answer), uuid.uuid4().hex):
+                    for one in answer if isinstance(answer, list) else [answer] if answer is not None else []:
+                        for frame in frames(encode(one), uuid.uuid4().hex):
                             await socket.send(frame)
         finally:
             self.live.remove(socket)

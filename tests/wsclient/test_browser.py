@@ -18,6 +18,7 @@ from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsclient.options import ClientOptions
 from thunderagent.wsclient.replica import Replica
 
+pytestmark = pytest.mark.processes
 LONG_MS = 20_000
 REGIONS = ("eu-central-1", "eu-west-1")
 

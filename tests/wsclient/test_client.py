@@ -82,9 +82,16 @@ async def test_what_is_set_while_there_is_no_server_is_seen_at_once_and_sent_lat
 
 @fast
 async def test_a_state_that_is_handed_out_is_a_copy() -> None:
-    async with Api() as api, connected(api) as client:
+    told: list[int] = []
+
+    def spoil(state: Any, version: int) -> None:
+        state["list"]["a"] = 5
+        told.append(version)
+
+    async with Api() as api, connected(api, on_state=spoil) as client:
         await client.set({"list": {"a": 1}})
         client.state["list"]["a"] = 5
+        await until(lambda: told[-1:] == [1])
         assert client.state == {"list": {"a": 1}}
 
 
@@ -153,6 +160,19 @@ async def test_a_server_that_has_lost_changes_gets_them_again_before_what_is_new
             assert (client.region, client.version) == ("eu-west-1", 4)
             [again] = [event for event in client.story if isinstance(event, Resubmitted)]
             assert (again.changes, again.is_certain, again.region) == (2, True, "eu-west-1")
+
+
+@fast
+async def test_a_server_whose_table_was_set_back_gets_its_changes_again() -> None:
+    async with Api() as api, connected(api) as client:
+        await client.set({"a": 1})
+        before = api.row.copy()
+        await client.set({"b": 2})
+        api.row = before
+        api.drop()
+        await until(lambda: any(isinstance(event, Resubmitted) for event in client.story))
+        await client.flush(10.0)
+        assert api.row.state == client.state == {"a": 1, "b": 2}
 
 
 @fast
@@ -378,9 +398,26 @@ async def test_a_connection_is_replaced_before_its_limit_without_a_gap_a_loss_or
 
 
 @fast
-async def test_a_change_under_way_while_connections_are_switched_is_made_once() -> None:
+async def test_what_was_on_its_way_over_the_old_connection_arrives_before_that_is_left() -> None:
+    pushes: list[Any] = []
     async with Api() as api:
-        options = replace(PROMPT, rotate_after_s=60.0)
+
+        def late(number: int, message: Message) -> Message | list[Message] | None:
+            reply = api.reply(number, message)
+            if number == 1 and api.opened == 2 and message["action"] == "ping" and reply is not None:
+                return [{"type": "push", "id": "p1", "message": "sent before the new connection was there"}, reply]
+            return reply
+
+        api.answer = late
+        async with connected(api, options=replace(PROMPT, rotate_after_s=60.0), on_push=pushes.append) as client:
+            await until(lambda: kinds(client) == ["Connected", "Connected"], 100.0)
+            await until(lambda: pushes == ["sent before the new connection was there"])
+
+
+@fast
+async def test_a_change_under_way_while_connections_are_switched_is_made_once_and_soon() -> None:
+    async with Api() as api:
+        options = replace(PROMPT, rotate_after_s=60.0, request_timeout_s=500.0)
         held: list[Message] = []
 
         def hold(number: int, message: Message) -> Message | None:
@@ -552,7 +589,7 @@ async def test_long_messages_go_in_chunks_in_both_directions() -> None:
         assert pushes == [{"long": "y" * 100_000}]
 
 
-def answered_with(api: Api, *answers: Message) -> Callable[[int, Message], Message | None]:
+def answered_with(api: Api, *answers: Message) -> Callable[[int, Message], Message | list[Message] | None]:
     """The first changes are answered with these, one after the other."""
     left = list(answers)
 
@@ -651,13 +688,15 @@ async def test_close_waits_for_changes_if_it_is_asked_to() -> None:
 @fast
 async def test_a_handler_may_end_the_client() -> None:
     async with Api() as api:
+        reasons: list[Ended] = []
 
         async def handle(message: Any) -> None:
-            await client.close()
+            reasons.append((await client.close()).ended)
 
         async with connected(api, on_push=handle) as client:
             await api.push("bye")
             assert (await client.wait_closed()).ended is Ended.ASKED
+            assert reasons == [Ended.ASKED], "the handler goes on behind it"
 
 
 @fast
@@ -697,6 +736,17 @@ def test_options_that_cannot_work_are_told_all_at_once() -> None:
 
 
 # A fleet
+
+
+@fast
+async def test_a_client_that_is_refused_as_too_many_come_waits_for_its_turn() -> None:
+    async with Api() as api:
+        api.status = http.HTTPStatus.TOO_MANY_REQUESTS
+        async with Client(api.url, "good", options=PROMPT, governor=governor()) as client:
+            await asyncio.sleep(60.0)
+            assert 2 <= len(api.tokens) <= 13
+            api.status = None
+            await client.ready(31.0)
 
 
 def test_the_first_retry_of_a_fleet_is_spread_over_what_the_api_takes() -> None:

@@ -133,8 +133,8 @@ class Prober:
             case ConnectionClosed():
                 end = error.rcvd or error.sent
                 return f"the peer ended the connection ({f'code {end.code}' if end else 'without a close'})"
-            case OSError():
-                return f"{type(error).__name__}: {error!s:.150}"
+            case TimeoutError(__cause__=TimeoutError() as cause) if str(cause):  # such as that of a name
+                return f"TimeoutError: {cause!s:.150}"
             case _:
                 return f"{type(error).__name__}: {error!s:.150}"
 

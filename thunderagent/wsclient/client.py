@@ -84,7 +84,7 @@ class Client:
             self._replica, self._session, settled=self._settled, rng=random.Random(governor.rng.random())
         )
         self._answers: dict[str, asyncio.Future[int]] = {}
-        self._asked = asyncio.Event()
+        self._asked, self._progress = asyncio.Event(), asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._handing: asyncio.Task[None] | None = None
 
@@ -212,16 +212,17 @@ class Client:
         return answer
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every change is acknowledged.
+        """Wait until a server has every change, those that were lost and are sent again too.
 
         Raises:
             TimeoutError: some are not; they stay.
             ClientClosed: the client has ended.
         """
         async with bound(timeout_s, "some changes are not acknowledged yet; they stay"):
-            while self._answers:
-                await asyncio.wait(list(self._answers.values()))
+            while self.unacknowledged:
                 self._session.check()
+                self._progress.clear()
+                await self._progress.wait()
 
     # The connection
 
@@ -268,6 +269,7 @@ class Client:
     # Inside
 
     def _settled(self, change: Change, result: int | ChangeRefused) -> None:
+        self._progress.set()
         answer = self._answers.pop(change.id, None)
         if answer is not None and not answer.done():
             if isinstance(result, int):
@@ -318,4 +320,5 @@ class Client:
             if not answer.done():
                 answer.set_exception(ClientClosed(f"the client has ended: {reason}"))
         self._answers.clear()
+        self._progress.set()
         self._news.tell(Closed(at=self._news.clock(), reason=reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -62,8 +63,9 @@ class News:
         replica = self._replica
         state, version = replica.state, replica.version
         if (state, version) != self._told:
-            self._told = state, version
-            self.tell(StateChanged(at=self.clock(), state=state, version=version, region=replica.region))
+            self._told = copy.deepcopy(state), version
+            told = copy.deepcopy(state)  # a handler may do with it what it likes
+            self.tell(StateChanged(at=self.clock(), state=told, version=version, region=replica.region))
 
     def push(self, push_id: object, message: Any) -> None:
         """Tell a message that was pushed, unless it has an id and came before."""

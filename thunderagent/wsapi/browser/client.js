@@ -458,6 +458,7 @@ export class Client {
     #over = deferred();
     #wake = deferred();
     #some = deferred();
+    #progress = deferred();
     #opening = null;
     #sleeping = new Set();
 
@@ -549,12 +550,12 @@ export class Client {
         }
     }
 
-    /** Wait until every change is acknowledged. */
+    /** Wait until a server has every change, those that were lost and are sent again too. */
     async flush(timeoutS = null) {
         const all = async () => {
-            while (this.#answers.size) {
-                await Promise.allSettled([...this.#answers.values()].map((one) => one.promise));
+            while (this.unacknowledged.length) {
                 this.#check();
+                await this.#progress.promise;
             }
         };
         await within(timeoutS, all(), "some changes are not acknowledged yet; they stay");
@@ -837,6 +838,8 @@ export class Client {
     }
 
     #settle(id, settle) {
+        this.#progress.resolve();
+        this.#progress = deferred();
         const answer = this.#answers.get(id);
         this.#answers.delete(id);
         if (answer !== undefined) settle(answer);
@@ -906,7 +909,7 @@ export class Client {
         this.#answers.clear();
         this.#tell({ type: "closed", reason: this.closed });
         for (const wake of [...this.#sleeping]) wake();
-        for (const one of [this.#live, this.#some, this.#wake]) one.resolve();
+        for (const one of [this.#live, this.#some, this.#wake, this.#progress]) one.resolve();
         this.#over.resolve(this.closed);
     }
 }

@@ -1,8 +1,0 @@
-"""Hypothesis on a machine that others use too: slowness is no failure."""
-
-from __future__ import annotations
-
-from hypothesis import HealthCheck, settings
-
-settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared-machine")
