@@ -33,6 +33,8 @@ class _Sighting:
     hb: int | None
     since: float
     look_again: float
+    is_overwritten: bool = False
+    """The row is that of an earlier epoch with a smaller fence: a late write of a lost region."""
 
 
 class LostLeases:
@@ -98,10 +100,9 @@ class LostLeases:
     def _is_lost(self, task: Task, now: float) -> bool:
         if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
             return False
-        if self.has_moved(task):  # if it is left to another agent for now, `recheck` finds it again
-            self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
-            return True
         known = self._sightings.get(task.task_id)
+        if self.has_moved(task):
+            return self._has_no_holder(task, known, now)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):
             known = self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
         clock = self._store.clock
@@ -114,6 +115,18 @@ class LostLeases:
         left = task.lock_time + self._guard_s - clock.earliest()
         known.look_again = min(known.look_again, now + left)
         return left < 0
+
+    def _has_no_holder(self, task: Task, known: _Sighting | None, now: float) -> bool:
+        """Whether the row of an earlier epoch is all there is; or else a late write over that of a holder that we saw.
+
+        Such a holder writes its own row again with its next heartbeat: it has the time of a lease for that.
+        """
+        if known is None or known.fence <= task.fence:  # if it is left to another agent now, `recheck` finds it again
+            self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
+            return True
+        if known.hb != task.hb or not known.is_overwritten:
+            known = self._sightings[task.task_id] = _Sighting(known.fence, task.hb, now, now, is_overwritten=True)
+        return now - known.since > (task.lease_sec or 0.0) + self._guard_s
 
     def has_moved(self, task: Task) -> bool:
         """Whether an agent of a region that has lost its grant holds it: it was stopped, whatever the lease says."""

@@ -164,7 +164,8 @@ class Found:
             Goal(
                 "nothing twice silently",
                 not silent,
-                f"{len(double)} tasks came to their end twice, once in each of two epochs; {len(silent)} twice in one, or without a larger fence",
+                f"{len(double)} tasks came to their end twice, once in each of two epochs and under a larger fence; "
+                f"{len(silent)} otherwise",
             ),
         ]
 

@@ -112,15 +112,15 @@ def drills(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def person(user: str, acknowledged: list[int], **changes: Any) -> dict[str, Any]:
-    return {
+    values = {
         "user": user,
         "device": 0,
         "acknowledged": [[number, 0.0, "A"] for number in acknowledged],
         "unacknowledged": 0,
         "region": "A",
         "events": [["again", 5.0, "B", 1]],
-        **changes,
     }
+    return {**values, **changes}
 
 
 class Story:
@@ -227,7 +227,7 @@ def test_each_thing_that_was_not_kept_is_told(
 
 
 def test_two_devices_that_write_in_two_regions_at_once_are_told_apart_from_a_loss(drills: Any) -> None:
-    other = person("u", [7], device=1, acknowledged=[[7, 0.1, "B"]])
+    other = {**person("u", []), "device": 1, "acknowledged": [[7, 0.1, "B"]]}
     report = {"people": [person("u", [1, 2]), other], "messages": 3}
     states = {"u": {"done": {"0.1": 1, "1.7": 1}}}
     told = found(drills, report=report, states=states)

@@ -396,6 +396,29 @@ def test_a_stream_of_a_lost_region_that_is_left_to_another_agent_is_found_again_
     assert len(at.engine.pages) == pages
 
 
+def test_a_late_write_of_a_lost_region_over_a_live_holder_is_left_to_it_for_the_time_of_a_lease() -> None:
+    at = Judge(epoch=2)
+    lease = claimed(at.store, lease_s=20.0, kind="stream", owner="other")
+
+    def mark(**changes: Any) -> None:
+        write = Write(verb="mark", task_id=lease.task_id, set=changes, require=(Present("taskId"),))
+        [answer] = at.store.engine.apply([write])
+        assert answer.won
+
+    mark(regionEpoch=2, fence=5)
+    assert at.janitor.lost.find([Lane()]) == []
+    mark(regionEpoch=1, fence=4)
+    at.clock.advance(21.9)  # it should be over by the lease that we saw, and is not: the row is another
+    assert at.janitor.lost.recheck() == []
+    mark(regionEpoch=2, fence=5, hb=7, lockTime=at.clock.now() + 20.0)  # the holder's heartbeat
+    assert at.janitor.lost.recheck() == []
+    mark(regionEpoch=1, fence=4)
+    at.clock.advance(22.1)
+    assert at.janitor.lost.recheck() == []
+    at.clock.advance(22.1)
+    assert len(at.janitor.lost.recheck()) == 1, "nobody has written it again"
+
+
 def test_what_has_ended_or_gone_is_not_rechecked_for_ever() -> None:
     at = Judge()
     claimed(at.store, lease_s=20.0, owner="other")

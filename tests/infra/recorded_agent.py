@@ -23,7 +23,8 @@ PERMISSIONS: Final = {
 
 def record(path: str) -> None:
     """Note each action once, as `service:Action` and, if it names a table, as `service:Action/Table`."""
-    ask, guard, noted = BaseClient._make_api_call, threading.Lock(), set()
+    ask, guard = BaseClient._make_api_call, threading.Lock()
+    noted: set[str] = set()
 
     def make_api_call(client: Any, action: str, arguments: Any) -> Any:
         told = f"{client.meta.service_model.service_name}:{PERMISSIONS.get(action, action)}"

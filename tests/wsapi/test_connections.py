@@ -10,7 +10,7 @@ import pytest
 
 from tests.stands import Stand, together
 from thunderagent.conditions import Write
-from thunderagent.errors import StoreError
+from thunderagent.errors import PushFailed, StoreError
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.port import Applied
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
@@ -27,7 +27,7 @@ from thunderagent.websocket_writes import (
     holders_of,
 )
 from thunderagent.wsapi.chunks import Chunks
-from thunderagent.wsapi.connections import Connections
+from thunderagent.wsapi.connections import PROBE_S, Connections
 
 
 class World:
@@ -103,6 +103,38 @@ def test_connections_that_are_over_by_their_time_make_room(world: World) -> None
     assert "more" in world.connections.of("ada")
     assert not {"c0", "c1"} & world.connections.of("ada")
     assert f"c{MOST_CONNECTIONS - 1}" in world.connections.of("ada")
+
+
+def test_connections_that_are_gone_make_room_though_nobody_has_told(world: World) -> None:
+    asked: list[str] = []
+
+    def post(connection: str, text: str) -> bool:
+        asked.append(connection)
+        assert text == '{"type":"probe"}'
+        if connection == "c5":
+            raise PushFailed("nobody knows")
+        return connection != "c7"
+
+    one = Connections(world.engine, world.clock.now, post)
+    for number in range(MOST_CONNECTIONS):
+        assert one.open(f"c{number}", "ada")
+    assert asked == []
+    assert one.open("more", "ada")
+    assert sorted(asked) == sorted(f"c{number}" for number in range(MOST_CONNECTIONS))
+    assert one.of("ada") == {*(f"c{number}" for number in range(MOST_CONNECTIONS) if number != 7), "more"}
+
+
+def test_looking_for_connections_that_are_gone_takes_a_bounded_time(world: World) -> None:
+    def post(connection: str, text: str) -> bool:
+        world.clock.advance(1)
+        return True
+
+    one = Connections(world.engine, world.clock.now, post, monotonic=world.clock.monotonic)
+    for number in range(MOST_CONNECTIONS):
+        one.open(f"c{number}", "ada")
+    begun = world.clock.monotonic()
+    assert not one.open("more", "ada")
+    assert world.clock.monotonic() - begun == PROBE_S
 
 
 def test_the_row_of_a_connection_outlives_the_two_hours_that_one_can_last(world: World) -> None:

@@ -7,7 +7,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from thunderagent.pushes import ManagementApi
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.websocket_events import ConnectionRefused
 from thunderagent.websocket_messages import MESSAGE_BYTES, frames
-from thunderagent.websocket_writes import connections_id, holders_of
+from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer
@@ -234,6 +234,20 @@ async def test_a_region_that_is_cut_resets_its_sockets_refuses_new_ones_and_tell
             assert (await other.ask("ping"))["type"] == "pong"
             assert (gateway.url, gateway.push_endpoint) == (url, push)
             assert len(listed(gateway)) == 2
+
+
+@run
+async def test_a_user_whose_connections_were_lost_without_a_word_can_connect_again() -> None:
+    async with make_gateway(ISSUER) as gateway:
+        async with AsyncExitStack() as stack:
+            for _ in range(MOST_CONNECTIONS):
+                await stack.enter_async_context(asking(gateway, token()))
+            assert await status_of(gateway.url, Authorization=f"Bearer {token()}") == 429
+            gateway.cut()
+        gateway.mend()
+        assert len(listed(gateway)) == MOST_CONNECTIONS
+        async with asking(gateway, token()):
+            assert listed(gateway) == set(gateway.connection_ids)
 
 
 @run

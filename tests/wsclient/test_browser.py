@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.wsclient.browsers import Browser, Page, browser, gateways
+from tests.wsclient.browsers import Browser, Page, browser, gateways, issuer_of
 from thunderagent.pushes import Pusher
 from thunderagent.websocket_messages import Joiner, frames, merge_patch
 from thunderagent.wsapi.gateway import Gateway
@@ -73,6 +73,13 @@ def regions(tmp_path: Path) -> Iterator[list[Gateway]]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
+    """The same for tests that change nothing there."""
+    with gateways(tmp_path_factory.mktemp("still"), REGIONS) as opened:
+        yield opened
+
+
 def start(page: Page, regions: list[Gateway], token_from: int = 0, **options: Any) -> None:
     """A page with a client that is ready."""
     tokens = options.pop("tokens", {})
@@ -99,9 +106,7 @@ def test_what_is_set_while_the_server_is_lost_is_saved_by_the_other_region(page:
 
 
 def test_an_expired_token_leads_to_a_fresh_one(page: Page, regions: list[Gateway]) -> None:
-    issuer = regions[0].pages.issuer
-    assert issuer is not None
-    start(page, regions[:1], token_from=0, tokens={"later": issuer.token("ada", expires_s=-60.0)})
+    start(page, regions[:1], tokens={"later": issuer_of(regions[0]).token("ada", expires_s=-60.0)})
     page.evaluate("client.set({ a: 1 })")
     regions[0].rotate()  # the server ends the connection; the token that the page has is over meanwhile
     page.wait_for_function("attempts.length === 3 && client.isConnected")
@@ -175,17 +180,26 @@ def test_limits_and_refusals_are_told_and_the_end_is_final(page: Page, regions: 
 
 
 @pytest.mark.parametrize("token", ["two words", "", None])
-def test_a_token_that_is_none_ends_the_client_with_a_reason(page: Page, regions: list[Gateway], token: Any) -> None:
-    page.goto(regions[0].http_url + "client.js")
+def test_a_token_that_is_none_ends_the_client_with_a_reason(page: Page, still: list[Gateway], token: Any) -> None:
+    page.goto(still[0].http_url + "client.js")
     reason = page.evaluate(
         """async ([url, token]) => {
             const { Client } = await import("/client.js");
             return new Client(url, () => token).waitClosed();
         }""",
-        [regions[0].url, token],
+        [still[0].url, token],
     )
     assert reason["ended"] == "configuration"
     assert "token" in reason["detail"]
+
+
+def test_a_token_of_another_user_ends_the_client(page: Page, regions: list[Gateway]) -> None:
+    start(page, regions[:1], tokens={"later": issuer_of(regions[0]).token("bob")})
+    page.evaluate("client.set({ secret: 'of ada' })")
+    regions[0].rotate()
+    reason = page.evaluate("client.waitClosed()")
+    assert reason["ended"] == "configuration"
+    assert "another user" in reason["detail"]
 
 
 def test_the_demo_page_keeps_its_state_over_a_fail_over(page: Page, regions: list[Gateway]) -> None:
@@ -215,9 +229,9 @@ def test_the_demo_page_keeps_its_state_over_a_fail_over(page: Page, regions: lis
 
 
 @pytest.mark.parametrize("width", [320, 900])
-def test_the_demo_page_fits_its_window(page: Page, regions: list[Gateway], width: int) -> None:
+def test_the_demo_page_fits_its_window(page: Page, still: list[Gateway], width: int) -> None:
     page.set_viewport_size({"width": width, "height": 600})
-    page.goto(regions[0].http_url)
+    page.goto(still[0].http_url)
     page.wait_for_function("globalThis.client?.isConnected")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -231,13 +245,13 @@ def value(rng: random.Random, depth: int = 0) -> Any:
     return {name: rng.choice(VALUES) if depth or rng.random() < 0.6 else value(rng, depth + 1) for name in names}
 
 
-def test_the_twins_merge_and_cut_alike(page: Page, regions: list[Gateway]) -> None:
+def test_the_twins_merge_and_cut_alike(page: Page, still: list[Gateway]) -> None:
     rng = random.Random(7)
     pairs = [(value(rng), value(rng)) for _ in range(300)]
     texts = [
         json.dumps({"text": "".join(rng.choices('aü\U0001f600"\\', k=n))}, ensure_ascii=False) for n in (9, 40_000)
     ]
-    page.goto(regions[0].http_url + "client.js")
+    page.goto(still[0].http_url + "client.js")
     found = page.evaluate(
         """async ([pairs, texts]) => {
             const { Joiner, frames, mergePatch } = await import("/client.js");
@@ -274,10 +288,10 @@ def test_the_twins_merge_and_cut_alike(page: Page, regions: list[Gateway]) -> No
     assert joined == texts[1]
 
 
-def test_the_twins_see_the_same_state_whatever_servers_say(page: Page, regions: list[Gateway]) -> None:
+def test_the_twins_see_the_same_state_whatever_servers_say(page: Page, still: list[Gateway]) -> None:
     rng = random.Random(11)
     runs = [[step(rng, number) for number in range(60)] for _ in range(12)]
-    page.goto(regions[0].http_url + "client.js")
+    page.goto(still[0].http_url + "client.js")
     theirs = page.evaluate(
         """async (runs) => {
             const { DEFAULTS, Replica } = await import("/client.js");

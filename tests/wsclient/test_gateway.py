@@ -15,7 +15,7 @@ from thunderagent.streaming.endpoint import Attempt
 from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsclient import Client, Connected, Disconnected
+from thunderagent.wsclient import Client, Connected, Disconnected, Ended
 
 
 @contextmanager
@@ -106,6 +106,25 @@ def test_an_expired_token_is_refused_and_a_fresh_one_is_fetched() -> None:
             assert len(refused) == 1
             assert refused[0].last_end is not None
             assert refused[0].last_end.status in (401, 403)
+
+    run(main())
+
+
+def test_changes_of_one_user_never_go_to_another() -> None:
+    async def main() -> None:
+        issuer, users = Issuer(), ["ada", "bob"]
+        async with regions(issuer) as (first, second):
+            token = lambda attempt: issuer.token(users.pop(0))  # noqa: E731
+            async with connected([first.url, second.url], token=token) as client:
+                await client.set({"secret": "of ada"})
+                first.cut()
+                waiting = client.submit({"more": "of ada"})
+                reason = await client.wait_closed()
+                assert (reason.ended, reason.unacknowledged) == (Ended.CONFIGURATION, 1)
+                assert "another user" in reason.detail
+                assert waiting.exception() is not None
+            async with connected(second, token=issuer.token("bob")) as other:
+                assert other.state == {}
 
     run(main())
 

@@ -24,7 +24,7 @@ GIVEN = "given"
 def canary(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="Names in THUNDERAGENT_CANARY_TARGETS; all without any."),
+        typer.Argument(metavar="TARGET", help="Names in THUNDERAGENT_CANARY_TARGETS; all without any."),
     ] = None,
     url: Annotated[
         str | None,

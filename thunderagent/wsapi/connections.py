@@ -2,16 +2,19 @@
 
 A connection has a row from before it is listed to after it is taken from the list. `$disconnect` may never come: rows
 go by themselves after more than the two hours that a connection can last, and whoever finds the list of a user full
-looks once which of them still have a row.
+looks which of them still have a row, and sends to those to find out which are still there.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
-from thunderagent.errors import StoreError
+from thunderagent.errors import StoreError, ThunderAgentError
 from thunderagent.port import Applied, Engine
+from thunderagent.websocket_messages import Kind, encode
 from thunderagent.websocket_writes import (
     MOST_CONNECTIONS,
     add_connection,
@@ -24,7 +27,9 @@ from thunderagent.websocket_writes import (
     replace_connections,
 )
 
-_TRIES = 5
+PROBE_S: Final = 5.0
+"""How long a connect may look for connections that are gone."""
+_TRIES: Final = 5
 """How often a list is replaced that changes meanwhile."""
 
 
@@ -34,11 +39,22 @@ class Connections:
     Args:
         engine: the table of connections.
         now: epoch seconds.
+        post: sends a text to a connection, and answers whether it is still there; None: a row is believed.
+        monotonic: seconds.
     """
 
-    def __init__(self, engine: Engine, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        now: Callable[[], float],
+        post: Callable[[str, str], bool] | None = None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._now = now
+        self._post = post
+        self._monotonic = monotonic
 
     def open(self, connection: str, user: str) -> bool:
         """List a connection. False: the user has as many as one may have, and all of them may live.
@@ -62,6 +78,8 @@ class Connections:
             if connection in seen:
                 return True
             left = self._living(seen)
+            if len(left) >= MOST_CONNECTIONS:
+                left = self._answering(left)
             if len(left) >= MOST_CONNECTIONS:
                 break
             [applied] = self._engine.apply([replace_connections(user, seen, left | {connection}, now=now)])
@@ -97,6 +115,19 @@ class Connections:
             for one in connections
             if (row := rows.get(connection_id_of(one))) is not None and row.get("expireAt", 0) > now
         )
+
+    def _answering(self, connections: frozenset[str]) -> frozenset[str]:
+        """Those that take a probe, or of which nobody knows; within a bounded time."""
+        if self._post is None:
+            return connections
+        until, gone = self._monotonic() + PROBE_S, list[str]()
+        for one in sorted(connections):
+            if self._monotonic() >= until:
+                break
+            with suppress(ThunderAgentError):  # it may be there
+                if not self._post(one, encode({"type": Kind.PROBE})):
+                    gone.append(one)
+        return connections.difference(gone)
 
 
 def _checked(applied: Applied) -> Applied:

@@ -50,7 +50,7 @@ class WebSocketApi:
         states: the table of states.
         connections: the table of connections of this region.
         region: what every reply tells, and what is noted as the writer of a state.
-        post: sends what a reply has beyond its first frame.
+        post: sends replies of several frames, and finds out whether a connection is still there.
         now: epoch seconds; None: those of the table of states.
         bus: told of what was refused and what failed.
     """
@@ -70,7 +70,7 @@ class WebSocketApi:
         self._post = post
         now = now or states.clock.now
         self._states = States(states, region, now)
-        self._connections = Connections(connections, now)
+        self._connections = Connections(connections, now, post)
         self._chunks = Chunks(connections, now)
 
     def handle(self, event: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
@@ -13,20 +15,51 @@ TokenSource = str | Callable[[Attempt], str | Awaitable[str]]
 """A token, or better a function that gives one for each attempt; `attempt.auth_failed`: the last was refused."""
 
 
-async def authorised(url: EndpointSource, token: TokenSource, attempt: Attempt) -> Endpoint:
-    """Where to connect, with the token in the header; both are asked anew for each attempt, none is kept.
+class Credentials:
+    """Gives the endpoint of each attempt, with the token in the header; neither is kept.
 
-    Raises:
-        ConfigurationError: the URL is none of a WebSocket, or the token cannot stand in a header.
+    Args:
+        url: asked for each attempt, as `token` is.
+        token: its `sub` must not change: what is not acknowledged yet would go to another user.
     """
-    endpoint = await resolve_endpoint(url, attempt)
-    given: object = token(attempt) if callable(token) else token
-    if inspect.isawaitable(given):
-        given = await given
-    if not isinstance(given, str) or not given or not given.isascii() or not given.isprintable() or " " in given:
-        what = "no text" if not isinstance(given, str) else "empty" if not given else "of letters that no header takes"
-        raise ConfigurationError(f"the token is {what}: the token function is to give the text of a JWT")
-    return replace(endpoint, headers={**endpoint.headers, "Authorization": f"Bearer {given}"})
+
+    __slots__ = ("_token", "_url", "_user")
+
+    def __init__(self, url: EndpointSource, token: TokenSource) -> None:
+        self._url = url
+        self._token = token
+        self._user: object = None
+
+    async def endpoint(self, attempt: Attempt) -> Endpoint:
+        """Where to connect now.
+
+        Raises:
+            ConfigurationError: the URL is none of a WebSocket, the token cannot stand in a header, or is another
+                user's.
+        """
+        endpoint = await resolve_endpoint(self._url, attempt)
+        given: object = self._token(attempt) if callable(self._token) else self._token
+        if inspect.isawaitable(given):
+            given = await given
+        if not isinstance(given, str) or not given or not given.isascii() or not given.isprintable() or " " in given:
+            what = (
+                "no text" if not isinstance(given, str) else "empty" if not given else "of letters that no header takes"
+            )
+            raise ConfigurationError(f"the token is {what}: the token function is to give the text of a JWT")
+        user = _user_of(given)
+        if self._user is not None and user != self._user:
+            raise ConfigurationError("the token is another user's: close this client, and make one for that user")
+        self._user = user
+        return replace(endpoint, headers={**endpoint.headers, "Authorization": f"Bearer {given}"})
+
+
+def _user_of(token: str) -> object:
+    """The `sub` that a JWT claims; only the server can tell whether it is true. None: it is no JWT."""
+    try:
+        claims = token.split(".")[1]
+        return json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def check_source(url: object) -> None:

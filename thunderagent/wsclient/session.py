@@ -20,7 +20,7 @@ from thunderagent.streaming.pump import Pump
 from thunderagent.streaming.verdicts import Verdict
 from thunderagent.websocket_messages import Action, Kind
 from thunderagent.wsclient.beats import Beats
-from thunderagent.wsclient.credentials import TokenSource, authorised
+from thunderagent.wsclient.credentials import Credentials, TokenSource
 from thunderagent.wsclient.happenings import CloseReason, Connected, Disconnected
 from thunderagent.wsclient.news import News
 from thunderagent.wsclient.options import ClientOptions
@@ -63,7 +63,7 @@ class Session:
         self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
         self.talk = Talk(options.request_timeout_s)
         self.pump = Pump(
-            lambda attempt: authorised(url, token, attempt),
+            Credentials(url, token).endpoint,
             self._greet,
             replace(options.streaming, classify=self._judge),
             governor=governor,

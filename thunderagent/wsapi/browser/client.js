@@ -427,6 +427,15 @@ class Connection {
     }
 }
 
+/** The `sub` that a JWT claims; only the server can tell whether it is true. Null: it is no JWT. */
+function subject(token) {
+    try {
+        return JSON.parse(atob(token.split(".")[1].replaceAll("-", "+").replaceAll("_", "/"))).sub ?? null;
+    } catch {
+        return null;
+    }
+}
+
 function parse(text) {
     try {
         const value = typeof text === "string" ? JSON.parse(text) : null;
@@ -455,6 +464,7 @@ export class Client {
     #told = "[0,{}]";
     #number = 0;
     #isClosing = false;
+    #user = null;
     #over = deferred();
     #wake = deferred();
     #some = deferred();
@@ -632,6 +642,12 @@ export class Client {
             if (typeof token !== "string" || !/^[\w.~+-]+$/.test(token)) {
                 return { isFinal: "configuration", detail: "the token is none: the function is to give the text of a JWT" };
             }
+            const user = subject(token);
+            if (this.#user !== null && user !== this.#user) {
+                const detail = "the token is another user's: close this client, and make one for that user";
+                return { isFinal: "configuration", detail };
+            }
+            this.#user = user;
             let socket;
             try {
                 socket = new this.#socketClass(url, [SUBPROTOCOL, `bearer.${token}`]);
