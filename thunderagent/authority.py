@@ -197,6 +197,8 @@ class Arbiter:
                 self._valid_from = self._sent  # somebody of our region wrote it after we had looked the time before
             if ours or before is not None:
                 self._beat_due = now + jittered(self._beat_s, self._rng)
+        elif sent - self._sent > record.lease_s * HOLDER_SHARE:
+            self._still_since = now  # nobody had an answer, so it seems: the holder comes before those who wait
         if record.state is not RegionState.DRAINING:
             self._drain_seen = self._drained_at = math.inf
         elif before is None or (before.state, before.epoch, before.ordered) != (

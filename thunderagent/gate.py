@@ -21,8 +21,9 @@ from thunderagent.task import Row
 OWN_ROW: Final = "agent:"
 """How the id of the row begins by which an agent tells that it is there."""
 
-AT_ONCE: Final = 20
-"""Writes that leave under one look at the grant: they are with the engine within the time of one call."""
+AT_ONCE: Final = 8
+"""Writes that leave under one look at the grant: not more than an engine does at the same time, so that the last one
+is done within the time of one call."""
 
 
 class Gate:

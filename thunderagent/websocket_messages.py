@@ -1,7 +1,7 @@
 """The protocol of the WebSocket API: names, limits, texts in pieces. JSON in text frames, the same in both directions.
 
 Client to server: `getState`, `setState`, `ping`, `chunk`, told apart by `action`. Server to client: `state`, `saved`,
-`conflict`, `pong`, `push`, `probe`, `error`, `chunk`, told apart by `type`. Both sides leave alone what they do not know.
+`conflict`, `pong`, `push`, `probe`, `error`, `chunk`, told apart by `type`. What a side does not know it leaves alone.
 """
 
 from __future__ import annotations

@@ -81,7 +81,9 @@ def region_loss(
     strain.start()
     begun = time.monotonic()
     try:
-        console.print(f"The loss of a region, {scale:g} times faster than with the defaults")
+        console.print(
+            "The loss of a region, " + (f"{scale:g} times faster than with" if scale > 1 else "with") + " the defaults"
+        )
         played = RegionLoss(
             pace=pace,
             clients=clients,
@@ -180,4 +182,4 @@ def _show(console: Console, found: Found, told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="scripts/drill")

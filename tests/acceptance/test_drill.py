@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.stands import eventually
 
@@ -51,10 +53,10 @@ def test_a_region_is_lost_and_comes_back_and_nothing_that_is_promised_is_lost_wi
     assert {name for name, goal in found.get("goals", {}).items() if not goal["ok"]} == set(), said
     assert code == 0 and found["ok"], said
     loss, back = ({mark["name"]: mark for mark in one} for one in found["timelines"].values())
-    order = ["lost", "stopped", "taken", "agents active", "streams"]
+    order = ["lost", "stopped", "taken", "first task", "streams"]
     assert sorted(order, key=lambda name: loss[name]["real_s"]) == order, "one region stops before the other begins"
     assert loss["switched"]["real_s"] < loss["clients all"]["real_s"]
-    order = ["back", "ordered", "drains", "stopped", "taken", "agents active", "streams", "clients all"]
+    order = ["back", "ordered", "drains", "stopped", "taken", "first task", "streams", "clients all"]
     assert sorted(order, key=lambda name: back[name]["real_s"]) == order
     assert loss["stopped"]["story_s"] == pytest.approx(loss["stopped"]["real_s"] * found["scale"], abs=0.1)
     assert found["epoch"] == 3
@@ -93,22 +95,23 @@ def test_a_drill_that_is_told_to_end_leaves_nothing_behind() -> None:
             process.kill()
 
 
-def test_a_scale_that_no_machine_keeps_up_with_is_refused() -> None:
-    ran = subprocess.run(command("--scale", "1000"), capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert ran.returncode == 2
-    assert "use 1 to 40" in ran.stderr
-
-
 # The verdict
 
 
 @pytest.fixture
 def drills(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What judges."""
+    """What judges, and the command line."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    from drills import findings, ledger, pace
+    findings, ledger, pace, cli = map(
+        importlib.import_module, ("drills.findings", "drills.ledger", "drills.pace", "drills.__main__")
+    )
+    return SimpleNamespace(Found=findings.Found, Run=ledger.Run, Pace=pace.Pace, app=cli.app)
 
-    return SimpleNamespace(Found=findings.Found, Run=ledger.Run, Pace=pace.Pace)
+
+def test_a_scale_that_no_machine_keeps_up_with_is_refused(drills: Any) -> None:
+    ran = CliRunner().invoke(drills.app, ["region-loss", "--scale", "1000"])
+    assert ran.exit_code == 2
+    assert "use 1 to 40" in ran.output
 
 
 def person(user: str, acknowledged: list[int], **changes: Any) -> dict[str, Any]:

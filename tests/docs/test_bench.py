@@ -18,7 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`scripts/bench` on the Python of the tests."""
     environment = {**os.environ, "BENCH_PYTHON": sys.executable, "COLUMNS": "140", "NO_COLOR": "1"}
     return subprocess.run(
-        [str(BENCH), *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [str(BENCH), *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 

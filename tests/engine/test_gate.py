@@ -122,7 +122,7 @@ def test_a_grant_that_ends_between_two_writes_of_a_batch_stops_the_rest(engine: 
     engine.apply = slow  # type: ignore[method-assign]
     wanted = [Wanted(Candidate(one.task_id, "PENDING", one.created_at, "j"), 300.0) for one in rows]
     exchanged = region.store.exchange((), wanted, owner="a")
-    assert len(exchanged.leases) == 40 and len(exchanged.doubts) == 10
+    assert len(exchanged.leases) == 16 and len(exchanged.doubts) == 34
     assert isinstance(exchanged.error, RegionPassive)
 
 

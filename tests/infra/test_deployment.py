@@ -35,6 +35,7 @@ from deployment.conditions import holds, wanted_resources
 from deployment.deploying import Declined
 from deployment.errors import DeploymentError, told
 from deployment.plan import STACKS, chosen
+from deployment.progress import Follower, why
 from deployment.templates import Parameter, parameters, read
 from deployment.values import HIDDEN, Origin, Value, refuse_unknown, values_of
 from deployment.values import given as given_values
@@ -288,6 +289,72 @@ def test_a_resource_without_a_physical_id_is_found_out() -> None:
             states.check_physical_ids(listing(*wrong), "ta")
     with pytest.raises(DeploymentError, match="CREATE_FAILED"):
         states.check_physical_ids(listing(queue | {"PhysicalResourceId": "q", "ResourceStatus": "CREATE_FAILED"}), "ta")
+
+
+class Stacks:
+    """A client of CloudFormation with one stack that goes from state to state, one for each look."""
+
+    def __init__(self, *statuses: str, reasons: dict[str, str] | None = None) -> None:
+        self._statuses = list(statuses)
+        self._reasons = reasons or {}
+        self._told: list[dict[str, str]] = []
+
+    def describe_stacks(self, StackName: str) -> dict[str, Any]:
+        status = self._statuses[0]
+        if len(self._statuses) > 1:
+            del self._statuses[0]
+        if status != "REVIEW_IN_PROGRESS":
+            self._tell(StackName, "AWS::CloudFormation::Stack", status)
+        for name, reason in self._reasons.items():
+            self._tell(name, "AWS::SQS::Queue", "CREATE_FAILED", reason)
+        return {"Stacks": [{"StackName": StackName, "StackId": StackName, "StackStatus": status}]}
+
+    def _tell(self, name: str, type_: str, status: str, reason: str = "") -> None:
+        event = {"EventId": f"{name}{status}", "LogicalResourceId": name, "ResourceType": type_}
+        self._told.insert(0, {**event, "ResourceStatus": status, "ResourceStatusReason": reason})
+
+    def get_paginator(self, name: str) -> Stacks:
+        assert name == "describe_stack_events"
+        return self
+
+    def paginate(self, **_: str) -> list[dict[str, Any]]:
+        return [{"StackEvents": list(self._told)}]
+
+
+def following(client: Stacks) -> Follower:
+    """A follower whose time passes by itself."""
+    now = [0.0]
+    cloud = Cloud(
+        region=REGION,
+        endpoint="http://127.0.0.1:1",
+        sleep=lambda s: now.__setitem__(0, now[0] + s),
+        monotonic=lambda: now[0],
+        _clients={"cloudformation": client},
+    )
+    return Follower(cloud, Console(file=io.StringIO()), "ta-table")
+
+
+def test_a_stack_whose_work_has_not_begun_yet_is_followed_to_its_end() -> None:
+    follower = following(Stacks("REVIEW_IN_PROGRESS", "REVIEW_IN_PROGRESS", "CREATE_IN_PROGRESS", "CREATE_COMPLETE"))
+    assert follower.until_done() == "CREATE_COMPLETE"
+    # An update of a stack at rest: what it tells at first is what it was before.
+    follower = following(Stacks("REVIEW_IN_PROGRESS", "UPDATE_IN_PROGRESS", "UPDATE_COMPLETE"))
+    assert follower.until_done() == "UPDATE_COMPLETE"
+
+
+def test_a_stack_that_does_not_come_to_rest_is_let_go_and_can_be_followed_again() -> None:
+    with pytest.raises(DeploymentError, match="CREATE_IN_PROGRESS after 60 s"):
+        following(Stacks("CREATE_IN_PROGRESS")).until_done(60.0)
+
+
+def test_resources_that_fail_because_another_did_are_not_to_blame() -> None:
+    reasons = {"First": "the name is taken", "Second": "Resource creation cancelled"}
+    follower = following(Stacks("CREATE_IN_PROGRESS", "ROLLBACK_COMPLETE", reasons=reasons))
+    status = follower.until_done()
+    assert str(why(follower, "ta-table", status)) == (
+        "the stack ta-table ended as ROLLBACK_COMPLETE:\n  First (AWS::SQS::Queue): the name is taken\n"
+        "What had been made was taken back. Mend it and run this again: the rest of the stack is deleted then."
+    )
 
 
 # What is shown

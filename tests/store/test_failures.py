@@ -68,6 +68,7 @@ CASES: list[tuple[Exception, type[ThunderAgentError], str]] = [
     (_reply("InternalServerError", status=500), StoreUnavailable, "InternalServerError"),
     (_reply("", "", status=503), StoreUnavailable, "cannot do UpdateItem now"),
     (_reply("TransactionConflictException"), StoreUnavailable, "TransactionConflict"),
+    (_reply("ReplicatedWriteConflictException"), StoreUnavailable, "ReplicatedWriteConflict"),
     (
         _reply("ValidationException", "Item size to update has exceeded the maximum allowed size"),
         Rejected,

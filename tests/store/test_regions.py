@@ -17,7 +17,7 @@ from thunderagent.authority import Arbiter
 from thunderagent.bus import EventBus
 from thunderagent.clock import SharedClock
 from thunderagent.errors import RegionPassive, StoreUnavailable
-from thunderagent.gate import Gate
+from thunderagent.gate import AT_ONCE, Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.maintenance import LostLeases
@@ -321,6 +321,12 @@ def test_a_task_that_had_ended_when_such_a_write_came_runs_again_and_ends(
     assert there.row()["status"] == "RUNNING"
     [again] = there.take_over("another agent there")
     assert there.store.settle([writes.succeed(again, now=now, expire_at=now + 1000.0)])[0].accepted
+
+
+def test_what_leaves_under_one_look_at_the_grant_is_on_its_way_at_once() -> None:
+    """Were there more writes than threads, the last would leave a call later, and a call may take 6 s."""
+    engine = DynamoEngine("TaskTable", region="eu-central-1")
+    assert engine.threads >= engine.sibling().threads >= AT_ONCE
 
 
 # The grant itself

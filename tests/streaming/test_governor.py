@@ -64,8 +64,10 @@ def test_attempts_begin_at_the_rate() -> None:
 
         start = now()
         await asyncio.gather(*(attempt(number) for number in range(41)))
-        assert 2.0 <= now() - start <= 2.5
-        assert all(after - before >= 0.05 - 1e-6 for before, after in itertools.pairwise(begun))
+        assert now() - start >= 2.0
+        gaps = sorted(after - before for before, after in itertools.pairwise(begun))
+        assert gaps[0] >= 0.05 - 1e-6
+        assert gaps[len(gaps) // 4] <= 0.06, "nobody waits for longer, but where the machine stands still"
 
     run(main(), fast=True)
 

@@ -205,6 +205,24 @@ def test_an_arbiter_that_does_not_answer_ends_the_grant_in_time_and_not_at_once(
     assert world.valid(here)
 
 
+def test_after_an_outage_of_the_arbiter_the_holder_goes_on_and_nobody_takes_its_place(world: World) -> None:
+    engines = [FaultyEngine(world.engine) for _ in range(2)]
+    here, there = (world.agent(region, engine=engine) for region, engine in zip((HERE, THERE), engines, strict=True))
+    world.go(here, there, for_s=60.0)
+    for engine in engines:
+        engine.outage()
+    world.go(here, there, for_s=300.0)
+    assert not world.valid(here)
+    for engine in engines:
+        engine.outage(down=False)
+    there.step()  # it looks first, and has seen the beat stand still for five minutes
+    world.go(there, here, for_s=60.0)
+    assert world.valid(here) and world.record().epoch == 1
+    engines[0].outage()
+    world.go(there, here, for_s=60.0)
+    assert world.valid(there) and world.record().epoch == 2
+
+
 def test_after_a_long_pause_a_grant_is_not_counted_from_a_beat_that_may_be_old(world: World) -> None:
     here, paused = world.agent(HERE), world.agent(HERE, "paused", well=Well(is_well=False))
     world.go(here, paused, for_s=20.0)

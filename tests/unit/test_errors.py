@@ -40,7 +40,7 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is_there() -> None:
 def test_the_docstring_is_the_default_message(kind: type[ThunderAgentError]) -> None:
     assert str(kind()) == inspect.cleandoc(kind.__doc__ or "")
     assert kind.__doc__ != (kind.__base__.__doc__ if kind.__base__ else None)
-    assert str(kind()).endswith((".", "create"))
+    assert str(kind()).endswith((".", "create", "region status"))
 
 
 @pytest.mark.parametrize("kind", CLASSES)

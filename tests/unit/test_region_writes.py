@@ -24,7 +24,7 @@ VERBS = ("beat", "take", "drain", "hand over", "vacate", "stay", "freeze", "thaw
 
 times = st.floats(1_799_999_000.0, 1_800_001_000.0)
 steps = st.tuples(st.sampled_from(VERBS), st.sampled_from(REGIONS), times)
-few = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def order(seen: Record, verb: str, region: str, now: float) -> Write | None:

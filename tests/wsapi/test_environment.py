@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -211,3 +212,11 @@ def test_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     missing = runner.invoke(app, ["wsapi", "serve", "--demo"])
     assert missing.exit_code == 2
     assert "pip install 'thunderagent[wsapi]'" in missing.output.replace("\n", " ")
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = CliRunner().invoke(app, ["wsapi", "serve", "--demo", "--port", port, "--folder", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "choose another --port" in done.output.replace("\n", " ")

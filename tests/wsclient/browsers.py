@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import pytest
 
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.local_regions import local_regions
+from thunderagent.wsapi.pages import Pages
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 from playwright.sync_api import Browser as Browser
@@ -55,15 +55,25 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def gateways(folder: Path, names: Sequence[str], limits: Limits | None = None) -> Iterator[list[Gateway]]:
+def gateways(names: Sequence[str], limits: Limits | None = None) -> Iterator[list[Gateway]]:
     """Regions of a demo that share their states, in a thread."""
-    with local_regions(names, folder=folder, ports=[0] * (2 * len(names))) as regions:
-        opened = [one.gateway for one in regions]
-        for gateway in opened:
-            if limits is not None:
-                gateway.limits, gateway.rotate_after_s = limits, limits.rotate_after_s
-        with in_thread(*opened):
-            yield opened
+    issuer = Issuer()
+    pages = Pages(issuer=issuer)
+    with ExitStack() as stack:
+
+        def engine() -> SqliteEngine:
+            opened = SqliteEngine(MEMORY)
+            stack.callback(opened.close)
+            return opened
+
+        states = engine()
+        opened = [
+            Gateway(states, engine(), region=name, verifier=issuer.verifier(), limits=limits, pages=pages)
+            for name in names
+        ]
+        pages.regions = list(opened)
+        stack.enter_context(in_thread(*opened))
+        yield opened
 
 
 def issuer_of(gateway: Gateway) -> Issuer:

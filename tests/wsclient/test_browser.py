@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,16 +67,16 @@ def page(chromium: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
-def regions(tmp_path: Path) -> Iterator[list[Gateway]]:
+def regions() -> Iterator[list[Gateway]]:
     """Two regions over one state."""
-    with gateways(tmp_path, REGIONS) as opened:
+    with gateways(REGIONS) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
+def still() -> Iterator[list[Gateway]]:
     """The same for tests that change nothing there."""
-    with gateways(tmp_path_factory.mktemp("still"), REGIONS) as opened:
+    with gateways(REGIONS) as opened:
         yield opened
 
 
@@ -87,58 +87,65 @@ def start(page: Page, regions: list[Gateway], token_from: int = 0, **options: An
     page.evaluate(START, [[one.url for one in regions], regions[token_from].http_url, options, tokens])
 
 
+def ask(page: Page, expression: str) -> Any:
+    """What an expression gives, which may be a promise; bounded."""
+    late = f"new Promise((_, no) => setTimeout(() => no(new Error('not within {LONG_MS} ms')), {LONG_MS}))"
+    return page.evaluate(f"Promise.race([{expression}, {late}])")
+
+
 def story(page: Page) -> list[str]:
     """The events of the connection."""
-    return list(page.evaluate("client.story.map((event) => event.type)"))
+    return list(ask(page, "client.story.map((event) => event.type)"))
 
 
 def test_what_is_set_while_the_server_is_lost_is_saved_by_the_other_region(page: Page, regions: list[Gateway]) -> None:
     start(page, regions, token_from=1)
-    assert page.evaluate("client.set({ cart: { apples: 1 } })") == 1
+    assert ask(page, "client.set({ cart: { apples: 1 } })") == 1
     regions[0].cut()
     page.wait_for_function("!client.isConnected || client.region === 'eu-west-1'")
-    assert page.evaluate("client.set({ cart: { pears: 2 } })") == 2
-    assert page.evaluate("client.get()") == {"cart": {"apples": 1, "pears": 2}}
-    assert page.evaluate("client.region") == "eu-west-1"
+    assert ask(page, "client.set({ cart: { pears: 2 } })") == 2
+    assert ask(page, "client.get()") == {"cart": {"apples": 1, "pears": 2}}
+    assert ask(page, "client.region") == "eu-west-1"
     regions[0].mend()
     assert "connected" in story(page)[2:]
-    assert page.evaluate("client.close()") == {"ended": "asked", "detail": "", "unacknowledged": 0}
+    assert ask(page, "client.close()") == {"ended": "asked", "detail": "", "unacknowledged": 0}
 
 
 def test_an_expired_token_leads_to_a_fresh_one(page: Page, regions: list[Gateway]) -> None:
     start(page, regions[:1], tokens={"later": issuer_of(regions[0]).token("ada", expires_s=-60.0)})
-    page.evaluate("client.set({ a: 1 })")
+    ask(page, "client.set({ a: 1 })")
     regions[0].rotate()  # the server ends the connection; the token that the page has is over meanwhile
     page.wait_for_function("attempts.length === 3 && client.isConnected")
     assert page.evaluate("attempts.map((one) => one.authFailed)") == [False, False, True]
-    assert page.evaluate("client.set({ b: 2 })") == 2
+    assert ask(page, "client.set({ b: 2 })") == 2
 
 
-def test_a_connection_is_replaced_before_its_limit_without_loss_and_without_a_gap(page: Page, tmp_path: Path) -> None:
-    with gateways(tmp_path, REGIONS[:1], Limits(rotate_after_s=4.0)) as [gateway]:
+def test_a_connection_is_replaced_before_its_limit_without_loss_and_without_a_gap(page: Page) -> None:
+    with gateways(REGIONS[:1], Limits(rotate_after_s=4.0)) as [gateway]:
         pusher = Pusher(gateway.post, lambda: gateway._connections)
         try:
             start(page, [gateway], rotateAfterS=1.0)
-            sent = 0
-            while page.evaluate("client.story.filter((event) => event.isRotated).length") < 4:
+            sent, until = 0, time.monotonic() + 60.0
+            while ask(page, "client.story.filter((event) => event.isRotated).length") < 4:
+                assert time.monotonic() < until
                 assert pusher.push("ada", sent) >= 1
                 sent += 1
-                assert page.evaluate(f"client.set({{ sent: {sent} }})") == sent
+                assert ask(page, f"client.set({{ sent: {sent} }})") == sent
             page.wait_for_function(f"pushes.length >= {sent}")
             assert page.evaluate("pushes") == list(range(sent))
             assert set(story(page)) == {"connected"}
-            page.evaluate("client.close()")
+            ask(page, "client.close()")
         finally:
             pusher.close()
 
 
-def test_a_connection_that_the_server_ends_at_its_limit_is_opened_again(page: Page, tmp_path: Path) -> None:
-    with gateways(tmp_path, REGIONS[:1], Limits(rotate_after_s=1.0)) as [gateway]:
+def test_a_connection_that_the_server_ends_at_its_limit_is_opened_again(page: Page) -> None:
+    with gateways(REGIONS[:1], Limits(rotate_after_s=1.0)) as [gateway]:
         start(page, [gateway])
-        page.evaluate("client.set({ a: 1 })")
+        ask(page, "client.set({ a: 1 })")
         page.wait_for_function("client.story.filter((event) => event.type === 'connected').length >= 3")
-        assert page.evaluate("client.set({ b: 2 })") == 2
-        assert page.evaluate("client.state") == {"a": 1, "b": 2}
+        assert ask(page, "client.set({ b: 2 })") == 2
+        assert ask(page, "client.state") == {"a": 1, "b": 2}
 
 
 def test_a_half_open_connection_is_left_after_two_missed_pongs(page: Page, regions: list[Gateway]) -> None:
@@ -147,14 +154,16 @@ def test_a_half_open_connection_is_left_after_two_missed_pongs(page: Page, regio
     page.evaluate("globalThis.isMute = true")
     page.wait_for_function("!client.isConnected")
     page.evaluate("globalThis.isMute = false")
-    assert page.evaluate("client.set({ a: 1 })") == 1
-    reasons = page.evaluate("client.story.map((event) => event.reason ?? '')")
+    assert ask(page, "client.set({ a: 1 })") == 1
+    reasons = ask(page, "client.story.map((event) => event.reason ?? '')")
     assert any("2 pings were not answered" in reason for reason in reasons)
 
 
 def test_limits_and_refusals_are_told_and_the_end_is_final(page: Page, regions: list[Gateway]) -> None:
     start(page, regions[:1], maxUnacknowledged=2)
-    told = page.evaluate("""async () => {
+    told = ask(
+        page,
+        """(async () => {
         const errors = [];
         const note = (error) => errors.push(`${error.name}: ${error.message}`);
         await client.set({ a: "x".repeat(140000) }).catch(note);
@@ -171,7 +180,8 @@ def test_limits_and_refusals_are_told_and_the_end_is_final(page: Page, regions: 
         await client.set({}).catch(note);
         await client.get().catch(note);
         return { errors, reason, state: client.state };
-    }""")
+    })()""",
+    )
     assert told["state"]["a"] == 2
     assert told["reason"]["ended"] == "asked"
     kinds = [error.partition(":")[0] for error in told["errors"]]
@@ -193,11 +203,20 @@ def test_a_token_that_is_none_ends_the_client_with_a_reason(page: Page, still: l
     assert "token" in reason["detail"]
 
 
+def test_a_change_that_is_too_big_for_somebody_on_the_way_is_refused(page: Page) -> None:
+    with gateways(REGIONS[:1], Limits(message_bytes=4096, frame_bytes=4096)) as [gateway]:
+        start(page, [gateway])
+        told = ask(page, "client.set({ big: 'x'.repeat(9000) }).catch((error) => `${error.name}: ${error.message}`)")
+        assert told.startswith("ChangeRefused: too_large")
+        assert ask(page, "client.set({ small: 1 })") == 1
+        assert page.evaluate("client.state") == {"small": 1}
+
+
 def test_a_token_of_another_user_ends_the_client(page: Page, regions: list[Gateway]) -> None:
     start(page, regions[:1], tokens={"later": issuer_of(regions[0]).token("bob")})
-    page.evaluate("client.set({ secret: 'of ada' })")
+    ask(page, "client.set({ secret: 'of ada' })")
     regions[0].rotate()
-    reason = page.evaluate("client.waitClosed()")
+    reason = ask(page, "client.waitClosed()")
     assert reason["ended"] == "configuration"
     assert "another user" in reason["detail"]
 
@@ -214,7 +233,7 @@ def test_the_demo_page_keeps_its_state_over_a_fail_over(page: Page, regions: lis
     page.click("#add")
     page.wait_for_function("client.region === 'eu-west-1' && client.unacknowledged.length === 0")
     wanted = {"name": "Ada", "theme": "dark", "counter": 2, "note": "written while the region was lost"}
-    assert page.evaluate("client.get()") == wanted
+    assert ask(page, "client.get()") == wanted
     assert page.locator("#connection").inner_text() == "connected to eu-west-1"
     assert page.locator("article.here b").inner_text() == "eu-west-1"
     assert page.locator("output[name=counter]").inner_text() == "2"
@@ -324,6 +343,7 @@ def step(rng: random.Random, number: int) -> list[Any]:
             ["observed", patch, version, region, number * 10.0, rng.random() < 0.5],
             ["conflict", rng.randint(0, 12), patch, version, region, number * 10.0],
             ["drop", f"c{rng.randint(0, 60)}"],
+            ["heard", number * 10.0],
         ]
     )
 
@@ -345,6 +365,8 @@ def ours(steps: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
                 told = list(one.conflict(*given))
             case "drop":
                 one.drop(*given)
+            case "heard":
+                one.heard(*given)
         tail = [[change.id, change.is_check] for change in one._tail]
         log = [change.id for change in one._log]
         yield told, one.state, one.version, one.region, tail, log, len(one.unacknowledged), one.is_full

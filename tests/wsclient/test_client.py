@@ -562,6 +562,11 @@ async def test_a_change_that_cannot_be_sent_is_refused_at_once() -> None:
             await client.set({"a": float("nan")})
         with pytest.raises(TypeError):
             await client.set({"a": object()})
+        deep: Any = 1
+        for _ in range(300):
+            deep = {"a": [deep]}
+        with pytest.raises(ValueError, match="64 deep"):
+            await client.set(deep)
         assert client.state == {}
         await api.cut()
         await until(lambda: not client.is_connected)
@@ -619,6 +624,27 @@ async def test_an_error_that_passes_is_waited_for_and_one_that_does_not_is_told(
             await client.set({"bad": True})
         assert client.state == {"a": 1}
         assert await client.set({"b": 2}) == 2
+
+
+@fast
+async def test_a_change_that_is_too_big_for_somebody_on_the_way_does_not_end_every_connection() -> None:
+    async with Api() as api, connected(api) as client:
+        closing: list[asyncio.Task[None]] = []
+
+        def refuse(number: int, message: Message) -> Message | list[Message] | None:
+            if message["action"] == "setState" and "big" in message["patch"]:
+                closing.append(asyncio.create_task(api.close_all(1009)))
+                return None
+            return api.reply(number, message)
+
+        api.answer = refuse
+        big = client.submit({"big": "x" * 1000})
+        small = client.submit({"small": 1})
+        with pytest.raises(ChangeRefused, match="smaller"):
+            await big
+        assert await small == 1
+        assert (len(closing), client.state) == (2, {"small": 1})
+        await asyncio.wait(closing)
 
 
 @fast

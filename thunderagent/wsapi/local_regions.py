@@ -107,7 +107,9 @@ async def serve(regions: Sequence[LocalRegion], started: Callable[[], None]) -> 
             try:
                 await one.gateway.start()
             except OSError as error:
-                raise ConfigurationError(f"the region {one.gateway.region} cannot listen: {error}") from None
+                raise ConfigurationError(
+                    f"the region {one.gateway.region} cannot listen: {error}; choose another --port"
+                ) from None
         started()
         while not stopped.is_set():
             for one in regions:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import random
 import time
 import uuid
@@ -26,7 +25,7 @@ from thunderagent.wsclient.happenings import Closed, CloseReason, Ended, Event
 from thunderagent.wsclient.news import News
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions, is_refusal
 from thunderagent.wsclient.outlet import Handler, hand_out
-from thunderagent.wsclient.replica import Change, Replica
+from thunderagent.wsclient.replica import Change, Replica, check_patch
 from thunderagent.wsclient.session import Session
 from thunderagent.wsclient.submitter import Submitter
 
@@ -189,13 +188,11 @@ class Client:
         Raises:
             TooManyChanges: too many wait for a server already.
             MessageTooLarge: it is over what can be sent.
-            TypeError, ValueError: it is no object of JSON.
+            TypeError, ValueError: it is no object of JSON, or too deep.
             ClientClosed: the client has ended.
         """
         self._session.check()
-        if not isinstance(patch, Mapping):
-            raise TypeError(f"the patch is a {type(patch).__name__}; a JSON merge patch of a state is an object")
-        json.dumps(patch, allow_nan=False)
+        check_patch(patch)
         if self._replica.is_full:
             raise TooManyChanges(
                 f"{self.options.max_unacknowledged} changes wait for a server (max_unacknowledged): "

@@ -11,10 +11,13 @@ import json
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from thunderagent.websocket_messages import encode, merge_patch, size
 from thunderagent.wsclient.options import ClientOptions
+
+DEEPEST: Final = 64
+"""Objects and lists within each other in a patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,27 @@ class Change:
     """When, in monotonic seconds."""
     is_check: bool = False
     """It is sent again only to be sure: what the server shows has it, unless it was lost."""
+
+
+def check_patch(patch: object) -> None:
+    """Refuse what is no patch, before it is in the tail, where it would be for ever.
+
+    Raises:
+        TypeError, ValueError: it is no object of JSON, or too deep.
+    """
+    if not isinstance(patch, Mapping):
+        raise TypeError(f"the patch is a {type(patch).__name__}; a JSON merge patch of a state is an object")
+    text = json.dumps(patch, allow_nan=False)
+    level: list[Any] = [json.loads(text)]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    if level:
+        raise ValueError(f"the patch has objects in objects over {DEEPEST} deep; a state is to be flatter")
 
 
 class Replica:

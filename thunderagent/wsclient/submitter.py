@@ -18,6 +18,10 @@ from thunderagent.wsclient.talk import Message, text_of
 
 INTERNAL_TRIES: Final = 5
 """So often a change is sent that the server cannot handle for a reason of its own."""
+TOO_BIG_TRIES: Final = 2
+"""So often a change is sent with which the connection ends as with a message that is too big."""
+_TOO_BIG: Final = 1009
+
 Settled = Callable[[Change, int | ChangeRefused], None]
 
 
@@ -37,7 +41,7 @@ class Submitter:
         self._settled = settled
         self._rng = rng
         self._some = asyncio.Event()
-        self._failures = self._conflicts = self._internal = 0
+        self._failures = self._conflicts = self._internal = self._too_big = 0
 
     def wake(self) -> None:
         """There is something to send."""
@@ -55,10 +59,13 @@ class Submitter:
             change = self._replica.head
             if change is None:
                 continue
-            sent = self._replica.version
+            sent, before = self._replica.version, self._session.last_end
             answer = await self._session.talk.ask(
                 connection, Action.SET_STATE, version=sent, patch=change.patch, change=change.id
             )
+            end = self._session.last_end
+            if answer is None and end is not before and end is not None and end.code == _TOO_BIG:
+                answer = self._as_too_large(answer)
             pause_s = await self._answered(connection, change, sent, answer)
             if pause_s:
                 await asyncio.sleep(pause_s)
@@ -69,7 +76,7 @@ class Submitter:
             case None:
                 return self._passing()
             case {"type": Kind.SAVED, "version": int(version)}:
-                self._failures = self._conflicts = self._internal = 0
+                self._start_afresh()
                 is_stale = self._replica.saved(change.id, version, text_of(answer.get("region")), time.monotonic())
                 self._settled(change, version)
                 return 0.0 if not is_stale or await self._session.read(connection) else self._passing()
@@ -87,13 +94,25 @@ class Submitter:
         self._internal += problem == Problem.INTERNAL
         is_final = problem in (Problem.BAD_REQUEST, Problem.TOO_LARGE, Problem.UNKNOWN_ROUTE)
         if is_final or self._internal >= INTERNAL_TRIES:
-            self._failures = self._conflicts = self._internal = 0
+            self._start_afresh()
             self._replica.drop(change.id)
             self._settled(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
             return 0.0
         asked = answer.get("retry_after_s")
         least_s = min(float(asked), LONGEST_PAUSE_S) if isinstance(asked, (int, float)) and asked > 0 else 0.0
         return least_s + self._passing()
+
+    def _as_too_large(self, answer: Message | None) -> Message | None:
+        """The connection ended as this change was too big for somebody on the way; the second time that is its end."""
+        self._too_big += 1
+        if self._too_big < TOO_BIG_TRIES:
+            return answer
+        text = f"the connection was ended with {_TOO_BIG} each time that this change was sent; make it smaller"
+        return {"type": Kind.ERROR, "error": Problem.TOO_LARGE, "message": text}
+
+    def _start_afresh(self) -> None:
+        """The next change has nothing to do with what happened to this one."""
+        self._failures = self._conflicts = self._internal = self._too_big = 0
 
     def _passing(self) -> float:
         self._failures += 1

@@ -26,6 +26,8 @@ const CONNECTS_A_SECOND = 500;
 const REFUSED_CODES = [1008, 4001, 4003, 4401, 4403];
 const FINAL_PROBLEMS = ["bad_request", "too_large", "unknown_route"];
 const INTERNAL_TRIES = 5;
+const TOO_BIG = 1009;
+const TOO_BIG_TRIES = 2;
 const LONGEST_PAUSE_S = 30;
 const PUSHES_KNOWN = 100;
 const STORY = 100;
@@ -804,7 +806,7 @@ export class Client {
 
     /** Bring changes to the server, one at a time, again and again under the same id until a server has it. */
     async #submit() {
-        const tries = { failures: 0, conflicts: 0, internal: 0 };
+        const tries = { failures: 0, conflicts: 0, internal: 0, tooBig: 0 };
         while (!this.#isClosing) {
             this.#some = deferred();
             if (!this.#replica.tail.length) {
@@ -816,7 +818,12 @@ export class Client {
             if (connection === null || change === undefined) continue;
             const sent = this.version;
             const about = { version: sent, patch: change.patch, change: change.id };
-            const answer = await connection.ask("setState", about);
+            let answer = await connection.ask("setState", about);
+            if (answer === null && connection.isOver && (await connection.ended.promise).code === TOO_BIG) {
+                tries.tooBig += 1; // for somebody on the way; the second time that is its end
+                const message = `the connection was ended with ${TOO_BIG} each time that this change was sent; make it smaller`;
+                if (tries.tooBig >= TOO_BIG_TRIES) answer = { type: "error", error: "too_large", message };
+            }
             const pauseS = await this.#answered(connection, change, sent, answer, tries);
             if (pauseS) await this.#sleep(pauseS);
         }
@@ -828,7 +835,7 @@ export class Client {
             tries.failures += 1;
             return Math.max(0.01, this.#random() * Math.min(10, 0.2 * 2 ** (tries.failures - 1)));
         };
-        const fresh = () => Object.assign(tries, { failures: 0, conflicts: 0, internal: 0 });
+        const fresh = () => Object.assign(tries, { failures: 0, conflicts: 0, internal: 0, tooBig: 0 });
         const { type, version, state, region } = answer ?? {};
         if (type === "saved" && Number.isInteger(version)) {
             fresh();
