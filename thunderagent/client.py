@@ -20,6 +20,7 @@ from thunderagent.errors import (
 from thunderagent.intake import NewTask
 from thunderagent.job import Job
 from thunderagent.lines import line_value, open_lines
+from thunderagent.orders import ordering
 from thunderagent.pacing import KEY_SETTLES_S, wait_delays
 from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
@@ -46,7 +47,7 @@ class Client(ScheduleCommands, DrainCommands):
             ConfigurationError: the settings cannot work.
         """
         settings = load_settings(**overrides)
-        return cls(open_store(settings), settings, doorbell=open_doorbell(settings))
+        return cls(ordering(open_store(settings), settings), settings, doorbell=open_doorbell(settings))
 
     def close(self) -> None:
         """Let go of the connections of the store, and of the doorbell."""

@@ -64,9 +64,9 @@ def test_attempts_begin_at_the_rate() -> None:
 
         start = now()
         await asyncio.gather(*(attempt(number) for number in range(41)))
-        assert now() - start >= 2.0
+        # A machine that stands still between a turn and our look at it makes one gap longer and the next one shorter.
+        assert all(at >= start + 0.05 * turn - 1e-6 for turn, at in enumerate(begun))
         gaps = sorted(after - before for before, after in itertools.pairwise(begun))
-        assert gaps[0] >= 0.05 - 1e-6
         assert gaps[len(gaps) // 4] <= 0.06, "nobody waits for longer, but where the machine stands still"
 
     run(main(), fast=True)
@@ -85,8 +85,9 @@ def test_a_loop_that_stood_still_does_not_make_up_for_it_at_once() -> None:
         tasks = [asyncio.create_task(attempt()) for _ in range(10)]
         await two.wait()
         time.sleep(0.1)  # noqa: ASYNC251  # what is to be survived
+        stood = now()
         await asyncio.gather(*tasks)
-        assert all(after - before >= 0.01 - 1e-6 for before, after in itertools.pairwise(begun))
+        assert all(at >= stood + 0.01 * turn - 1e-6 for turn, at in enumerate(begun[2:]))
 
     run(main())
 

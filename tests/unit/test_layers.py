@@ -19,7 +19,7 @@ LAYERS: Final[dict[int, str]] = {
     "websocket_messages websocket_writes websocket_events prices purposes metrics alarms readings dashboard hysteresis canary_targets",
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
     2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
-    3: "authority gate gatekeeper sentinel keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload poller "
+    3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload poller "
     "heartbeat measuring export companion notices signals executor executors delivery scopes tracing isolation "
     "child settler dependents intake maintenance housekeeping periodic stream streams handoff balance journal "
     "pauses drains controls rung ringer listener tally memory recycling child_end streaming streaming.* health "

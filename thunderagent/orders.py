@@ -1,0 +1,115 @@
+"""What applications and commands may write where several regions share a global table.
+
+A new task is a row that nobody else writes: it may be put in any region. Everything else changes rows that the agents
+of the region with the grant change too, and of two such writes in two regions one is lost without a word. So it is done
+in that region: the arbiter's row is read before, at most once in five seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from thunderagent.errors import RegionPassive
+from thunderagent.gate import Gate, GatedEngine
+from thunderagent.grants import Record, scope_id
+from thunderagent.pacing import REGION_LOOK_S
+from thunderagent.port import Applied, Engine
+from thunderagent.settings import Settings
+from thunderagent.store import TaskStore
+from thunderagent.stores import open_engine
+from thunderagent.task import Row
+
+
+class AskedGate(Gate):
+    """Open where the arbiter's row says that the region has the grant. Asked when something is about to be written.
+
+    Args:
+        region: of the client.
+        scope: name of the row.
+        arbiter: opens the arbiter's table, the first time that it is asked.
+        monotonic: the clock by which an answer grows old.
+    """
+
+    def __init__(
+        self, region: str, scope: str, arbiter: Callable[[], Engine], *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(region, monotonic=monotonic)
+        self._scope = scope
+        self._open = arbiter
+        self._arbiter: Engine | None = None
+        self._record: Record | None = None
+        self._due = 0.0
+
+    def check(self) -> int:
+        """The epoch of the region.
+
+        Raises:
+            RegionPassive: another region has the grant.
+            StoreError: the arbiter does not answer.
+        """
+        if self._arbiter is None:
+            self._arbiter, self._due = self._open(), self._monotonic()
+        if self._monotonic() >= self._due:
+            row = self._arbiter.get([scope_id(self._scope)]).get(scope_id(self._scope))
+            self._record, self._due = None if row is None else Record.from_row(row), self._monotonic() + REGION_LOOK_S
+        record = self._record
+        if record is not None and record.holder != self.region:
+            raise RegionPassive(
+                f"the region {record.holder} has the grant and not {self.region}: only new tasks can be put here; do "
+                f"this in {record.holder}, with THUNDERAGENT_STORE and THUNDERAGENT_REGION of that region"
+            )
+        return 0 if record is None else record.epoch
+
+    def close(self) -> None:
+        """Let go of the arbiter's table."""
+        if self._arbiter is not None:
+            self._arbiter.close()
+
+
+class OrderEngine(GatedEngine):
+    """An engine on which new tasks can always be put, and the rest where the grant is."""
+
+    def __init__(self, engine: Engine, gate: AskedGate) -> None:
+        super().__init__(engine, gate)
+        self._asked = gate
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        """As the engine. A task that is to be told of by others (parents, a unique key, a limit) needs the grant."""
+        if not all(_is_alone(row) for row in rows):
+            self._asked.check()
+        return self.behind.put(rows, fresh=fresh)
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        """As the engine: they are of a new task."""
+        self.behind.put_texts(texts, expire_at=expire_at)
+
+    def sibling(self) -> Engine:
+        """The same place through connections of its own, behind the same gate."""
+        other = self.behind.sibling()
+        return cast(Engine, self if other is self.behind else OrderEngine(other, self._asked))
+
+    def close(self) -> None:
+        """Let go of both tables."""
+        self._asked.close()
+        self.behind.close()
+
+
+def _is_alone(row: Row) -> bool:
+    return "job" in row and not any(name in row for name in ("waitingFor", "uniqueKey", "limitKey"))
+
+
+def ordering(store: TaskStore, settings: Settings) -> TaskStore:
+    """The store of a client, which asks before it changes what the agents of another region may change too.
+
+    The same one where the settings name no arbiter.
+    """
+    if settings.region_arbiter is None or settings.region is None:
+        return store
+    url = settings.region_arbiter
+    gate = AskedGate(
+        settings.region, settings.region_scope, lambda: open_engine(url, hasty=True), monotonic=store.monotonic
+    )
+    engine: Any = OrderEngine(store.engine, gate)
+    return TaskStore(engine, blobs=store.texts.blobs, monotonic=store.monotonic)
