@@ -137,6 +137,7 @@ class Agent:
             policy=policy,
             fleet=self._fleet,
             controls=self.controls,
+            gate=self.gate,
         )
         self._outage = Outage(self._workload.choice, self._marks, self.bus, self._rng, self._monotonic)
         janitor = Janitor(

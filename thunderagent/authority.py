@@ -17,7 +17,8 @@ from typing import Final, Protocol
 from thunderagent import region_writes
 from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
-from thunderagent.errors import StoreError
+from thunderagent.errors import StoreError, ThunderAgentError
+from thunderagent.events import StoreFailed, StoreRecovered
 from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import (
     HOLDER_SHARE,
@@ -29,13 +30,18 @@ from thunderagent.grants import (
     no_grant,
     scope_id,
 )
-from thunderagent.pacing import jittered
+from thunderagent.pacing import REGION_LOOK_S, jittered
 from thunderagent.port import Engine
 from thunderagent.task import Row
+
+ASKING: Final = "asking the arbiter"
 
 MOST_SWITCHES: Final = 2
 SWITCHES_S: Final = 3600.0
 """Regions that take the grant by themselves more than twice in an hour leave it to a person."""
+
+BEATS_A_LEASE: Final = 3
+"""Beats in the length of a grant at least: another region, with other settings, may have said how long that is."""
 
 BACK_SUCCESSES: Final = 5
 """Canaries in a row that must be good before a region takes its place back by itself."""
@@ -134,8 +140,9 @@ class Arbiter:
         self._rng = rng or random.Random()
         self.record: Record | None = None
         """The row as it was seen last."""
-        self.error: StoreError | None = None
+        self.error: ThunderAgentError | None = None
         """Why the last look had no answer."""
+        self._failing_since = math.inf
         self._sent = -math.inf  # before the last look that had an answer
         self._still_since = math.inf  # after the first look that saw what still is so
         self._valid_from = -math.inf
@@ -148,10 +155,25 @@ class Arbiter:
         try:
             self._look()
             self._act()
-            self.error = None
-        except StoreError as error:
-            self.error = error
+        except ThunderAgentError as error:  # whatever it is: the grant ends by itself, and it is asked again
+            self._failed(error)
+        else:
+            self._answered()
         return self.grant()
+
+    def _failed(self, error: ThunderAgentError) -> None:
+        """Told once: a region that waits and does not reach the arbiter will not take the grant when it is needed."""
+        if self.error is None:
+            self._failing_since = self._monotonic()
+        if self.error is None or type(self.error) is not type(error):
+            next_try_s = min(REGION_LOOK_S, self._beat_s)
+            self._bus.emit(StoreFailed(during=ASKING, error=str(error), next_try_s=next_try_s))
+        self.error = error
+
+    def _answered(self) -> None:
+        if self.error is not None:
+            self._bus.emit(StoreRecovered(during=ASKING, seconds=self._monotonic() - self._failing_since))
+        self.error = None
 
     def grant(self) -> Grant:
         """What holds as far as this agent knows."""
@@ -159,7 +181,8 @@ class Arbiter:
         if record is None:
             return no_grant(str(self.error) if self.error else "no region was granted anything yet")
         if record.holder != self._region:
-            return no_grant(f"the region {record.holder} has the grant, epoch {record.epoch}", record.epoch)
+            away = f" as far as is known: the arbiter does not answer: {self.error}" if self.error else ""
+            return no_grant(f"the region {record.holder} has the grant, epoch {record.epoch}{away}", record.epoch)
         if record.state is RegionState.VACANT:
             return no_grant(f"{record.by} gives the grant to {record.to}: {record.reason}", record.epoch)
         until = min(self._valid_from + record.lease_s * HOLDER_SHARE, self._drained_at)
@@ -196,7 +219,7 @@ class Arbiter:
             elif before is not None and (before.epoch, before.beat) != (record.epoch, record.beat):
                 self._valid_from = self._sent  # somebody of our region wrote it after we had looked the time before
             if ours or before is not None:
-                self._beat_due = now + jittered(self._beat_s, self._rng)
+                self._beat_due = now + jittered(min(self._beat_s, record.lease_s / BEATS_A_LEASE), self._rng)
         elif sent - self._sent > record.lease_s * HOLDER_SHARE:
             self._still_since = now  # nobody had an answer, so it seems: the holder comes before those who wait
         if record.state is not RegionState.DRAINING:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from thunderagent.errors import StoreError
 from thunderagent.task import Row
 
 HOLDER_SHARE: Final = 0.8
@@ -100,19 +101,22 @@ class Record:
         """The record that a row holds.
 
         Raises:
-            ValueError: the row is not one of the arbiter.
+            StoreError: the row is not one of the arbiter, or of a version that we do not know.
         """
         try:
             info: Mapping[str, Any] = row["info"]
+            lease_s, updated_at = float(row["leaseSec"]), row["updatedAt"]
+            if not (0 < lease_s < math.inf and updated_at < math.inf and isinstance(row["leaseOwner"], str)):
+                raise ValueError(f"leaseSec {lease_s}, updatedAt {updated_at}, leaseOwner {row['leaseOwner']!r}")
             return cls(
                 scope=row["taskId"].removeprefix(PREFIX),
                 holder=row["leaseOwner"],
                 epoch=int(row["fence"]),
                 beat=int(row["hb"]),
-                lease_s=float(row["leaseSec"]),
+                lease_s=lease_s,
                 state=RegionState(row["handoffState"]),
                 to=row.get("handoffOwner"),
-                updated_at=row["updatedAt"],
+                updated_at=updated_at,
                 since=float(info["since"]),
                 drain_s=float(info.get("drain_s", 0.0)),
                 ordered=float(info.get("ordered", 0.0)),
@@ -121,8 +125,11 @@ class Record:
                 by=info.get("by", ""),
                 reason=info.get("reason", ""),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the row {row.get('taskId')!r} of the arbiter is not one of ours: {error!r}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"the row {row.get('taskId')!r} of the arbiter cannot be read ({error!r:.200}): a newer version has "
+                "written it, or a person; upgrade this installation, or mend the row"
+            ) from error
 
 
 PREFIX: Final = "region:"

@@ -147,6 +147,13 @@ class Handoffs:
         for running in self.offered.values():
             self._flush(running)
 
+    def abandon(self) -> None:
+        """Nothing can be written without a grant of the region: those that have ended are not told of."""
+        ended, self._ended = self._ended, []
+        for running in ended:
+            self.offered.pop(running.lease.task_id, None)
+            self._deadlines.pop(running.lease.task_id, None)
+
     # To us
 
     def _waiting(self) -> list[Running]:

@@ -168,7 +168,7 @@ class Heartbeat:
         hurried = self._take_hurries(now)
         due = [
             one
-            for one in list(self._held.values())
+            for one in (list(self._held.values()) if self._gate.is_open else ())
             if (one.next_beat <= now or one.lease.task_id in hurried) and not one.lost and self._may(one)
         ]
         if due:

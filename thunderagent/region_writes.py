@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.conditions import Absent, Below, Condition, Either, Is, Write
+from thunderagent.errors import StoreError
 from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.task import Row, timestamp
 
@@ -64,7 +65,10 @@ def drain(seen: Record, to: str, *, drain_s: float, by: str, reason: str, now: f
 def hand_over(seen: Record, *, lease_s: float, by: str, now: float) -> Write:
     """The holder has given back everything: the next region has the grant at once."""
     if seen.to is None:
-        raise ValueError(f"the region {seen.holder} is {seen.state} and names no region to hand over to")
+        raise StoreError(
+            f"the region {seen.holder} is {seen.state} and names no region to hand over to; take that back with: "
+            "thunderagent region stay"
+        )
     return _grant("hand over", seen, seen.to, lease_s=lease_s, by=by, now=now, reason=seen.reason)
 
 

@@ -261,3 +261,14 @@ def in_words(outcome: Outcome | None) -> tuple[str, str | None]:
 def time_limit(seconds: float) -> TimeLimitExceeded:
     """The reason for which a handler is stopped that ran too long."""
     return TimeLimitExceeded(f"the time limit of {seconds:g} s is over")
+
+
+def story(outcome: Outcome) -> str:
+    """What ended a run, in a line."""
+    match outcome:
+        case Stopped(why=why):
+            return str(why)
+        case Raised(error=error):
+            return error.partition("\n")[0]
+        case _:
+            return "the handler returned"

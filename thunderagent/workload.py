@@ -29,6 +29,7 @@ from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import AgentDraining, StoreError, StreamFailed, StreamStopped, TaskCancelled
 from thunderagent.events import Event
 from thunderagent.executor import Executors, Running
+from thunderagent.gate import Gate
 from thunderagent.handoff import Handoffs, is_open
 from thunderagent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.job import Job
@@ -36,7 +37,7 @@ from thunderagent.pacing import GATHER_S
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Raised, Refused, Settlement, Stopped, Undecided, about, raised, settle
+from thunderagent.settler import Outcome, Policy, Refused, Settlement, Stopped, Undecided, about, raised, settle, story
 from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
@@ -84,7 +85,9 @@ class Workload:
         policy: Policy,
         fleet: Fleet,
         controls: Controls,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate or Gate()
         self.held: dict[str, Running] = {}
         self.fleet = fleet
         self.controls = controls
@@ -238,8 +241,9 @@ class Workload:
 
     def _exchange(self, *, claim: bool) -> Committed:
         self._resolve_doubts()
-        claim = claim and all(one.settlement is None for one in self._backlog)
-        settling = self._decide()
+        is_open = self._gate.is_open
+        claim = claim and not (is_open and any(one.settlement for one in self._backlog))
+        settling = self._decide() if is_open else self._wait_for_grant()
         # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
         here = self.held.keys() | self.handoffs.offered.keys()
         chosen = self.choice.choose(here) if claim else Chosen()
@@ -274,6 +278,15 @@ class Workload:
         self._backlog.append(ended)
         self._freed(ended.running)
         return 1
+
+    def _wait_for_grant(self) -> list[_Ended]:
+        """Nothing can be written: what was done waits, and is refused if the next grant is of a later epoch."""
+        self.handoffs.abandon()
+        over = [one for one in self._backlog if self.is_closing or isinstance(one.outcome, Stopped)]
+        for ended in over:
+            self._backlog.remove(ended)
+            self._let_go(ended)
+        return []
 
     def _decide(self) -> list[_Ended]:
         """Turn outcomes into transitions; those that mean no write are done with."""
@@ -323,7 +336,7 @@ class Workload:
     def _close_journal(self, ended: _Ended, how: str) -> None:
         context = ended.running.context
         if isinstance(context, StreamContext):
-            context.journal.moved(self._store.clock.now(), how, _story(ended.outcome))
+            context.journal.moved(self._store.clock.now(), how, story(ended.outcome))
             self.closed.append(ended.running)
             del self.closed[:-CLOSED_KEPT]
 
@@ -339,7 +352,7 @@ class Workload:
             self._let_go(ended)
             if not answer.accepted:
                 event = events.SettleRefused(**about(ended.running.lease), verb=write.verb)
-            elif status := _final(write.set["status"]):
+            elif (status := Status(StatusValue.parse(write.set["status"]).status)).is_terminal:
                 self.admission.ended(ended.running.lease.task)
                 if answer.dependents:
                     told.append(Ended(write.task_id, status, answer.dependents))
@@ -383,18 +396,3 @@ class Workload:
     def _parent_results(self, task: Task) -> Mapping[str, Any]:
         parents = self._store.get(task.depends_on)
         return {name: parents[name].result if name in parents else None for name in task.depends_on}
-
-
-def _final(status_value: str) -> Status | None:
-    return status if (status := Status(StatusValue.parse(status_value).status)).is_terminal else None
-
-
-def _story(outcome: Outcome) -> str:
-    """What ended a run, in a line."""
-    match outcome:
-        case Stopped(why=why):
-            return str(why)
-        case Raised(error=error):
-            return error.partition("\n")[0]
-        case _:
-            return "the handler returned"

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +20,7 @@ from rich.markup import escape
 
 from drills.crowd import CrowdFailed
 from drills.findings import MACHINE_S, Found, Strain
+from drills.ledger import silently_twice
 from drills.pace import MOST, Pace, hasten
 from drills.regionloss import DrillFailed, RegionLoss
 from drills.world import PRIMARY
@@ -137,6 +139,10 @@ def _told(found: Found, strain: Strain, took_s: float) -> dict[str, Any]:
         },
         "late_writes": {"landed": found.late, "reasserted": found.reasserted, "overwritten": found.overwritten},
         "epoch": found.epoch,
+        "silently_twice": {
+            name: [asdict(run) for run in found.runs if run.task_id == name]
+            for name in silently_twice(list(found.runs))[:20]
+        },
     }
 
 

@@ -19,7 +19,7 @@ from drills.pace import Pace
 from drills.timeline import Timeline
 from drills.workloads import FOLLOW, Load
 from drills.world import AGENTS, OTHER, PRIMARY, SCOPE, World, rows_of
-from thunderagent.fleet_events import CanaryDown, GrantAsked, GrantBegan, GrantDrains, GrantEnded
+from thunderagent.fleet_events import CanaryDown, CanaryUp, GrantAsked, GrantBegan, GrantDrains, GrantEnded
 from thunderagent.region_commands import Regions
 from thunderagent.task import Status
 from thunderagent.websocket_writes import state_id
@@ -33,6 +33,8 @@ STAY_S: Final = 30.0
 """How long the other region works before the lost one comes back."""
 CALM_S: Final = 30.0
 """How long rows may take to be right again after late writes."""
+LEASE_S: Final = 300.0
+"""Of a task: one whose agent lost it may wait so long for another run."""
 SHARES: Final = {"clients half": 0.5, "clients 99": 0.99, "clients all": 1.0}
 
 
@@ -167,6 +169,8 @@ class RegionLoss:
         self._stale = self._stale_rows()
         self.back.mark("calm", f"{self._reasserted()} late writes written over, {len(self._stale)} stayed")
         self._cast.load.regions = (PRIMARY, OTHER)
+        self._must("healthy region", lambda: self._is_well(), 300.0, 10.0)
+        self.back.mark("well", f"the canaries of the agents in {PRIMARY} see five good looks in a row")
         if self.clients:
             self._wait(lambda: self.back.has("switched"), 480.0, 2.0)
 
@@ -193,7 +197,7 @@ class RegionLoss:
         cast.load.stop()
         holder = world.primary if self.goes_back else world.other
         ids = [one for one, region in cast.load.put.items() if self.goes_back or region == OTHER or self._has(one)]
-        self._wait(lambda: not self._open(holder.name, ids), 120.0, 10.0)
+        self._wait(lambda: not self._open(holder.name, ids), LEASE_S + 120.0, 10.0)
         report = cast.crowd.report()
         record = Regions(world.arbiter, SCOPE, by="the drill").status()
         epoch = record.epoch if record else 0
@@ -296,6 +300,15 @@ class RegionLoss:
     def _stale_rows(self) -> list[str]:
         rows = rows_of(self._cast.world.tasks, OTHER, self.ids)
         return [name for name in self.ids if rows.get(name, {}).get("regionEpoch", 0) < 2]
+
+    def _is_well(self) -> bool:
+        """No agent of the region that is back takes it for down: before that, an order to go back comes too early."""
+        world, begun = self._cast.world, self.loss.begun
+        downs, ups = (
+            {one.agent: one.at for one in world.of(kind, PRIMARY, begun) if getattr(one.event, "target", "") == PRIMARY}
+            for kind in (CanaryDown, CanaryUp)
+        )
+        return all(ups.get(agent, 0.0) > at for agent, at in downs.items())
 
     def _caught_up(self) -> bool:
         tables = (self._cast.world.tasks, self._cast.world.states)

@@ -27,7 +27,9 @@ from thunderagent.task import STREAM
 
 ORDER: Final = "drill.order"
 FOLLOW: Final = "drill.follow"
-ORDERS_A_SECOND: Final = 15.0
+ORDERS_A_SECOND: Final = 3.0
+"""In a second of the story: half of what the slots of the agents of one region could do."""
+MOST_ORDERS_A_SECOND: Final = 15.0
 """Real ones: so much a machine with two cores can do beside the rest, however fast time runs."""
 WORK_S: Final = 4.0
 """How long an order takes, in seconds of the story."""
@@ -112,7 +114,7 @@ class Load(threading.Thread):
         try:
             due = time.monotonic()
             for number in itertools.count():
-                due += 1.0 / ORDERS_A_SECOND
+                due += max(self._pace.s(1.0 / ORDERS_A_SECOND), 1.0 / MOST_ORDERS_A_SECOND)
                 if self._stop_asked.wait(max(0.0, due - time.monotonic())):
                     return
                 region, task_id = self.regions[number % len(self.regions)], f"order-{number}"

@@ -111,6 +111,7 @@ def test_what_clients_send_again_is_told_as_it_is() -> None:
     assert f"the last {CLIENT.keep_acknowledged} of each, or 1 MiB" in text
     assert f"younger than {CLIENT.recheck_s:g} s when the region was heard of last" in text
     assert f"with the last {CHANGES_KEPT} changes of each" in text
+    assert f"waits until its lease is over, {default('lease_s'):g} s at most" in text
     assert (MOST_SWITCHES, SWITCHES_S) == (2, 3600.0) and "a third move by itself within an hour" in text
 
 

@@ -363,3 +363,68 @@ def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -
         ended = stage.end_of(task)
         assert (ended.status, ended.region_epoch) == (Status.SUCCESS, 3)
     assert ran == [2], "taken over under the new epoch, and run once"
+
+
+@pytest.mark.parametrize("later", [1, 3])
+def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: int) -> None:
+    started, go, ends = threading.Event(), threading.Event(), threading.Event()
+
+    @job("work")
+    def work(ctx: Context, payload: None) -> int:
+        started.set()
+        assert go.wait(LONG_S)  # it does not look whether it is to stop
+        return ctx.lease.fence
+
+    with serving(work, **REGIONAL) as stage:
+        workload, gather = stage.agent._workload, stage.agent._workload.gather
+
+        def gathers(pause: float) -> None:
+            gather(pause)
+            if workload._backlog and not ends.is_set():  # between the end of a handler and the write of what it did
+                stage.agent.gate.grant = no_grant("the region eu-west-1 has the grant", 2)
+                ends.set()
+
+        workload.gather = gathers  # type: ignore[method-assign]
+        stage.agent.wake()
+        stage.agent.gate.grant = opened(1)
+        task = stage.client.enqueue(work, None)
+        assert started.wait(LONG_S)
+        go.set()
+        assert ends.wait(LONG_S)
+        stage.record.wait(fleet_events.GrantEnded)
+        beats = stage.agent._heartbeat.last_round
+        eventually(lambda: stage.agent._heartbeat.last_round > beats + 1.0)  # its lease is due five times meanwhile
+        assert not stage.record.of(events.StoreFailed)
+        assert stage.agent.health()["store_answers"] is True
+        assert stage.client.get(task.id).status is Status.RUNNING
+        stage.agent.gate.grant = opened(later)
+        stage.agent.wake()
+        if later == 1:
+            assert stage.end_of(task).result == 1, "it was not run again"
+        else:
+            stage.record.wait(events.SettleRefused)
+            assert stage.end_of(task).result == 2
+
+
+def test_a_drain_without_a_grant_does_not_wait_for_what_cannot_be_written() -> None:
+    started, go = threading.Event(), threading.Event()
+
+    @job("work")
+    def work(ctx: Context, payload: None) -> int:
+        started.set()
+        assert go.wait(LONG_S)
+        return 1
+
+    with serving(work, **REGIONAL) as stage:
+        stage.agent.gate.grant = opened()
+        stage.client.enqueue(work, None)
+        assert started.wait(LONG_S)
+        stage.agent.gate.grant = no_grant("the region eu-west-1 has the grant", 2)
+        stage.agent.wake()
+        stage.record.wait(fleet_events.GrantEnded)
+        go.set()
+        eventually(lambda: stage.agent._workload._backlog)
+        begun = time.monotonic()
+        stage.stop()
+        assert time.monotonic() - begun < 5.0, "drain_s is 10"
+        assert not stage.record.of(events.StoreFailed)

@@ -84,9 +84,9 @@ class Faults:
     """What may happen to calls, each as a chance; none at the end."""
 
     slow: float = 0.05
-    lost_reply: float = 0.03
-    lost_request: float = 0.02
-    stopped: float = 0.01
+    lost_reply: float = 0.05
+    lost_request: float = 0.05
+    stopped: float = 0.015
 
 
 NO_FAULTS: Final = Faults(0.0, 0.0, 0.0, 0.0)
@@ -129,15 +129,23 @@ class Road:
 
     def _write(self, names: list[str], do: Callable[[], list[Applied]], batch: Sequence[Write]) -> list[Applied]:
         if self._is_arbiter:
-            return self._answers(names, lambda: self._travel("write", do))
+
+            def arrive() -> list[Applied]:
+                answers = do()
+                self._agent.world.check_arbiter()
+                return answers
+
+            return self._answers(names, lambda: self._travel("write", arrive))
+
         agent, world = self._agent, self._agent.world
         world.check_gate(agent, names)
         gate_epoch = agent.gate.epoch
 
         def leave() -> list[Applied]:
             world.note_ghosts(agent, gate_epoch, names)
+            before = world.rows(agent.region, names)
             answers = do()
-            world.note_writes(agent, gate_epoch, batch, answers)
+            world.note_writes(agent, gate_epoch, batch, before, answers)
             return answers
 
         return self._answers(names, lambda: self._travel("write", leave))
@@ -153,7 +161,9 @@ class Road:
         faults, dice = world.faults, world.dice
         world.wait(agent, CALL_S / 2 * dice.random() if dice.random() < faults.slow else 0.01)
         self._perhaps_stopped()
-        if dice.random() < faults.lost_request or (self._is_arbiter and agent.region in world.cut_from_arbiter):
+        is_lost = dice.random() < faults.lost_request
+        if is_lost or (self._is_arbiter and agent.region in world.cut_from_arbiter):
+            world.seen["lost request"] += is_lost
             world.wait(agent, 1.0)
             raise StoreUnavailable(f"{name} of {agent.name} did not arrive")
         answer = do()
@@ -454,15 +464,19 @@ class World:
             "freeze": lambda: region_writes.freeze(seen, "careful", by="ada", now=now),
             "thaw": lambda: region_writes.freeze(seen, None, by="ada", now=now),
         }[what]()
-        self.seen[what] += self.arbiter.apply([write])[0].won
+        self.seen[f"{what} ordered"] += self.arbiter.apply([write])[0].won
+        self.check_arbiter()
 
     # The rules
 
     def check(self) -> None:
-        """What must hold at every moment."""
+        """What must hold at every moment: at most one region may act."""
         open_in = {agent.region for agent in self.agents if agent.gate.is_open}
         if len(open_in) > 1:
             raise Broken(f"both regions have a valid grant: {[(a.name, a.gate.grant) for a in self.agents]}")
+
+    def check_arbiter(self) -> None:
+        """What must hold after each write of the arbiter's row: an epoch is of one region, and never comes back."""
         row = self.arbiter.get([scope_id(SCOPE)]).get(scope_id(SCOPE))
         if row is not None:
             epoch, holder = row["fence"], row["leaseOwner"]
@@ -487,24 +501,34 @@ class World:
             raise Broken(f"{agent.name} writes {names} without a grant")
 
     def note_ghosts(self, agent: Agent, epoch: int, names: Sequence[str]) -> None:
-        """A write arrives: long after the grant, if its agent was stopped in between."""
-        if self.epoch > epoch and any(one.gate.is_open for one in self.agents if one.region != agent.region):
+        """A write arrives: after a later grant has begun, if its agent was stopped in between. That grant may be one of
+        its own region, which has not heard yet of all that was done meanwhile."""
+        if any(one.gate.is_open and one.gate.epoch > epoch for one in self.agents):
             self.ghosts.update(names)
             self.seen["ghost"] += 1
 
-    def note_writes(self, agent: Agent, epoch: int, batch: Sequence[Write], answers: Sequence[Applied]) -> None:
+    def rows(self, region: str, names: Sequence[str]) -> dict[str, Row]:
+        """The tasks as the region has them; none while it answers nobody."""
+        try:
+            return self.table.engine(region).get(names)
+        except StoreUnavailable:
+            return {}
+
+    def note_writes(
+        self, agent: Agent, epoch: int, batch: Sequence[Write], before: dict[str, Row], answers: Sequence[Applied]
+    ) -> None:
         for write, answer in zip(batch, answers, strict=True):
             if not answer.won or answer.row is None or "job" not in answer.row:
                 continue
             name, row = write.task_id, answer.row
+            if before.get(name, {}).get("regionEpoch", 0) > epoch:
+                raise Broken(f"{agent.name} of epoch {epoch} changed {name} of a later one: {write}")
             if write.verb in ("claim", "take over"):
                 self.seen[write.verb] += 1
                 if row["regionEpoch"] != epoch:
                     raise Broken(f"{name} was claimed under the epoch {epoch} and says {row['regionEpoch']}")
             if write.verb == "reassert":
                 self.seen["reassert"] += 1
-            if row.get("regionEpoch", 0) > epoch:
-                raise Broken(f"{agent.name} of epoch {epoch} changed {name} of a later one: {write}")
             if "leaseOwner" in write.remove and name not in self.ghosts:
                 lease = name, row["regionEpoch"], row["fence"]
                 if lease in self.ends:

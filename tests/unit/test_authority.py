@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from thunderagent import region_writes
 from thunderagent.authority import BACK_DWELL_S, Arbiter
 from thunderagent.bus import EventBus
+from thunderagent.conditions import Write
 from thunderagent.faults import Fault
 from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
+from thunderagent.port import Applied
 from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.task import Row
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder
 
 LEASE_S = 30.0
@@ -120,6 +124,34 @@ def test_the_holder_counts_from_before_it_asked_and_ends_before_the_whole_lease(
     world.clock.advance(0.02)
     assert not world.valid(here)
     assert here.grant().valid_until == sent + LEASE_S * HOLDER_SHARE
+
+
+class Slow(FaultyEngine):
+    """An engine whose writes take seconds to be answered."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.engine)
+        self._clock = world.clock
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        answers = super().put(rows, fresh=fresh)
+        self._clock.advance(4.0)
+        return answers
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        answers = super().apply(batch)
+        self._clock.advance(4.0)
+        return answers
+
+
+def test_what_an_answer_takes_is_not_added_to_a_grant(world: World) -> None:
+    here = world.agent(HERE, engine=Slow(world))
+    for _ in range(3):
+        sent = world.clock.monotonic()
+        here.step()
+        assert world.clock.monotonic() == sent + 4.0
+        assert here.grant().valid_until == sent + LEASE_S * HOLDER_SHARE
+        world.clock.advance(2 * BEAT_S)
 
 
 def test_a_fresh_agent_of_the_holder_has_no_grant_before_it_has_seen_a_sign_of_life(world: World) -> None:
@@ -347,6 +379,16 @@ def test_the_preferred_region_takes_its_place_back_when_it_is_well_has_waited_an
     assert GrantAsked(region=THERE, verb="hand over", won=True) in world.told.of(GrantAsked)
 
 
+def test_the_other_region_keeps_the_grant_for_a_while_however_well_the_preferred_one_is(world: World) -> None:
+    here, there = world.agent(HERE, goes_back=True), world.agent(THERE)
+    world.go(here, there, for_s=20.0)
+    world.go(there, for_s=50.0)
+    since = world.record().since
+    while world.record().state is RegionState.ACTIVE:
+        world.go(here, there, for_s=4.0, step_s=4.0)
+    assert since + BACK_DWELL_S <= world.clock.now() <= since + BACK_DWELL_S + 8.0
+
+
 def test_nobody_goes_back_by_itself_unless_it_is_told_to(world: World) -> None:
     here, there = world.agent(HERE), world.agent(THERE)
     world.go(here, there, for_s=20.0)
@@ -369,5 +411,5 @@ def test_an_order_and_a_beat_made_of_one_sight_do_not_both_happen(world: World) 
 
 
 def test_a_row_that_is_not_ours_is_told_with_its_name() -> None:
-    with pytest.raises(ValueError, match="region:shop"):
+    with pytest.raises(StoreError, match="region:shop"):
         Record.from_row({"taskId": "region:shop", "leaseOwner": HERE})

@@ -93,7 +93,7 @@ def test_a_grant_is_valid_up_to_its_end_and_not_at_it(until: float, now: float) 
 
 
 def test_there_is_nobody_to_hand_over_to_before_an_order() -> None:
-    with pytest.raises(ValueError, match=r"eu-central-1 is ACTIVE and names no region"):
+    with pytest.raises(StoreError, match=r"eu-central-1 is ACTIVE and names no region"):
         region_writes.hand_over(look(arbiter()), lease_s=30.0, by="me", now=0.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from thunderagent.errors import StoreError
+from thunderagent.errors import ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.grants import TAKER_SHARE
 from thunderagent.port import Engine
@@ -22,7 +22,7 @@ def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iter
     try:
         record = Regions(engine, settings.region_scope).status()
         now = engine.clock.now()
-    except (StoreError, ValueError) as error:
+    except ThunderAgentError as error:
         yield Finding(NAME, State.WRONG, f"the arbiter is of no use: {error}", _remedy())
         return
     finally:
