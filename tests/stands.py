@@ -207,7 +207,7 @@ def ministack(folder: Path, *, start_s: float = 60.0) -> Iterator[str]:
             [sys.executable, "-m", "ministack"], env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder
         )
         try:
-            eventually(lambda: _is_healthy(port, process, log), start_s)
+            eventually(lambda: is_healthy(port, process, log), start_s)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.send_signal(signal.SIGTERM)
@@ -218,7 +218,8 @@ def ministack(folder: Path, *, start_s: float = 60.0) -> Iterator[str]:
                 process.wait()
 
 
-def _is_healthy(port: int, process: subprocess.Popen[bytes], log: Path) -> bool:
+def is_healthy(port: int, process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Whether the engine answers; it must not have ended."""
     assert process.poll() is None, f"ministack ended with {process.returncode}:\n{log.read_text()[-2000:]}"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:

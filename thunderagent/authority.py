@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from thunderagent import region_writes
 from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
-from thunderagent.errors import StoreError, ThunderAgentError
+from thunderagent.errors import ThunderAgentError
 from thunderagent.events import StoreFailed, StoreRecovered
 from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import (
@@ -99,6 +99,7 @@ class Arbiter:
         goes_back: whether this region takes its place back by itself when it is the preferred one.
         drain_s: how long each agent of the holder may take to give back what it holds when we take our place back.
         lag_s: seconds that the newest sign of the holder in our table is old, None if it is not there.
+        newest_epoch: the latest epoch that the table knows, 0 for none: the row may be new, and the tasks are not.
         beaten: told after each beat that this agent has made.
         monotonic: this agent's clock.
         rng: jitter, so that the agents of a region do not renew at once.
@@ -119,6 +120,7 @@ class Arbiter:
         goes_back: bool = False,
         drain_s: float = 30.0,
         lag_s: Callable[[Record], float | None] = lambda record: None,
+        newest_epoch: Callable[[], int] = lambda: 0,
         beaten: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -135,6 +137,7 @@ class Arbiter:
         self._goes_back = goes_back
         self._drain_s = drain_s
         self._lag_s = lag_s
+        self._newest_epoch = newest_epoch
         self._beaten = beaten
         self._monotonic = monotonic
         self._rng = rng or random.Random()
@@ -146,6 +149,7 @@ class Arbiter:
         self._sent = -math.inf  # before the last look that had an answer
         self._still_since = math.inf  # after the first look that saw what still is so
         self._valid_from = -math.inf
+        self._gone: Record | None = None  # the row that was there, and is not any more
         self._drain_seen = self._drained_at = math.inf
         self._beat_due = -math.inf
         self._fresh = 0
@@ -204,7 +208,9 @@ class Arbiter:
         sent = self._monotonic()
         row = self._engine.get([scope_id(self._scope)]).get(scope_id(self._scope))
         if row is None:
-            self.record, self._still_since, self._sent = None, math.inf, sent
+            if self.record is not None:
+                self._gone, self._still_since = self.record, self._monotonic()
+            self.record, self._sent = None, sent
         else:
             self._learn(row, sent)
 
@@ -244,10 +250,22 @@ class Arbiter:
             self._wait(record, now)
 
     def _begin(self, now: float) -> None:
-        """Nobody was ever granted anything: the preferred region begins, or the first that is well."""
+        """Nobody was ever granted anything: the preferred region begins, or the first that is well.
+
+        Or somebody has deleted the row: then a region may have the grant that it had.
+        """
+        gone = self._gone
+        if gone is not None and now - self._still_since < gone.lease_s * TAKER_SHARE:
+            return
         if self._preferred in (None, self._region) and self._well.is_well:
+            epoch = max(self._newest_epoch(), gone.epoch if gone is not None else 0) + 1
             row = region_writes.first_row(
-                self._scope, self._region, lease_s=self._lease_s, by=self._owner, now=self._engine.clock.now()
+                self._scope,
+                self._region,
+                lease_s=self._lease_s,
+                by=self._owner,
+                now=self._engine.clock.now(),
+                epoch=epoch,
             )
             [answer] = self._engine.put([row])
             if answer.error:

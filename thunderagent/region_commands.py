@@ -73,6 +73,8 @@ class Regions:
         _check(to, reason)
 
         def order(seen: Record) -> Write:
+            if seen.holder == to and seen.state is RegionState.VACANT:
+                raise NotAllowed(f"the region {to} had the grant last{_going(seen)}")
             if seen.holder == to:
                 raise NotAllowed(f"the region {to} has the grant, epoch {seen.epoch}{_going(seen)}")
             if seen.state is not RegionState.ACTIVE:
@@ -106,6 +108,8 @@ class Regions:
         _check(None, reason)
 
         def order(seen: Record) -> Write:
+            if seen.state is RegionState.VACANT:
+                raise NotAllowed(f"nobody has the grant any more{_going(seen)}")
             if seen.state is not RegionState.DRAINING:
                 raise NotAllowed(f"the region {seen.holder} is {seen.state}: there is no move to take back")
             return region_writes.stay(seen, by=self.by, reason=reason, now=self.engine.clock.now())
@@ -136,7 +140,10 @@ class Regions:
 
 
 def _going(seen: Record) -> str:
-    return "" if seen.to is None else f", on its way to {seen.to}; take that back with: thunderagent region stay"
+    if seen.to is None:
+        return ""
+    back = f"failover --to {seen.holder} --force" if seen.state is RegionState.VACANT else "stay"
+    return f", it is on its way to {seen.to}; take that back with: thunderagent region {back}"
 
 
 def _check(to: str | None, reason: str) -> None:

@@ -21,16 +21,19 @@ SWITCHES_KEPT: Final = 3
 JUST_LATER_S: Final = 0.0011
 """A moment that is another one when it is cut to thousandths of a second."""
 
-CLAIMS: Final = frozenset({"claim", "take over"})
-"""Verbs that make somebody the holder of a task: they write the epoch."""
+CLAIMS: Final = frozenset({"claim", "take over", "sentinel"})
+"""Verbs that make somebody the holder of a task, or say that a region has the grant: they write the epoch."""
 
 
-def first_row(scope: str, region: str, *, lease_s: float, by: str, now: float) -> Row:
-    """The row of a scope in which no region was granted anything yet."""
+def first_row(scope: str, region: str, *, lease_s: float, by: str, now: float, epoch: int = 1) -> Row:
+    """The row of a scope in which no region was granted anything yet.
+
+    The epoch is over all that the tasks know: a row of a later one nobody could claim.
+    """
     return {
         "taskId": scope_id(scope),
         "leaseOwner": region,
-        "fence": 1,
+        "fence": epoch,
         "hb": 0,
         "leaseSec": lease_s,
         "handoffState": RegionState.ACTIVE.value,

@@ -98,6 +98,7 @@ def region_watch(
         goes_back=settings.region_failback == "auto",
         drain_s=settings.drain_s + REGION_HURRY_S,
         lag_s=sentinel.age_s,
+        newest_epoch=sentinel.newest_epoch,
         beaten=sentinel.write,
         monotonic=agent.store.monotonic,
     )

@@ -31,6 +31,17 @@ class Sentinel:
         except StoreError:
             return
 
+    def newest_epoch(self) -> int:
+        """The latest epoch of which the table knows; 0: of none. An arbiter that is new goes on from there.
+
+        Raises:
+            StoreError: the table does not answer.
+        """
+        told = [agent.info.get("region") for agent in self._store.agents(lost=True)]
+        regions = {self._region, *(str(one["name"]) for one in told if isinstance(one, dict) and "name" in one)}
+        rows = self._store.engine.get([shared_writes.sentinel_id(region) for region in sorted(regions)])
+        return max((int(row.get("regionEpoch", 0)) for row in rows.values()), default=0)
+
     def age_s(self, record: Record) -> float | None:
         """Seconds since the newest sign of the holder that has come here; None: none has, or our table is away."""
         row_id = shared_writes.sentinel_id(record.holder)

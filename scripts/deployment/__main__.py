@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from deployment.artefacts import check_source
 from deployment.cloud import Cloud, open_cloud
 from deployment.deploying import Declined, Deployment
 from deployment.destroying import Destruction
-from deployment.errors import DeploymentError
+from deployment.errors import DeploymentError, WrongOption
 from deployment.local import running_engine, start_engine
 from deployment.plan import ROOT, STACKS, chosen
 from deployment.values import given
@@ -53,7 +54,10 @@ def deploy(
         Path | None, typer.Option(help="Folder of the project with your jobs; this one's if not given.")
     ] = None,
     code: Annotated[
-        list[Path] | None, typer.Option(help="Folder with more code for the functions; may be given several times.")
+        list[Path] | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder with more code for the functions; may be given several times."
+        ),
     ] = None,
     bucket: Annotated[str | None, typer.Option(help="Bucket for code; one is made if not given.")] = None,
     yes: Yes = False,
@@ -69,6 +73,8 @@ def deploy(
     with _ending(console):
         _check(prefix)
         stacks, values = chosen(stack or []), given(parameter or [])
+        if source is not None:
+            check_source(source)
         endpoint = start_engine(str(local_folder)) if local else None
         with _open(region, endpoint) as cloud:
             run = Deployment(
@@ -117,7 +123,12 @@ def destroy(
             number = run.run(stacks, is_all=not stack)
             console.print(f"\n[green]{number} stacks destroyed.[/]" if number else "")
             if local:
-                console.print("The local engine still runs; stop it with: thunderagent local --stop")
+                stop = "" if local_folder == ROOT / FOLDER else f" --folder {local_folder}"
+                console.print(
+                    f"The local engine still runs; stop it with: .venv/bin/thunderagent local --stop{escape(stop)}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
 
 
 def _tell_settings(console: Console, outputs: dict[str, str], endpoint: str | None) -> None:
@@ -127,6 +138,9 @@ def _tell_settings(console: Console, outputs: dict[str, str], endpoint: str | No
         console.print(f"export THUNDERAGENT_STORE='{url}{suffix}'", highlight=False, soft_wrap=True)
     if url := outputs.get("WakeQueueUrl"):
         console.print(f"export THUNDERAGENT_WAKE_QUEUE_URL='{url}'", highlight=False, soft_wrap=True)
+    if (url := outputs.get("PushEndpoint")) and (connections := outputs.get("ConnectionStore")):
+        console.print(f"export THUNDERAGENT_PUSH_ENDPOINT='{url}'", highlight=False, soft_wrap=True)
+        console.print(f"export THUNDERAGENT_PUSH_CONNECTIONS='{connections}{suffix}'", highlight=False, soft_wrap=True)
 
 
 def _check(prefix: str) -> None:
@@ -166,11 +180,21 @@ def _ending(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from None
     except ThunderAgentError as error:
         Console(stderr=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, WrongOption) else 1) from None
     except KeyboardInterrupt:
         console.print("\nstopped; what CloudFormation has begun goes on, run this again to follow it")
         raise typer.Exit(130) from None
 
 
+def main() -> None:
+    """Run the command that `scripts/deploy` and `scripts/destroy` name, under their name."""
+    group = typer.main.get_group(app)
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if command := group.commands.get(name):
+        command(arguments, prog_name=f"scripts/{name}")
+    else:
+        app()
+
+
 if __name__ == "__main__":
-    app()
+    main()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from botocore.exceptions import ClientError
 
 from deployment.cloud import Cloud
-from deployment.errors import DeploymentError, told
+from deployment.errors import DeploymentError, WrongOption, told
 from deployment.plan import ROOT
 
 PREFIX: Final = "thunderagent/agents"
@@ -34,6 +34,18 @@ LARGEST: Final = 100 * 1024 * 1024
 """Bytes of a project; more is a mistake, such as a folder of data."""
 
 
+def check_source(source: Path) -> None:
+    """Whether a folder can be what machines install.
+
+    Raises:
+        WrongOption: there is no such folder, or nothing in it says how to install it.
+    """
+    if not source.is_dir():
+        raise WrongOption(f"--source {source} is not a folder")
+    if not any((source / name).is_file() for name in ("pyproject.toml", "setup.py", "requirements.txt")):
+        raise WrongOption(f"--source {source} has neither pyproject.toml nor setup.py nor requirements.txt")
+
+
 def pack(source: Path | None = None) -> tuple[str, bytes]:
     """The key and the content of what machines install; the same files give the same bytes.
 
@@ -45,10 +57,7 @@ def pack(source: Path | None = None) -> tuple[str, bytes]:
     """
     files = dict(_own())
     if source is not None:
-        if not source.is_dir():
-            raise DeploymentError(f"--source {source} is not a folder")
-        if not any((source / name).is_file() for name in ("pyproject.toml", "setup.py", "requirements.txt")):
-            raise DeploymentError(f"--source {source} has neither pyproject.toml nor setup.py nor requirements.txt")
+        check_source(source)
         files |= {f"source/{name}": path for name, path in _files(source)}
     size = sum(path.stat().st_size for path in files.values())
     if size > LARGEST:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from botocore.config import Config
 
-from deployment.errors import DeploymentError, told
+from deployment.errors import WrongOption, told
 from thunderagent.stores.connection import LOCAL_REGION, build, new_session
 
 _CONFIG: Final = Config(
@@ -70,12 +70,12 @@ def open_cloud(region: str | None, endpoint: str | None = None) -> Cloud:
         endpoint: of a local engine; None: AWS.
 
     Raises:
-        DeploymentError: nobody says which region.
+        WrongOption: nobody says which region.
     """
     if endpoint is not None:
         return Cloud(region=region or LOCAL_REGION, endpoint=endpoint)
     with told("reading the configuration of AWS"):
         found = region or new_session(local=False).region_name
     if not found:
-        raise DeploymentError("no AWS region: give --region, for example --region eu-central-1")
+        raise WrongOption("no AWS region: give --region, for example --region eu-central-1")
     return Cloud(region=found)

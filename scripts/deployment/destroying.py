@@ -66,7 +66,9 @@ class Destruction:
         for type_, name in self.kept:
             self.console.print(f"[yellow]kept[/] {type_} {escape(name)}", highlight=False)
         if any(f"AWS::{type_}" in TABLES for type_, _ in self.kept):
-            self.console.print("The next scripts/deploy takes the tables over; destroy them then with --with-data.")
+            self.console.print(
+                "A scripts/deploy with the same names of tables takes them over; destroy them then with --with-data."
+            )
         return len(found)
 
     def _ask(self, found: Sequence[State]) -> None:

@@ -27,6 +27,10 @@ class DeploymentError(ThunderAgentError):
     """A deployment cannot go on."""
 
 
+class WrongOption(DeploymentError):
+    """What the command line says cannot be meant; nothing was done."""
+
+
 @contextmanager
 def told(doing: str) -> Iterator[None]:
     """Tell what AWS refuses in words.
@@ -45,7 +49,7 @@ def told(doing: str) -> Iterator[None]:
             "account: scripts/deploy --local"
         ) from error
     except NoRegionError as error:
-        raise DeploymentError("no AWS region: give --region, for example --region eu-central-1") from error
+        raise WrongOption("no AWS region: give --region, for example --region eu-central-1") from error
     except EndpointConnectionError as error:
         raise DeploymentError(f"{doing}: no answer ({error}); is the region right, and the network there?") from error
     except ClientError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deployment.errors import DeploymentError
+from deployment.errors import WrongOption
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 INFRA: Final = ROOT / "infra"
@@ -48,10 +48,10 @@ def chosen(names: Sequence[str]) -> list[Stack]:
     """The stacks of these names in the order of deploying; all if there are none.
 
     Raises:
-        DeploymentError: there is no such stack.
+        WrongOption: there is no such stack.
     """
     known = {stack.name for stack in STACKS}
     for name in names:
         if name not in known:
-            raise DeploymentError(f"there is no stack {name!r}; there are {', '.join(one.name for one in STACKS)}")
+            raise WrongOption(f"there is no stack {name!r}; there are {', '.join(one.name for one in STACKS)}")
     return [stack for stack in STACKS if not names or stack.name in names]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from deployment.errors import DeploymentError
+from deployment.errors import WrongOption
 from deployment.plan import STACKS
 from deployment.templates import Parameter
 
@@ -69,16 +69,16 @@ def given(texts: Iterable[str]) -> dict[str, str]:
     """The values of `--parameter NAME=VALUE` and `--parameter STACK.NAME=VALUE`.
 
     Raises:
-        DeploymentError: one has no `=`, or names a stack that does not exist.
+        WrongOption: one has no `=`, or names a stack that does not exist.
     """
     values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise DeploymentError(f"--parameter {text!r}: write NAME=VALUE or STACK.NAME=VALUE")
+            raise WrongOption(f"--parameter {text!r}: write NAME=VALUE or STACK.NAME=VALUE")
         stack, dot, _ = name.partition(".")
         if dot and stack not in {one.name for one in STACKS}:
-            raise DeploymentError(f"--parameter {text!r}: there is no stack {stack!r}")
+            raise WrongOption(f"--parameter {text!r}: there is no stack {stack!r}")
         values[name] = value
     return values
 
@@ -91,7 +91,7 @@ def refuse_unknown(values: Mapping[str, str], known: Mapping[str, Mapping[str, P
         known: the parameters of each chosen stack.
 
     Raises:
-        DeploymentError: one is unknown; the message has what is close.
+        WrongOption: one is unknown; the message has what is close.
     """
     import difflib
 
@@ -103,7 +103,7 @@ def refuse_unknown(values: Mapping[str, str], known: Mapping[str, Mapping[str, P
         every = sorted({one for parameters in places.values() for one in parameters})
         close = difflib.get_close_matches(plain, every, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(every) or 'none'}"
-        raise DeploymentError(f"no stack of this run has the parameter {name}{hint}")
+        raise WrongOption(f"no stack of this run has the parameter {name}{hint}")
 
 
 def values_of(

@@ -233,7 +233,7 @@ class World:
             poll_max_s=s(5.0),
             poll_idle_s=s(10.0),
             sweep_s=max(0.1, s(15.0)),
-            rebalance_s=s(60.0, 0.1),
+            rebalance_streams=0,  # what moves is to move by the loss alone
             clock_guard_s=s(2.0),
             drain_s=s(30.0),
             connect_rate=min(10_000.0, 40.0 * self.pace.scale),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Final
@@ -103,6 +104,16 @@ def test_the_arithmetic_is_right() -> None:
     assert f"first sweep, {NEW_STREAMS_S:g} s at most, leave those of others for {OTHERS_S:g} s" in text
     back_s = default("drain_s") + REGION_HURRY_S + HOLDER_S
     assert f"{back_s:g} to {back_s + 2 * REGION_LOOK_S:g} s in which **no stream runs**" in text
+
+
+def test_the_drill_judges_by_the_same_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    findings = importlib.import_module("drills.findings")
+    objectives = rows("Objectives")
+    stopped = objectives["the lost region's agents have stopped (cut off, but alive)"]
+    assert stopped == f"{findings.STOP_S:g} s"
+    assert objectives["the name leads to the other region"] == clock(findings.SWITCH_S)
+    assert objectives["all clients are back"] == clock(findings.CLIENTS_S)
 
 
 def test_what_clients_send_again_is_told_as_it_is() -> None:

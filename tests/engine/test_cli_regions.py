@@ -17,7 +17,7 @@ from thunderagent.findings import State
 from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.iam import Role, policy, resources
 from thunderagent.region_commands import Regions
-from thunderagent.region_writes import beat, first_row
+from thunderagent.region_writes import beat, first_row, vacate
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.opening import open_store
@@ -126,6 +126,53 @@ def test_a_move_by_force_says_when_it_ends(stand: Stand) -> None:
     assert "VACANT: eu-west-1 takes it 35 s after" in stand("failover", "--to", THERE, "--force", "--yes")
     assert stand.record().state is RegionState.VACANT
     assert stand.json("failover", "--to", HERE, "--force")["to"] == HERE  # and back, before it was taken
+
+
+def test_a_move_to_a_region_without_agents_is_refused_as_a_slip_of_the_pen(stand: Stand) -> None:
+    stand.begin()
+    store = open_store(Settings(store=stand.store_url))
+    for name, region in (("a:1:x", HERE), ("b:1:y", THERE)):
+        store.announce(name, {"queues": {}, "region": {"name": region, "state": "passive", "epoch": 1}}, lives_s=60.0)
+    store.engine.close()
+    for words in (("failover", "--to", "eu-wset-1"), ("failover", "--to", "eu-wset-1", "--force")):
+        stand(*words, "--yes", code=1)
+        assert "no live agent is in the region 'eu-wset-1'" in stand.said
+        assert "agents are in eu-central-1, eu-west-1" in stand.said
+        assert stand.record().state is RegionState.ACTIVE
+    stand("failback", "--to", "eu-wset-1", "--yes", code=1)
+    stand("failover", "--to", THERE, "--yes")
+    assert not stand.said and stand.record().to == THERE
+    stand("failover", "--to", "eu-north-1", "--force", "--unseen", "--yes")
+    assert stand.record().to == "eu-north-1"
+
+
+def test_status_warns_of_a_grant_that_the_region_it_goes_to_does_not_take(stand: Stand) -> None:
+    begun = first_row("default", HERE, lease_s=30.0, by="host:1:ab", now=stand.engine.clock.now() - 100)
+    stand.engine.put([begun])
+    record, now = stand.record(), stand.engine.clock.now()
+    [answer] = stand.engine.apply([vacate(record, THERE, by="ops", reason="ordered", now=now - 60)])
+    assert answer.won
+    text = stand("status")
+    assert "VACANT: eu-west-1 takes it 35 s after the order (it does not: are there agents" in text
+    assert "renews it" not in text
+    stand("failover", "--to", HERE, "--force", "--yes")
+    assert "it does not" not in stand("status")
+
+
+def test_where_no_agent_is_seen_at_all_an_order_is_taken_with_a_warning(stand: Stand) -> None:
+    stand.begin()
+    stand("failover", "--to", THERE, "--force", "--yes")
+    assert "no agent is seen in any region: look whether 'eu-west-1' is the name of one" in stand.said
+    assert stand.record().to == THERE
+
+
+def test_a_grant_that_nobody_has_any_more_is_taken_back_by_the_command_that_is_told(stand: Stand) -> None:
+    stand.begin()
+    stand("failover", "--to", THERE, "--force", "--yes")
+    for words in (("stay",), ("failover", "--to", HERE, "--yes")):
+        stand(*words, code=1)
+        assert "take that back with: thunderagent region failover --to eu-central-1 --force" in stand.said
+    assert stand.json("failover", "--to", HERE, "--force")["to"] == HERE
 
 
 def test_a_move_to_the_region_that_has_it_is_refused(stand: Stand) -> None:

@@ -44,6 +44,7 @@ from thunderagent.iam import (
 )
 from thunderagent.job import Job, job
 from thunderagent.recurring import periodic
+from thunderagent.region_writes import first_row
 from thunderagent.registry import Registry
 from thunderagent.schedules import Tick
 from thunderagent.settings import Settings
@@ -403,8 +404,8 @@ def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
     compare(Role.OPERATOR, asked)
 
 
-QUIET: Final = frozenset({"run", "local", "health", "metrics", "dashboard", "iam"})
-"""Commands that ask AWS for nothing, or are an agent, or ask an engine of this machine."""
+QUIET: Final = frozenset({"run", "local", "health", "metrics", "dashboard", "iam", "canary", "wsapi serve"})
+"""Commands that ask AWS for nothing, or are an agent, a canary or a server, or ask an engine of this machine."""
 
 
 def commands(app: typer.Typer, before: str = "") -> Iterator[str]:
@@ -453,6 +454,17 @@ def operate(world: World, ends: list[str], followed: str, monkeypatch: pytest.Mo
     say("schedule run-now", "life.tick")
     say("schedule pause", "life.tick")
     say("schedule resume", "life.tick")
+    arbiter = DynamoEngine(f"{world.bucket}-arbiter", endpoint=world.endpoint, threads=1)
+    create_table(arbiter)
+    arbiter.put([first_row("default", "here", lease_s=30.0, by="me", now=arbiter.clock.now())])
+    monkeypatch.setenv("THUNDERAGENT_REGION", "here")
+    monkeypatch.setenv("THUNDERAGENT_REGION_ARBITER", arbiter.url)
+    say("region status")
+    say("region failover", "--to", "there", "--yes")
+    say("region stay")
+    say("region failback", "--to", "there", "--yes")
+    say("region freeze")
+    say("region thaw")
     say("doctor", code=None)
     say("table check", code=None)
     say("table create", "--deletion-protection")

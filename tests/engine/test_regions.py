@@ -12,17 +12,24 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
-from thunderagent import events, fleet_events
+from thunderagent import events, fleet_events, writes
 from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.equipment import equip
 from thunderagent.errors import ConfigurationError
+from thunderagent.gate import Gate
+from thunderagent.gatekeeper import gated
+from thunderagent.grants import Grant
 from thunderagent.job import job
+from thunderagent.regions import region_entry
 from thunderagent.registry import Registry
+from thunderagent.sentinel import Sentinel
 from thunderagent.settings import load_settings
+from thunderagent.store import Wanted
 from thunderagent.stores.opening import open_store
+from thunderagent.task import Candidate
 from thunderagent.testing import FaultyEngine
 
 HERE, THERE = "eu-central-1", "eu-west-1"
@@ -134,3 +141,33 @@ def test_settings_of_regions_that_cannot_work_are_told_together() -> None:
     text = str(caught.value)
     for words in ("REGION_ARBITER is set: set", "a table of its own", "REGION_PREFERRED", "at most 10", "REGION_SCOPE"):
         assert words in text
+
+
+def test_an_arbiter_that_was_made_anew_goes_on_behind_the_epochs_that_the_tasks_know(tmp_path: Path) -> None:
+    there, here = Stage(tmp_path, THERE), Stage(tmp_path, HERE)
+    gate = Gate(THERE)
+    gate.grant = Grant(epoch=7)
+    client = Client(open_store(there.settings), there.settings)
+    before = gated(client.store, gate)
+    task = client.enqueue(where, None)
+    [lease] = before.claim([Wanted(Candidate(task.id, "PENDING", task.created_at, "where"), 3600.0)], owner="before")
+    before.settle([writes.release(lease, now=client.store.clock.now())])
+    before.announce("before", {"queues": {}, "region": region_entry(gate)}, lives_s=60.0)
+    sentinel = Sentinel(before, THERE)
+    sentinel.write()
+    sentinel.write()
+    with running(here):
+        ended = client.wait(task.id, timeout_s=LONG_S)
+        assert (ended.region_epoch, ended.last_agent) == (8, here.agent.name)
+        client.store.engine.close()
+
+
+def test_an_arbiter_that_cannot_be_opened_is_told_and_ends_no_thread(tmp_path: Path) -> None:
+    here = Stage(tmp_path, HERE, region_arbiter=f"sqlite:///{tmp_path}/missing/arbiter.db")
+    with running(here):
+        [failed] = here.told.wait(events.StoreFailed)
+        assert failed.during == "asking the arbiter" and "create it first" in failed.error
+        (tmp_path / "missing").mkdir()
+        here.told.wait(fleet_events.GrantBegan)
+        here.told.wait(events.StoreRecovered)
+        assert not here.told.of(events.ThreadDied)

@@ -126,7 +126,9 @@ def test_without_credentials_or_a_region_the_remedy_is_told(tmp_path: Path, monk
     assert done.exit_code == 1
     assert "no usable AWS credentials" in done.stderr
     assert "scripts/deploy --local" in done.stderr
-    assert "no AWS region: give --region" in said_by("deploy", "--yes").stderr
+    done = said_by("deploy", "--yes")
+    assert done.exit_code == 2
+    assert "no AWS region: give --region" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -135,14 +137,31 @@ def test_without_credentials_or_a_region_the_remedy_is_told(tmp_path: Path, monk
         (["deploy", "--stack", "tabel"], "there is no stack 'tabel'; there are control, table, "),
         (["deploy", "--parameter", "MaxSize"], "write NAME=VALUE or STACK.NAME=VALUE"),
         (["deploy", "--parameter", "tabel.MaxSize=3"], "there is no stack 'tabel'"),
-        (["destroy", "--local"], "no local engine runs"),
+        (["deploy", "--source", "nowhere"], "--source nowhere is not a folder"),
+        (["deploy", "--source", "docs"], "neither pyproject.toml nor setup.py"),
+        (["deploy", "--code", "nowhere"], "'nowhere' does not exist"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_done(tmp_path: Path, arguments: list[str], words: str) -> None:
-    done = said_by(*arguments, "--region", REGION, "--local-folder", str(tmp_path))
-    assert done.exit_code == 1
-    assert words in done.stderr
+def test_wrong_options_are_told_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    done = said_by(*arguments, "--local", "--yes", "--region", REGION, "--local-folder", str(tmp_path))
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.replace("│", "").split())
     assert not list(tmp_path.iterdir())
+
+
+def test_what_was_deployed_nowhere_cannot_be_destroyed(tmp_path: Path) -> None:
+    done = said_by("destroy", "--local", "--local-folder", str(tmp_path))
+    assert done.exit_code == 1
+    assert "no local engine runs" in done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["deploy", "destroy"])
+def test_help_and_errors_call_the_command_by_the_name_of_its_script(name: str) -> None:
+    assert f"Usage: scripts/{name} [OPTIONS]" in command(name, "--lcoal").stderr
 
 
 def test_a_name_that_cannot_begin_a_stack_is_refused() -> None:

@@ -15,7 +15,6 @@ fails. What it does otherwise than AWS, and tests must know:
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import os
 import signal
@@ -34,7 +33,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from tests.infra.rendering import INFRA
-from tests.stands import eventually
+from tests.stands import eventually, is_healthy
 from thunderagent.websocket_messages import BEARER, SUBPROTOCOL
 from thunderagent.wsapi.issuer import Issuer
 
@@ -77,7 +76,7 @@ def strict_engine(folder: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        eventually(lambda: _answers(port, process, log), WAIT_S)
+        eventually(lambda: is_healthy(port, process, log), WAIT_S)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
@@ -90,18 +89,6 @@ def strict_engine(folder: Path) -> Iterator[str]:
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether it has ended, while its number stays taken."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _answers(port: int, process: subprocess.Popen[bytes], log: Path) -> bool:
-    assert process.poll() is None, f"the engine ended with {process.returncode}:\n{log.read_text()[-2000:]}"
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/_ministack/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 @dataclass(slots=True)

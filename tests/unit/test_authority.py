@@ -11,7 +11,9 @@ import pytest
 from thunderagent import region_writes
 from thunderagent.authority import BACK_DWELL_S, Arbiter
 from thunderagent.bus import EventBus
-from thunderagent.conditions import Write
+from thunderagent.conditions import Present, Write
+from thunderagent.errors import StoreError
+from thunderagent.events import StoreFailed, StoreRecovered
 from thunderagent.faults import Fault
 from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
@@ -413,3 +415,112 @@ def test_an_order_and_a_beat_made_of_one_sight_do_not_both_happen(world: World) 
 def test_a_row_that_is_not_ours_is_told_with_its_name() -> None:
     with pytest.raises(StoreError, match="region:shop"):
         Record.from_row({"taskId": "region:shop", "leaseOwner": HERE})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"info": "by hand"},
+        {"leaseSec": 0},
+        {"updatedAt": "yesterday"},
+        {"handoffState": "SUSPENDED"},
+    ],
+)
+def test_a_row_of_a_person_or_of_a_newer_version_ends_the_grant_and_no_thread(
+    world: World, change: dict[str, object]
+) -> None:
+    here, there = world.agent(HERE), world.agent(THERE)
+    world.go(here, there, for_s=60.0)
+    good = world.engine.get([scope_id("shop")])[scope_id("shop")]
+    written = Write(verb="by hand", task_id=scope_id("shop"), set=change, require=(Present("taskId"),))
+    assert world.engine.apply([written])[0].won
+    world.go(here, there, for_s=200.0)
+    assert not world.valid(here) and not world.valid(there)
+    assert "cannot be read" in here.grant().reason and "upgrade" in here.grant().reason
+    [first, second] = world.told.of(StoreFailed)
+    assert (first.during, second.during) == ("asking the arbiter", "asking the arbiter"), "each once"
+    mended = Write(
+        verb="by hand",
+        task_id=scope_id("shop"),
+        set={name: good[name] for name in ("info", "leaseSec", "updatedAt", "handoffState")},
+        require=(Present("taskId"),),
+    )
+    assert world.engine.apply([mended])[0].won
+    world.go(here, there, for_s=60.0)
+    assert world.valid(here) or world.valid(there)
+    assert world.told.of(StoreRecovered)
+
+
+def test_an_order_by_hand_that_names_no_region_is_told_and_the_other_takes_the_grant(world: World) -> None:
+    here, there = world.agent(HERE), world.agent(THERE)
+    world.go(here, there, for_s=60.0)
+    by_hand = {"handoffState": "DRAINING"}
+    assert world.engine.apply(
+        [Write(verb="by hand", task_id=scope_id("shop"), set=by_hand, require=(Present("taskId"),))]
+    )[0].won
+    world.go(here, there, for_s=LEASE_S * TAKER_SHARE + 5.0)
+    assert "region stay" in world.told.of(StoreFailed)[0].error
+    world.go(here, there, for_s=LEASE_S * TAKER_SHARE)
+    assert world.valid(there)
+
+
+def test_a_region_that_waits_and_does_not_reach_the_arbiter_says_so_once(world: World) -> None:
+    faulty = FaultyEngine(world.engine)
+    here, there = world.agent(HERE), world.agent(THERE, engine=faulty)
+    world.go(here, there, for_s=30.0)
+    faulty.outage()
+    world.go(here, there, for_s=100.0)
+    [failed] = world.told.of(StoreFailed)
+    assert failed.during == "asking the arbiter"
+    assert "as far as is known: the arbiter does not answer" in there.grant().reason
+    faulty.outage(down=False)
+    world.go(here, there, for_s=10.0)
+    [recovered] = world.told.of(StoreRecovered)
+    assert recovered.seconds == pytest.approx(100.0, abs=5.0)
+    assert "does not answer" not in there.grant().reason
+
+
+def test_a_row_that_somebody_deletes_begins_again_after_every_grant_and_with_a_later_epoch(world: World) -> None:
+    here, there = world.agent(HERE), world.agent(THERE)
+    here.step()
+    world.go(there, for_s=60.0)
+    assert world.valid(there) and world.record().epoch == 2
+    world.go(here, for_s=1.0)
+    gone = world.clock.monotonic()
+    gone_row = Write(verb="by hand", task_id=scope_id("shop"), delete=True, require=(Present("taskId"),))
+    assert world.engine.apply([gone_row])[0].won
+    while not world.valid(here):
+        world.go(here, for_s=1.0)  # `there` is slow to look, and lives on the grant that it had
+        world.check(here, there)
+        assert world.clock.monotonic() < gone + 60.0
+    assert world.clock.monotonic() >= gone + LEASE_S * TAKER_SHARE
+    assert (world.record().holder, world.record().epoch) == (HERE, 3)
+
+
+def test_an_arbiter_that_is_new_goes_on_behind_the_epochs_that_the_tasks_know(world: World) -> None:
+    here = world.agent(HERE, newest_epoch=lambda: 7)
+    assert here.step().epoch == 8
+
+
+def test_a_grant_that_another_region_made_shorter_is_renewed_in_time(world: World) -> None:
+    there = world.agent(THERE, preferred=THERE)
+    here = Arbiter(
+        world.engine,
+        region=HERE,
+        scope="shop",
+        owner="slow",
+        well=Well(),
+        bus=world.bus,
+        lease_s=300.0,
+        beat_s=100.0,
+        preferred=HERE,
+        monotonic=world.clock.monotonic,
+        rng=random.Random(1),
+    )
+    there.step()
+    order = region_writes.drain(world.record(), HERE, drain_s=0.0, by="ops", reason="", now=world.clock.now())
+    assert world.engine.apply([order])[0].won
+    world.go(here, there, for_s=100.0)
+    epoch = world.record().epoch
+    world.go(here, there, for_s=600.0)
+    assert (world.record().holder, world.record().epoch) == (HERE, epoch)

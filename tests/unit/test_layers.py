@@ -14,19 +14,21 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "grants region_writes errors attributes names versions task conditions writes shared_writes pacing dependencies events bus "
-    "router_events fleet_events clock version findings jsondata zones ticks schedules rings traceparent redaction "
-    "websocket_messages websocket_writes websocket_events prices purposes metrics alarms readings dashboard hysteresis canary_targets",
+    0: "grants region_writes errors attributes names versions task conditions writes shared_writes pacing "
+    "dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
+    "rings traceparent redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
+    "alarms readings dashboard hysteresis canary_targets",
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
     2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
-    3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter admission choice serving workload poller "
-    "heartbeat measuring export companion notices signals executor executors delivery scopes tracing isolation "
-    "child settler dependents intake maintenance housekeeping periodic stream streams handoff balance journal "
-    "pauses drains controls rung ringer listener tally memory recycling child_end streaming streaming.* health "
-    "health.* canary canary.*",
-    4: "client commands pause_commands drain_commands schedule_commands agent regions region_commands equipment instruments statistics "
-    "waiting explain overview doctor doctor.* wsclient wsclient.* __init__",
-    5: "cli cli.* wsapi wsapi.* logwriter router router.* telemetry testing travel faults globaltable regionengine replicas chaos chaos.* fasttime local canary_function __main__",
+    3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter "
+    "admission choice serving workload poller heartbeat measuring export companion notices signals executor "
+    "executors delivery scopes tracing isolation child settler dependents intake maintenance housekeeping "
+    "periodic stream streams handoff balance journal pauses drains controls rung ringer listener tally memory "
+    "recycling child_end streaming streaming.* health health.* canary canary.*",
+    4: "client commands pause_commands drain_commands schedule_commands agent regions region_commands equipment "
+    "instruments statistics waiting explain overview doctor doctor.* wsclient wsclient.* __init__",
+    5: "cli cli.* wsapi wsapi.* logwriter router router.* telemetry testing travel faults globaltable regionengine "
+    "replicas chaos chaos.* fasttime local canary_function __main__",
 }
 """Names relative to the package; `__init__` is the package itself, `name.*` is what is in a folder."""
 

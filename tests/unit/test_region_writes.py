@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from thunderagent import region_writes, writes
 from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Write
+from thunderagent.errors import StoreError
 from thunderagent.grants import Grant, Record, RegionState, scope_id
 from thunderagent.port import Applied
 from thunderagent.store import TaskStore, Wanted

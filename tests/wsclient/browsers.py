@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 
+from thunderagent.port import Engine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.gateway_events import Limits
@@ -55,8 +56,10 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def gateways(names: Sequence[str], limits: Limits | None = None) -> Iterator[list[Gateway]]:
-    """Regions of a demo that share their states, in a thread."""
+def gateways(
+    names: Sequence[str], limits: Limits | None = None, *, states: Sequence[Engine] = ()
+) -> Iterator[list[Gateway]]:
+    """Regions of a demo, in a thread. They share their states, or have the tables that are given, one each."""
     issuer = Issuer()
     pages = Pages(issuer=issuer)
     with ExitStack() as stack:
@@ -66,10 +69,10 @@ def gateways(names: Sequence[str], limits: Limits | None = None) -> Iterator[lis
             stack.callback(opened.close)
             return opened
 
-        states = engine()
+        tables = states or [engine()] * len(names)
         opened = [
-            Gateway(states, engine(), region=name, verifier=issuer.verifier(), limits=limits, pages=pages)
-            for name in names
+            Gateway(table, engine(), region=name, verifier=issuer.verifier(), limits=limits, pages=pages)
+            for name, table in zip(names, tables, strict=True)
         ]
         pages.regions = list(opened)
         stack.enter_context(in_thread(*opened))

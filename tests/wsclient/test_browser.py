@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from tests.wsclient.browsers import Browser, Page, browser, gateways, issuer_of
+from thunderagent.conditions import Write
 from thunderagent.pushes import Pusher
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.testing import FakeClock, GlobalTableSim
 from thunderagent.websocket_messages import Joiner, frames, merge_patch
+from thunderagent.websocket_writes import state_id
 from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsclient.options import ClientOptions
@@ -109,6 +113,37 @@ def test_what_is_set_while_the_server_is_lost_is_saved_by_the_other_region(page:
     regions[0].mend()
     assert "connected" in story(page)[2:]
     assert ask(page, "client.close()") == {"ended": "asked", "detail": "", "unacknowledged": 0}
+
+
+def test_what_a_lost_region_did_not_replicate_is_sent_again_to_the_one_that_takes_over(page: Page) -> None:
+    clock = FakeClock()
+    with (
+        GlobalTableSim(REGIONS, lag_s=600.0, clock=clock) as table,
+        gateways(REGIONS, states=[table.engine(name) for name in REGIONS]) as regions,
+    ):
+        start(page, regions, token_from=1)
+        assert ask(page, "client.set({ a: 1 })") == 1
+        clock.advance(601.0)
+        table.deliver()
+        assert ask(page, "client.set({ b: 2 })") == 2  # this one does not come over
+        regions[0].cut()
+        page.wait_for_function("client.region === 'eu-west-1' && client.unacknowledged.length === 0")
+        assert ask(page, "client.get()") == {"a": 1, "b": 2}
+        again = page.evaluate("client.story.filter((event) => event.type === 'resubmitted')")
+        assert [(event["changes"], event["isCertain"]) for event in again] == [(1, True)]
+
+
+def test_a_server_whose_table_was_set_back_gets_its_changes_again(page: Page) -> None:
+    states = SqliteEngine(MEMORY)
+    with gateways(REGIONS[:1], states=[states]) as [gateway]:
+        start(page, [gateway])
+        assert [ask(page, "client.set({ a: 1 })"), ask(page, "client.set({ b: 2 })")] == [1, 2]
+        [answer] = states.apply([Write(verb="set back", task_id=state_id("ada"), delete=True, require=())])
+        assert answer.won
+        gateway.rotate()
+        page.wait_for_function("client.story.some((event) => event.type === 'resubmitted')")
+        assert ask(page, "client.flush(10).then(() => client.get())") == {"a": 1, "b": 2}
+    states.close()
 
 
 def test_an_expired_token_leads_to_a_fresh_one(page: Page, regions: list[Gateway]) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, errors, moment, notes, out, tell
-from thunderagent.errors import ConfigurationError, StoreError
+from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.grants import TAKER_SHARE, Record, RegionState
 from thunderagent.region_commands import Regions
 from thunderagent.settings import Settings, load_settings
@@ -28,6 +28,11 @@ ScopeOption = Annotated[
 ]
 ReasonOption = Annotated[str, typer.Option(help="Shown to whoever asks.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+UnseenOption = Annotated[
+    bool, typer.Option("--unseen", help="Also to a region of which the table of tasks shows no live agent.")
+]
+LATE_S = 15.0
+"""Who is to take the grant looks each five seconds; after three times that somebody has to be told."""
 
 regions_app = typer.Typer(
     name="region",
@@ -75,6 +80,7 @@ def status(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: Js
 def failover(
     to: Annotated[str, typer.Option(help="The region that gets the grant, such as eu-west-1.")],
     force: Annotated[bool, typer.Option("--force", help="The holder does not answer: do not wait for it.")] = False,
+    unseen: UnseenOption = False,
     reason: ReasonOption = "ordered",
     yes: YesOption = False,
     arbiter: ArbiterOption = None,
@@ -85,9 +91,11 @@ def failover(
 
     In good order: the agents that have it claim nothing more, end or give back what they hold, and hand over after
     about a minute. With --force they stop as soon as they hear of it, and the other region begins when every grant
-    that is out is over (35 s), whether they heard or not.
+    that is out is over (35 s), whether they heard or not. Nobody else takes it then, so it goes to no region without
+    a live agent.
     """
     with errors(), _orders(arbiter, scope) as (regions, settings):
+        _look_for_agents(to, settings, unseen)
         _ask(f"Move the grant of {regions.scope} to {to}{', by force' if force else ''}?", yes, as_json)
         if force:
             record = regions.force(to, reason=reason)
@@ -102,6 +110,7 @@ def failback(
     to: Annotated[
         str | None, typer.Option(help="Instead of THUNDERAGENT_REGION_PREFERRED.", show_default=False)
     ] = None,
+    unseen: UnseenOption = False,
     yes: YesOption = False,
     arbiter: ArbiterOption = None,
     scope: ScopeOption = None,
@@ -112,6 +121,7 @@ def failback(
         wanted = to or settings.region_preferred
         if wanted is None:
             raise ConfigurationError("no region is preferred: name one with --to or in THUNDERAGENT_REGION_PREFERRED")
+        _look_for_agents(wanted, settings, unseen)
         _ask(f"Move the grant of {regions.scope} back to {wanted}?", yes, as_json)
         _tell(regions.failover(wanted, drain_s=settings.drain_s, reason=reason), as_json)
 
@@ -147,6 +157,25 @@ def thaw(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: Json
         _tell(regions.thaw(), as_json)
 
 
+def _look_for_agents(to: str, settings: Settings, unseen: bool) -> None:
+    """A grant that is on its way to a region waits for its agents: with a slip of the pen all would stand still."""
+    agents, problem = _agents(settings)
+    seen = sorted({str(one.info["region"].get("name")) for one in agents})
+    if to in seen or unseen:
+        return
+    if seen:
+        raise NotAllowed(
+            f"no live agent is in the region {to!r}, and no other region would take the grant; agents are in "
+            f"{', '.join(seen)}. Start some there first, or say --unseen if the table just does not show them"
+        )
+    why = f" ({problem})" if problem else ""
+    notes.print(
+        escape(f"no agent is seen in any region{why}: look whether {to!r} is the name of one with agents"),
+        style="yellow",
+        soft_wrap=True,
+    )
+
+
 def _agents(settings: Settings) -> tuple[list[AgentInfo], str | None]:
     """The agents that the table of the settings knows, and why it could not be asked."""
     try:
@@ -165,13 +194,17 @@ def _story(record: Record, now: float) -> Iterator[str]:
     yield escape(f"  since {moment(record.since)}: {record.reason}")
     age_s = now - record.updated_at
     is_old = age_s > record.lease_s * TAKER_SHARE
+    is_vacant = record.state is RegionState.VACANT
+    is_late = is_vacant and age_s > record.lease_s * TAKER_SHARE + LATE_S
     yield escape(f"  last sign {age_s:.0f} s ago, by {record.by or 'an agent'}; a grant lasts {record.lease_s:g} s") + (
-        " [red](no agent there renews it)[/red]" if is_old else ""
+        " [red](no agent there renews it)[/red]" if is_old and not is_vacant else ""
     )
     if record.state is RegionState.DRAINING:
         yield escape(f"  DRAINING: it goes to {record.to} when the agents have given back what they hold")
-    elif record.state is RegionState.VACANT:
-        yield escape(f"  VACANT: {record.to} takes it {record.lease_s * TAKER_SHARE:g} s after the order")
+    elif is_vacant:
+        yield escape(f"  VACANT: {record.to} takes it {record.lease_s * TAKER_SHARE:g} s after the order") + (
+            " [red](it does not: are there agents, and are they well?)[/red]" if is_late else ""
+        )
     if record.frozen is not None:
         yield "[yellow]  frozen:[/yellow] " + escape(f"{record.frozen}; end that with: thunderagent region thaw")
 
