@@ -42,8 +42,8 @@ class LostLeases:
 
     A lease is over when its expiry and the guard are past on the shared clock, or when its beats stood still for a
     whole lease and the guard on our own monotonic clock (counted from after the read that saw them first). Without a
-    usable shared clock only the second counts. A lease of an earlier epoch of the regions is over at
-    once.
+    usable shared clock only the second counts. A lease of an earlier epoch of the regions is over at once; so is one of
+    our own that we let go when the grant of our region ended.
     """
 
     def __init__(
@@ -54,9 +54,11 @@ class LostLeases:
         is_held: Callable[[str], bool] = lambda task_id: False,
         monotonic: Callable[[], float] = time.monotonic,
         epoch: Callable[[], int] = lambda: 0,
+        owner: str = "",
     ) -> None:
         self._store = store
         self._epoch = epoch
+        self._owner = owner
         self._is_held = is_held
         self._guard_s = guard_s
         self._monotonic = monotonic
@@ -101,6 +103,8 @@ class LostLeases:
         if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
             return False
         known = self._sightings.get(task.task_id)
+        if self.was_let_go(task):
+            return True
         if self.has_moved(task):
             return self._has_no_holder(task, known, now)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):
@@ -127,6 +131,10 @@ class LostLeases:
         if known.hb != task.hb or not known.is_overwritten:
             known = self._sightings[task.task_id] = _Sighting(known.fence, task.hb, now, now, is_overwritten=True)
         return now - known.since > (task.lease_sec or 0.0) + self._guard_s
+
+    def was_let_go(self, task: Task) -> bool:
+        """Whether we have held it and let it go, as a grant ended that our region has again."""
+        return task.lease_owner == self._owner and task.region_epoch is not None and task.region_epoch == self._epoch()
 
     def has_moved(self, task: Task) -> bool:
         """Whether an agent of a region that has lost its grant holds it: it was stopped, whatever the lease says."""
@@ -180,7 +188,7 @@ class Janitor:
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
         self._keys = Keys(store)
-        self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic, epoch=epoch)
+        self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic, epoch=epoch, owner=owner)
 
     def take_over(
         self,
@@ -200,7 +208,7 @@ class Janitor:
         """
         mine: list[tuple[Task, float]] = []
         for task in self.lost.recheck() if lanes is None else self.lost.find(lanes):
-            has_moved = self.lost.has_moved(task)
+            has_moved = self.lost.has_moved(task) or self.lost.was_let_go(task)
             if task.crash_count >= self._max_crashes and not has_moved:
                 self._give_up(task)
             elif (lease_s := wanted(task)) is not None:  # that a region was lost is not the fault of its tasks

@@ -30,6 +30,7 @@ class RegionWatch(Repeated):
         every_s: seconds between two looks.
         wake: lets the agent's loop take in what has changed.
         told: a place in the agent's row.
+        is_well: how the region is, to be told there.
         last: done at the end.
     """
 
@@ -41,6 +42,7 @@ class RegionWatch(Repeated):
         every_s: float,
         wake: Callable[[], None],
         told: dict[str, Any],
+        is_well: Callable[[], bool] = lambda: True,
         last: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__("region", every_s, self.look, last=last)
@@ -48,22 +50,23 @@ class RegionWatch(Repeated):
         self._authority = authority
         self._wake = wake
         self._told = told
-        told["region"] = region_entry(gate)
+        self._is_well = is_well
+        told["region"] = region_entry(gate, well=False)
 
     def look(self) -> None:
         """One step."""
         before = (self._gate.is_open, self._gate.may_claim, self._gate.epoch)
         self._gate.grant = self._authority.step()
         after = (self._gate.is_open, self._gate.may_claim, self._gate.epoch)
-        self._told["region"] = region_entry(self._gate)
+        self._told["region"] = region_entry(self._gate, well=self._is_well())
         if before != after:
             self._wake()
 
 
-def region_entry(gate: Gate) -> dict[str, Any]:
+def region_entry(gate: Gate, *, well: bool = False) -> dict[str, Any]:
     """What an agent's row tells of its region."""
     state = "granted" if gate.may_claim else "draining" if gate.is_open else "passive"
-    return {"name": gate.region, "state": state, "epoch": gate.epoch}
+    return {"name": gate.region, "state": state, "epoch": gate.epoch, "well": well}
 
 
 def region_watch(
@@ -110,7 +113,17 @@ def region_watch(
 
     every_s = min(REGION_LOOK_S, settings.region_beat_s / LOOKS_A_BEAT)
     authority: Authority = arbiter if well is not None else _Looking(table, arbiter)
-    return [RegionWatch(agent.gate, authority, every_s=every_s, wake=agent.wake, told=agent.told, last=close)]
+    return [
+        RegionWatch(
+            agent.gate,
+            authority,
+            every_s=every_s,
+            wake=agent.wake,
+            told=agent.told,
+            is_well=lambda: (well or table).is_well,
+            last=close,
+        )
+    ]
 
 
 class _Looking:

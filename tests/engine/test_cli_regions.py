@@ -278,3 +278,44 @@ def test_doctor_warns_of_a_grant_that_does_not_move_as_it_should(
     [finding] = look_at_region(settings, open_engine)
     assert finding.state is state and words in finding.found
     assert list(look_at_region(Settings(store=stand.store_url), open_engine)) == []
+
+
+def test_a_move_to_where_nobody_is_well_is_doubted_before_the_question(stand: Stand) -> None:
+    stand.begin()
+    stand("failover", "--to", THERE, code=1, typed="n\n")
+    assert "no live agent tells that it is in eu-west-1" in stand.said
+    store = open_store(Settings(store=stand.store_url))
+    sick: dict[str, Any] = {"queues": {}, "region": {"name": THERE, "state": "passive", "epoch": 1, "well": False}}
+    store.announce("b:1:y", sick, lives_s=60.0)
+    stand("failover", "--to", THERE, code=1, typed="n\n")
+    assert "no agent of eu-west-1 is well" in stand.said
+    sick["region"]["well"] = True
+    store.announce("b:1:y", sick, lives_s=60.0)
+    store.engine.close()
+    stand("failover", "--to", THERE, code=1, typed="n\n")
+    assert "well" not in stand.said and "live agent" not in stand.said
+
+
+def test_doctor_finds_agents_that_work_without_the_grant_of_this_arbiter(stand: Stand) -> None:
+    now = stand.engine.clock.now()
+    stand.engine.put([first_row("default", HERE, lease_s=30.0, by="a", now=now) | {"info": {"since": now - 100.0}}])
+    store = open_store(Settings(store=stand.store_url))
+    store.announce("a:1:x", {"queues": {}, "region": {"name": HERE, "state": "granted", "epoch": 1}}, lives_s=60.0)
+    store.announce("b:1:y", {"queues": {}, "region": {"name": THERE, "state": "passive", "epoch": 1}}, lives_s=60.0)
+    settings = Settings(store=stand.store_url, region=HERE, region_arbiter=stand.url)
+    assert [one.state for one in look_at_region(settings, open_engine)] == [State.OK]
+    store.announce("b:1:y", {"queues": {}, "region": {"name": THERE, "state": "granted", "epoch": 1}}, lives_s=60.0)
+    store.announce("c:1:z", {"queues": {}}, lives_s=60.0)
+    store.engine.close()
+    _, blind, two = look_at_region(settings, open_engine)
+    assert blind.state is State.WRONG and "1 agents ask no arbiter" in blind.found and "c:1:z" in blind.found
+    assert two.state is State.WRONG and f"agents of {HERE} and {THERE} tell" in two.found
+    assert "REGION_SCOPE" in two.remedy
+
+
+def test_doctor_compares_the_name_of_the_region_with_where_the_tables_are(stand: Stand) -> None:
+    opened = {"dynamodb://T?region=eu-west-1": stand.engine, "dynamodb://A?region=eu-west-1": stand.engine}
+    settings = Settings(store="dynamodb://T?region=eu-west-1", region=HERE, region_arbiter="dynamodb://A?region=eu-west-1")
+    place, arbiter, *_ = look_at_region(settings, lambda url: cast(Engine, FaultyEngine(opened[url])))
+    assert place.state is State.WARNING and "eu-central-1, and the table" in place.found
+    assert arbiter.state is State.WARNING and "lost with the region" in arbiter.found

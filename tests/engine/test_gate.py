@@ -428,3 +428,27 @@ def test_a_drain_without_a_grant_does_not_wait_for_what_cannot_be_written() -> N
         stage.stop()
         assert time.monotonic() - begun < 5.0, "drain_s is 10"
         assert not stage.record.of(events.StoreFailed)
+
+
+def test_tasks_that_a_pause_of_the_grant_stopped_are_gone_on_with_at_once_when_it_is_back() -> None:
+    started: list[int] = []
+
+    @job("long")
+    def long(ctx: Context, payload: None) -> None:
+        started.append(ctx.lease.fence)
+        while len(started) < 2:
+            ctx.wait(0.01)
+            ctx.check()
+
+    with serving(long, lease_s=600.0, max_crashes=0, **REGIONAL) as stage:
+        stage.agent.gate.grant = opened(3)
+        task = stage.client.enqueue(long, None)
+        eventually(lambda: started)
+        stage.agent.gate.grant = no_grant("the canary failed", 3)
+        stage.record.wait(events.LeaseLost)
+        eventually(lambda: not stage.agent.running)
+        stage.agent.gate.grant = opened(3)
+        stage.agent.wake()
+        ended = stage.end_of(task)
+    assert (ended.status, ended.crash_count) == (Status.SUCCESS, 0)
+    assert started == [1, 2]

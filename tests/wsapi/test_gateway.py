@@ -373,6 +373,8 @@ async def test_the_page_of_a_demo_gets_tokens_and_can_cut_a_region() -> None:
             cut = await ask("cut?region=b", "POST")
             assert [region["is_cut"] for region in cut["regions"]] == [False, True]
             assert await closed(client) is None
+        status, body, _ = await asyncio.to_thread(get, f"{one.http_url}cut?region=a", "POST")
+        assert status == 409 and "the last region" in body  # nobody could mend anything any more
         await ask("mend?region=b", "POST")
         async with asking(two, told) as client:
             await ask("rotate?region=b", "POST")

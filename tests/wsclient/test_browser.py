@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.wsclient.browsers import Browser, Page, browser, gateways, issuer_of
-from thunderagent.conditions import Write
+from thunderagent.conditions import Is, Write
 from thunderagent.pushes import Pusher
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock, GlobalTableSim
@@ -138,7 +138,9 @@ def test_a_server_whose_table_was_set_back_gets_its_changes_again(page: Page) ->
     with gateways(REGIONS[:1], states=[states]) as [gateway]:
         start(page, [gateway])
         assert [ask(page, "client.set({ a: 1 })"), ask(page, "client.set({ b: 2 })")] == [1, 2]
-        [answer] = states.apply([Write(verb="set back", task_id=state_id("ada"), delete=True, require=())])
+        [answer] = states.apply(
+            [Write(verb="set back", task_id=state_id("ada"), delete=True, require=(Is("fence", 2),))]
+        )
         assert answer.won
         gateway.rotate()
         page.wait_for_function("client.story.some((event) => event.type === 'resubmitted')")
@@ -271,6 +273,7 @@ def test_the_demo_page_keeps_its_state_over_a_fail_over(page: Page, regions: lis
     assert ask(page, "client.get()") == wanted
     assert page.locator("#connection").inner_text() == "connected to eu-west-1"
     assert page.locator("article.here b").inner_text() == "eu-west-1"
+    assert page.locator("article:nth-of-type(2) [data-verb=cut]").is_disabled()  # or nobody could mend the first
     assert page.locator("output[name=counter]").inner_text() == "2"
     lines = page.locator("#story li").all_inner_texts()
     assert any("lost" in line for line in lines)

@@ -96,6 +96,7 @@ def failover(
     """
     with errors(), _orders(arbiter, scope) as (regions, settings):
         _look_for_agents(to, settings, unseen)
+        _doubt(settings, to)
         _ask(f"Move the grant of {regions.scope} to {to}{', by force' if force else ''}?", yes, as_json)
         if force:
             record = regions.force(to, reason=reason)
@@ -122,6 +123,7 @@ def failback(
         if wanted is None:
             raise ConfigurationError("no region is preferred: name one with --to or in THUNDERAGENT_REGION_PREFERRED")
         _look_for_agents(wanted, settings, unseen)
+        _doubt(settings, wanted)
         _ask(f"Move the grant of {regions.scope} back to {wanted}?", yes, as_json)
         _tell(regions.failover(wanted, drain_s=settings.drain_s, reason=reason), as_json)
 
@@ -187,6 +189,21 @@ def _agents(settings: Settings) -> tuple[list[AgentInfo], str | None]:
             store.engine.close()
     except StoreError as error:
         return [], str(error)
+
+
+def _doubt(settings: Settings, to: str) -> None:
+    """Say so when nobody is seen who could use the grant there."""
+    agents, problem = _agents(settings)
+    there = [one.info["region"] for one in agents if one.info["region"].get("name") == to]
+    if problem:
+        why = f"whether agents of {to} are there is not known: {problem}"
+    elif not there:
+        why = f"no live agent tells that it is in {to}: it would have the grant and do nothing"
+    elif not any(region.get("well", True) for region in there):
+        why = f"no agent of {to} is well: they could not renew the grant, and would stop after seconds"
+    else:
+        return
+    notes.print(escape(why), style="yellow", soft_wrap=True)
 
 
 def _story(record: Record, now: float) -> Iterator[str]:

@@ -1,23 +1,29 @@
-"""The check of the arbiter: whether it answers, and who has the grant."""
+"""The check of regions: whether the arbiter answers, who has the grant, and what agents tell that does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from urllib.parse import parse_qs, urlsplit
 
-from thunderagent.errors import ThunderAgentError
+from thunderagent.errors import StoreError, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.grants import TAKER_SHARE
 from thunderagent.port import Engine
 from thunderagent.region_commands import Regions
 from thunderagent.settings import PREFIX, Settings
+from thunderagent.store import AgentInfo, TaskStore
 
 NAME = "region"
+
+ANNOUNCED_S = 60.0
+"""After a switch the rows of agents of the region before are so old at least; younger ones are of agents that live."""
 
 
 def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iterator[Finding]:
     """What the arbiter of the settings tells; nothing where there is one region."""
     if settings.region_arbiter is None:
         return
+    yield from _places(settings)
     engine = opening(settings.region_arbiter)
     try:
         record = Regions(engine, settings.region_scope).status()
@@ -41,6 +47,57 @@ def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iter
     else:
         here = "" if record.holder == settings.region else f"; the agents of {settings.region} wait"
         yield Finding(NAME, State.OK, found + here)
+    yield from _agents(settings, opening, since=record.since, now=now)
+
+
+def _places(settings: Settings) -> Iterator[Finding]:
+    """What the URLs of the settings tell."""
+    table, arbiter = _region_of(settings.store), _region_of(settings.region_arbiter or "")
+    if table is not None and table != settings.region and settings.region is not None:
+        found = f"{PREFIX}REGION is {settings.region}, and the table of {PREFIX}STORE is in {table}"
+        yield Finding(NAME, State.WARNING, found, "agents use the copy of their own region, and have its name")
+    if arbiter is not None and arbiter == table:
+        found = f"the arbiter is in {arbiter}, as the table is: it is lost with the region"
+        yield Finding(NAME, State.WARNING, found, "make it in a third region (infra/control.yaml)")
+
+
+def _region_of(url: str) -> str | None:
+    """The region of a table in AWS; None for another store, and for a local engine."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    return None if parts.scheme != "dynamodb" or "endpoint" in query else next(iter(query.get("region", [])), None)
+
+
+def _agents(settings: Settings, opening: Callable[[str], Engine], *, since: float, now: float) -> Iterator[Finding]:
+    """Agents that work without the grant of this arbiter: nothing keeps two of them from the same task."""
+    if now - since < ANNOUNCED_S:
+        return
+    engine = opening(settings.store)
+    try:
+        agents = TaskStore(engine).agents(most=1000)
+    except StoreError:
+        return  # the checks of the store tell
+    finally:
+        engine.close()
+    blind = [agent.name for agent in agents if not isinstance(agent.info.get("region"), dict)]
+    if blind:
+        found = f"{len(blind)} agents ask no arbiter and write without a grant, such as {blind[0]}"
+        yield Finding(
+            NAME, State.WRONG, found, f"stop them, and set {PREFIX}REGION_ARBITER and {PREFIX}REGION for them"
+        )
+    granted = sorted({str(agent.info["region"].get("name")) for agent in agents if _works(agent)})
+    if len(granted) > 1:
+        found = f"agents of {' and '.join(granted)} tell that their region has the grant"
+        remedy = (
+            f"stop those of all but one, and compare {PREFIX}REGION_ARBITER and {PREFIX}REGION_SCOPE: they must be the "
+            "same everywhere, and the arbiter's table must not be replicated"
+        )
+        yield Finding(NAME, State.WRONG, found, remedy)
+
+
+def _works(agent: AgentInfo) -> bool:
+    region = agent.info.get("region")
+    return isinstance(region, dict) and region.get("state") in ("granted", "draining")
 
 
 def _remedy() -> str:

@@ -113,6 +113,8 @@ class Pages:
     def _do(self, verb: str, query: Mapping[str, str]) -> Page:
         for one in self.regions:
             if one.region == query.get("region"):
+                if verb == "cut" and all(other.is_cut for other in self.regions if other is not one):
+                    return _error(HTTPStatus.CONFLICT, "the last region that is up stays: it serves the page")
                 {"cut": one.cut, "mend": one.mend, "rotate": one.rotate}[verb]()
                 return self._demo()
         known = ", ".join(one.region for one in self.regions)
