@@ -68,11 +68,12 @@ BUCKET_ACTIONS: Final[Mapping[Role, frozenset[str]]] = dict.fromkeys(Role, froze
 """Actions of S3 on the objects of the bucket."""
 
 ARBITER_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
-    Role.PRODUCER: frozenset(),
+    Role.PRODUCER: frozenset({"BatchGetItem"}),
     Role.AGENT: frozenset({"BatchGetItem", "GetItem", "PutItem", "UpdateItem"}),
     Role.OPERATOR: frozenset({"BatchGetItem", "GetItem", "UpdateItem"}),
 }
-"""Actions of DynamoDB on the arbiter's table, which is in another region."""
+"""Actions of DynamoDB on the arbiter's table, which is in another region; an application asks it before it changes what
+agents change too."""
 
 PUSH_ACTIONS: Final = frozenset({"ManageConnections"})
 """Actions of API Gateway on the connections of the WebSocket API."""

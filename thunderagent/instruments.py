@@ -34,7 +34,7 @@ def make_meter(agent: Agent) -> Meter | None:
 
 def measuring_companions(agent: Agent, meter: Meter) -> list[Companion]:
     """The threads that count the queues, and that send everything to CloudWatch if a namespace is set."""
-    queues = QueueMeasure(agent.store, agent.bus, owner=agent.name)
+    queues = QueueMeasure(agent.store, agent.bus, owner=agent.name, gate=agent.gate)
     companions: list[Companion] = [Repeated("measure", MEASURE_S, queues.look)]
     if agent.settings.cloudwatch_namespace:
         from thunderagent.cloudwatch import (

@@ -9,6 +9,7 @@ from thunderagent import events
 from thunderagent.bus import EventBus
 from thunderagent.errors import StoreError
 from thunderagent.fleet_events import BacklogMeasured, QueueMeasured
+from thunderagent.gate import Gate
 from thunderagent.metrics import MOST_LABELS
 from thunderagent.store import TaskStore
 from thunderagent.task import Lane, Status
@@ -23,7 +24,8 @@ CAP: Final = 10_000
 class QueueMeasure:
     """What a thread does each minute for the metrics of the queues."""
 
-    def __init__(self, store: TaskStore, bus: EventBus, *, owner: str) -> None:
+    def __init__(self, store: TaskStore, bus: EventBus, *, owner: str, gate: Gate | None = None) -> None:
+        self._gate = gate or Gate()
         self._store = store
         self._bus = bus
         self._owner = owner
@@ -31,13 +33,14 @@ class QueueMeasure:
     def look(self) -> None:
         """Measure, if it is this agent's turn; a store that does not answer is told, and asked again in a minute."""
         try:
-            if self._store.take_turn("measure", owner=self._owner, lasts_s=TURN_S):
+            if self._store.take_turn(self._gate.measure_turn, owner=self._owner, lasts_s=TURN_S):
                 ready = 0
                 for measured in measure(self._store):
                     self._bus.emit(measured)
                     ready += measured.ready
                 # Told even if it is nothing: where nobody says that there is no work, no machine is ever given back.
-                self._bus.emit(BacklogMeasured(ready=ready))
+                # And what there is, is not for machines of a region that has no grant.
+                self._bus.emit(BacklogMeasured(ready=ready if self._gate.may_claim else 0))
         except StoreError as error:
             self._bus.emit(events.StoreFailed(during="measuring the queues", error=str(error), next_try_s=MEASURE_S))
 

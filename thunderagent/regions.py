@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.authority import Arbiter, Authority, Wellness
 from thunderagent.companion import Repeated
+from thunderagent.errors import ConfigurationError
 from thunderagent.gate import Gate
 from thunderagent.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.port import Engine
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from thunderagent.agent import Agent
 
 LOOKS_A_BEAT: Final = 2
+
+_OF_AWS: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 
 
 class RegionWatch(Repeated):
@@ -80,11 +85,18 @@ def region_watch(
         arbiter_engine: the arbiter's table, closed at the end; None: opened by its URL in the settings.
 
     Raises:
-        ConfigurationError: the URL of the arbiter cannot be understood.
+        ConfigurationError: the URL of the arbiter cannot be understood, or the region is not that of the table.
     """
     settings = agent.settings
     if settings.region_arbiter is None or settings.region is None:
         return []
+    place = region_of(settings.store)
+    if place is not None and place != settings.region and _OF_AWS.fullmatch(settings.region):
+        # Settings of another region, copied: both regions would have the same grant, and nobody would see it.
+        raise ConfigurationError(
+            f"THUNDERAGENT_REGION is {settings.region}, and the table of THUNDERAGENT_STORE is in {place}: agents use "
+            "the copy of their own region, and have its name"
+        )
     store = agent.store.sibling()
     arbiter_engine = arbiter_engine or open_engine(settings.region_arbiter, hasty=True)
     sentinel, table = Sentinel(store, settings.region), TableWellness(store, settings.region)
@@ -124,6 +136,13 @@ def region_watch(
             last=close,
         )
     ]
+
+
+def region_of(url: str) -> str | None:
+    """The region of a store's table in AWS; None for another store, a local engine, and where the URL names none."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    return None if parts.scheme != "dynamodb" or "endpoint" in query else next(iter(query.get("region", [])), None)
 
 
 class _Looking:

@@ -315,7 +315,7 @@ class Settings(BaseSettings):
             return problems
         if self.region is None:
             problems.append(f"{PREFIX}REGION_ARBITER is set: set {PREFIX}REGION too, such as eu-central-1")
-        if self.region_arbiter == self.store:
+        if self.region_arbiter.partition("?")[0] == self.store.partition("?")[0]:  # wherever: a copy
             problems.append(
                 f"{PREFIX}REGION_ARBITER is {PREFIX}STORE: a grant must not be replicated, so use a table of its own, "
                 "in a third region (infra/control.yaml)"

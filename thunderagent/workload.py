@@ -280,12 +280,15 @@ class Workload:
         return 1
 
     def _wait_for_grant(self) -> list[_Ended]:
-        """Nothing can be written: what was done waits, and is refused if the next grant is of a later epoch."""
+        """Nothing can be written: what was done waits, as the same grant may come back; the rest is for others."""
         self.handoffs.abandon()
-        over = [one for one in self._backlog if self.is_closing or isinstance(one.outcome, Stopped)]
-        for ended in over:
-            self._backlog.remove(ended)
-            self._let_go(ended)
+        for ended in list(self._backlog):
+            lease, was_stopped = ended.running.lease, isinstance(ended.outcome, Stopped)
+            if self.is_closing or was_stopped or self._gate.epoch > (lease.task.region_epoch or 0):
+                self._backlog.remove(ended)
+                self._let_go(ended)
+                if not was_stopped:
+                    self._bus.emit(events.SettleRefused(**about(lease), verb="settle"))
         return []
 
     def _decide(self) -> list[_Ended]:

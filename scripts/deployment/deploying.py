@@ -172,11 +172,12 @@ class Deployment:
     def _values(
         self, stack: Stack, parameters: Mapping[str, Parameter], given: Mapping[str, str], before: Mapping[str, str]
     ) -> tuple[list[Value], list[Parameter]]:
-        def decide() -> tuple[list[Value], list[Parameter]]:
-            return values_of(stack.name, parameters, given=given, outputs=self.outputs, made=self._made, before=before)
+        local = made_locally(self.cloud, before) if self.cloud.endpoint else {}
 
-        if self.cloud.endpoint:
-            self._made |= made_locally(self.cloud)
+        def decide() -> tuple[list[Value], list[Parameter]]:
+            made = self._made | local
+            return values_of(stack.name, parameters, given=given, outputs=self.outputs, made=made, before=before)
+
         is_placed = "Subnets" in self._made or "Subnets" in before or "Subnets" in given
         if "Subnets" in parameters and not is_placed and (found := default_subnets(self.cloud)):
             self._made["Subnets"] = found

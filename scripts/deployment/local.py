@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from deployment.cloud import Cloud
@@ -12,18 +13,23 @@ ISSUER: Final = "https://localhost/"
 AUDIENCE: Final = "thunderagent"
 
 
-def made_locally(cloud: Cloud) -> dict[str, str]:
-    """Parameters for a local engine."""
+def made_locally(cloud: Cloud, before: Mapping[str, str]) -> dict[str, str]:
+    """Parameters for a local engine: what the engine says, and a stand-in for what nobody ever gave.
+
+    Args:
+        cloud: the engine.
+        before: what the stack has now; a stand-in does not take the place of a value in it.
+    """
     assert cloud.endpoint is not None
-    return {
-        "Endpoint": cloud.endpoint,
-        "Local": "true",
+    stand_ins = {
         # Its machines are entries in a list, which run nothing and say nothing.
         "WaitForSignals": "false",
         "TokenIssuer": ISSUER,
         "TokenAudience": AUDIENCE,
         "Jwks": json.dumps({"keys": []}),
     }
+    kept = {name: value for name, value in stand_ins.items() if name not in before}
+    return {"Endpoint": cloud.endpoint, "Local": "true", **kept}
 
 
 def default_subnets(cloud: Cloud) -> str:

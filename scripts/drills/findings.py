@@ -13,7 +13,11 @@ from drills.pace import LAG_S, Pace
 from drills.timeline import Timeline
 
 SWITCH_S: Final = 150.0
-"""From the loss to the name that leads elsewhere, and to agents that work there."""
+"""From the loss to the name that leads elsewhere."""
+ACTIVE_S: Final = 45.0
+"""From the loss to agents that work elsewhere: the machines are cut off here, so no canary has to fail before."""
+STREAMS_S: Final = 60.0
+"""From the loss to the last stream that is live elsewhere."""
 STOP_S: Final = 30.0
 """From the loss to the end of the last handler in the lost region."""
 CLIENTS_S: Final = 270.0
@@ -132,7 +136,7 @@ class Found:
 
     def _times(self) -> list[Goal]:
         names = {"agents active": "the other region's agents work", "stopped": "the lost region's agents have stopped"}
-        limits = {"agents active": SWITCH_S, "stopped": STOP_S}
+        limits = {"agents active": ACTIVE_S, "stopped": STOP_S}
         if self.clients:
             names = {"switched": "the loss is detected and the name leads elsewhere", **names}
             limits["switched"] = SWITCH_S
@@ -176,7 +180,7 @@ class Found:
     def _streams(self) -> list[Goal]:
         late = f"{self.late} late writes of the lost region: {self.reasserted} written over, {len(self.stale)} stayed"
         goals = [
-            self._within("streams", f"all {self.streams} streams are live again", SWITCH_S),
+            self._within("streams", f"all {self.streams} streams are live again", STREAMS_S),
             Goal("streams whole", not self.gaps, f"{self.gaps} messages of streams missing, {self.repeated} replayed"),
         ]
         if self.back is not None:

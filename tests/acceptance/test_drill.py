@@ -205,6 +205,10 @@ def _again(drills: Any) -> dict[str, Any]:
             lambda _: {"loss": Story(switched=15.5, agents_active=15.5, stopped=3.5)},
             {"switched", "agents active", "stopped", "streams", "clients all"},
         ),
+        (
+            lambda _: {"loss": Story(switched=15.0, agents_active=4.8, stopped=3.0, streams=6.3, clients_all=27.0)},
+            {"agents active", "streams"},
+        ),
         (_beside, {"one region"}),
         (_again, {"nothing twice silently"}),
         (_same_fence, {"nothing twice silently"}),

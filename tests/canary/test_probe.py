@@ -112,6 +112,14 @@ def test_a_token_that_is_over_fails_the_step_auth(api: Api, monkeypatch: pytest.
     assert list(found.steps) == [Step.TOKEN, Step.CONNECT, Step.AUTH]
 
 
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_where_no_token_was_sent_the_setting_that_lacks_is_told(api: Api, status: int) -> None:
+    api.status = status
+    found = probe(api)
+    assert found.failed is Step.AUTH
+    assert f"{status}: no token was sent; say where it comes from in THUNDERAGENT_CANARY_TOKEN_FROM" in found.reason
+
+
 @pytest.mark.parametrize(("status", "dropped"), [(401, [REGION]), (403, [REGION]), (503, [])])
 def test_a_token_that_was_refused_is_not_used_again(api: Api, status: int, dropped: list[str]) -> None:
     class Noted(Tokens):

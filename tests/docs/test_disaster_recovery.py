@@ -116,6 +116,17 @@ def test_the_drill_judges_by_the_same_objectives(monkeypatch: pytest.MonkeyPatch
     assert objectives["all clients are back"] == clock(findings.CLIENTS_S)
 
 
+def test_the_drill_goes_by_the_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    findings = importlib.import_module("drills.findings")
+    objectives = rows("Objectives")
+    assert objectives["the lost region's agents have stopped (cut off, but alive)"] == clock(findings.STOP_S)
+    assert objectives["the other region's agents work"].startswith(f"{clock(findings.ACTIVE_S)};")
+    assert objectives["all streams live again"] == clock(findings.STREAMS_S)
+    assert objectives["the name leads to the other region"] == clock(findings.SWITCH_S)
+    assert objectives["all clients are back"] == clock(findings.CLIENTS_S)
+
+
 def test_what_clients_send_again_is_told_as_it_is() -> None:
     text = " ".join(PAGE.split())
     assert CLIENT.keep_acknowledged_bytes == 1 << 20

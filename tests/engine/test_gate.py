@@ -12,18 +12,20 @@ import pytest
 from tests.engine.support import LONG_S, serving
 from tests.stands import eventually
 from thunderagent import events, fleet_events, writes
+from thunderagent.bus import EventBus
 from thunderagent.context import Context
 from thunderagent.errors import RegionPassive
 from thunderagent.faults import Fault
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Grant, no_grant
 from thunderagent.job import job
+from thunderagent.measuring import QueueMeasure
 from thunderagent.port import Engine
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.stream import StreamContext, stream
 from thunderagent.task import Candidate, Lease, Status, Task
-from thunderagent.testing import FakeClock, FaultyEngine, memory_store
+from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
 
 HERE = "eu-central-1"
 
@@ -88,6 +90,21 @@ def test_an_agent_says_that_it_is_there_also_without_a_grant(engine: SqliteEngin
     assert [one.info["more"] for one in region.store.agents()] == [1]
     region.store.sign_off("a")
     assert region.store.agents() == []
+
+
+def test_each_region_measures_its_queues_so_that_one_hears_of_a_fleet_that_stands_still_in_all(
+    engine: SqliteEngine, clock: FakeClock, task: Task
+) -> None:
+    here, there, bus = Region(engine, clock), Region(engine, clock, "eu-west-1"), EventBus()
+    told = Recorder(bus)
+    clock.advance(600.0)
+    there.gate.grant = grant(clock)
+    for region, name in ((here, "a"), (here, "b"), (there, "c")):
+        QueueMeasure(region.store, bus, owner=name, gate=region.gate).look()
+    assert [one.oldest_ready_s for one in told.of(fleet_events.QueueMeasured)] == [600.0, 600.0], "once for each region"
+    assert [one.ready for one in told.of(fleet_events.BacklogMeasured)] == [0, 1], "no machine is asked for in vain"
+    with pytest.raises(RegionPassive):
+        here.store.found({"taskId": "turn:measure:eu-west-1"})
 
 
 def test_a_claim_writes_the_epoch_and_what_the_holder_writes_needs_it(
@@ -381,7 +398,7 @@ def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: i
         def gathers(pause: float) -> None:
             gather(pause)
             if workload._backlog and not ends.is_set():  # between the end of a handler and the write of what it did
-                stage.agent.gate.grant = no_grant("the region eu-west-1 has the grant", 2)
+                stage.agent.gate.grant = no_grant("cut off", 1)
                 ends.set()
 
         workload.gather = gathers  # type: ignore[method-assign]
@@ -397,12 +414,16 @@ def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: i
         assert not stage.record.of(events.StoreFailed)
         assert stage.agent.health()["store_answers"] is True
         assert stage.client.get(task.id).status is Status.RUNNING
+        if later > 1:
+            stage.agent.gate.grant = no_grant("the region eu-west-1 has the grant", 2)
+            stage.agent.wake()
+            stage.record.wait(events.SettleRefused)
+            eventually(lambda: not stage.agent.running)
         stage.agent.gate.grant = opened(later)
         stage.agent.wake()
         if later == 1:
             assert stage.end_of(task).result == 1, "it was not run again"
         else:
-            stage.record.wait(events.SettleRefused)
             assert stage.end_of(task).result == 2
 
 
@@ -419,7 +440,7 @@ def test_a_drain_without_a_grant_does_not_wait_for_what_cannot_be_written() -> N
         stage.agent.gate.grant = opened()
         stage.client.enqueue(work, None)
         assert started.wait(LONG_S)
-        stage.agent.gate.grant = no_grant("the region eu-west-1 has the grant", 2)
+        stage.agent.gate.grant = no_grant("cut off", 1)
         stage.agent.wake()
         stage.record.wait(fleet_events.GrantEnded)
         go.set()

@@ -137,18 +137,17 @@ def test_the_canary_may_read_its_own_secrets(source: str, expected: list[str]) -
     assert not [one for one in policy(Role.PRODUCER, to)["Statement"] if "Canary" in one["Sid"]]
 
 
-def test_an_arbiter_is_the_agents_and_the_operators_and_in_its_own_region() -> None:
+def test_an_arbiter_is_in_its_own_region_and_each_role_may_do_there_what_it_needs() -> None:
     given = settings(
         store="dynamodb://T12?region=eu-central-1",
         region="eu-central-1",
         region_arbiter="dynamodb://Arbiter?region=eu-north-1",
     )
     found = resources(given, account="123456789012")
-    for role in (Role.AGENT, Role.OPERATOR):
+    for role in Role:
         statement = by_name(policy(role, found))["Arbiter"]
         assert statement["Resource"] == "arn:aws:dynamodb:eu-north-1:123456789012:table/Arbiter"
         assert statement["Action"] == [f"dynamodb:{action}" for action in sorted(ARBITER_ACTIONS[role])]
-    assert "Arbiter" not in by_name(policy(Role.PRODUCER, found))
     on_file = settings(store="dynamodb://T12", region="eu-central-1", region_arbiter="sqlite:///arbiter.db")
     assert "Arbiter" not in by_name(policy(Role.AGENT, resources(on_file)))
 
@@ -402,6 +401,29 @@ def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
     asked.here = asked.others = Role.OPERATOR
     operate(world, [task.id for task in ends], following_it.id, monkeypatch)
     compare(Role.OPERATOR, asked)
+
+
+@pytest.mark.ministack
+def test_an_application_in_several_regions_asks_of_the_arbiter_what_its_policy_allows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arbiter = DynamoEngine(f"{world.bucket}-arbiter", endpoint=world.endpoint, threads=1)
+    create_table(arbiter)
+    arbiter.put([first_row("default", "here", lease_s=30.0, by="me", now=arbiter.clock.now())])
+    asked: set[str] = set()
+    ask = BaseClient._make_api_call
+
+    def noted(client: Any, action: str, arguments: Any) -> Any:
+        if arbiter.table in str(arguments):
+            asked.add(action)
+        return ask(client, action, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", noted)
+    client = Client.from_settings(store=world.store, region="here", region_arbiter=arbiter.url)
+    client.cancel(client.enqueue(plain, {}, delay_s=1000, unique_key="one"))
+    assert asked == ARBITER_ACTIONS[Role.PRODUCER]
+    client.close()
+    arbiter.close()
 
 
 QUIET: Final = frozenset({"run", "local", "health", "metrics", "dashboard", "iam", "canary", "wsapi serve"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from thunderagent.gate import Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import Grant
 from thunderagent.job import job
-from thunderagent.regions import region_entry
+from thunderagent.regions import region_entry, region_watch
 from thunderagent.registry import Registry
 from thunderagent.sentinel import Sentinel
 from thunderagent.settings import load_settings
 from thunderagent.store import Wanted
 from thunderagent.stores.opening import open_store
 from thunderagent.task import Candidate
-from thunderagent.testing import FaultyEngine
+from thunderagent.testing import FaultyEngine, memory_store
 
 HERE, THERE = "eu-central-1", "eu-west-1"
 
@@ -171,3 +171,31 @@ def test_an_arbiter_that_cannot_be_opened_is_told_and_ends_no_thread(tmp_path: P
         here.told.wait(fleet_events.GrantBegan)
         here.told.wait(events.StoreRecovered)
         assert not here.told.of(events.ThreadDied)
+
+
+def test_a_copy_of_the_task_table_in_another_region_is_no_arbiter() -> None:
+    with pytest.raises(ConfigurationError, match="must not be replicated"):
+        load_settings(
+            store="dynamodb://TaskTable?region=eu-central-1",
+            region=HERE,
+            region_arbiter="dynamodb://TaskTable?region=eu-north-1",
+        )
+
+
+@pytest.mark.parametrize(
+    ("store", "region", "is_refused"),
+    [
+        ("dynamodb://TaskTable?region=eu-west-1", HERE, True),
+        ("dynamodb://TaskTable?region=eu-central-1", HERE, False),
+        ("dynamodb://TaskTable?region=eu-west-1", "primary", False),
+        ("dynamodb://TaskTable?region=eu-west-1&endpoint=http://127.0.0.1:1", HERE, False),
+    ],
+)
+def test_an_agent_with_the_settings_of_another_region_does_not_start(
+    store: str, region: str, is_refused: bool, tmp_path: Path
+) -> None:
+    arbiter = f"sqlite:///{tmp_path}/arbiter.db"
+    given = settings(store=store, region=region, region_arbiter=arbiter)
+    refused = pytest.raises(ConfigurationError, match=r"REGION is eu-central-1, and the table .* is in eu-west-1")
+    with refused if is_refused else nullcontext():
+        Agent(memory_store(), Registry(where), given, companions=lambda agent: region_watch(agent))

@@ -34,6 +34,7 @@ from deployment.cloud import Cloud, open_cloud
 from deployment.conditions import holds, wanted_resources
 from deployment.deploying import Declined
 from deployment.errors import DeploymentError, told
+from deployment.local import made_locally
 from deployment.plan import STACKS, chosen
 from deployment.progress import Follower, why
 from deployment.templates import Parameter, parameters, read
@@ -162,6 +163,21 @@ def test_what_was_deployed_nowhere_cannot_be_destroyed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["deploy", "destroy"])
 def test_help_and_errors_call_the_command_by_the_name_of_its_script(name: str) -> None:
     assert f"Usage: scripts/{name} [OPTIONS]" in command(name, "--lcoal").stderr
+
+
+def test_keys_that_were_given_to_a_local_stack_once_stay() -> None:
+    cloud, stack = Cloud(region=REGION, endpoint="http://127.0.0.1:1"), chosen(["wsapi"])[0]
+
+    def decided(given: dict[str, str], before: dict[str, str]) -> dict[str, Value]:
+        made = {"CodeBucket": "b", "CodeKey": "k.zip", **made_locally(cloud, before)}
+        values, _ = values_of(stack.name, parameters(stack), given=given, outputs={}, made=made, before=before)
+        return {one.parameter.name: one for one in values}
+
+    first = decided({"Jwks": '{"keys":[1]}'}, {})
+    again = decided({}, {name: one.value for name, one in first.items()} | {"Endpoint": "http://127.0.0.1:2"})
+    assert (again["Jwks"].value, again["Jwks"].origin) == ('{"keys":[1]}', Origin.KEPT)
+    assert again["Endpoint"].value == cloud.endpoint  # the engine may have another port by now
+    assert decided({}, {})["Jwks"].value == '{"keys": []}'
 
 
 def test_a_name_that_cannot_begin_a_stack_is_refused() -> None:

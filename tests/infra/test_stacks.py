@@ -449,6 +449,16 @@ def test_a_task_that_nobody_takes_is_an_alarm_until_somebody_does(place: Place, 
         store.engine.close()
 
 
+def test_throttled_writes_are_an_alarm(place: Place, as_root: None) -> None:
+    name = resources_of(place.world, "ta-table")["TableWriteThrottles"]["PhysicalResourceId"]
+    cloudwatch = place.aws("cloudwatch")
+    [alarm] = cloudwatch.describe_alarms(AlarmNames=[name])["MetricAlarms"]
+    told = {"MetricName": "WriteThrottleEvents", "Dimensions": [{"Name": "TableName", "Value": "TaskTable"}]}
+    cloudwatch.put_metric_data(Namespace="AWS/DynamoDB", MetricData=[{**told, "Value": 2 * alarm["Threshold"]}])
+    until(lambda: place.alarm("table", "TableWriteThrottles") == "ALARM", 8.0, "an alarm")
+    assert place.alarm("table", "TableReadThrottles") != "ALARM"
+
+
 # Events
 
 

@@ -9,6 +9,7 @@ import pytest
 from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, Rendered
+from thunderagent.iam import CONNECTION_ACTIONS
 from thunderagent.websocket_messages import Action
 from thunderagent.websocket_writes import CONNECTION_S
 
@@ -154,6 +155,17 @@ def test_the_roles_reach_the_two_tables_this_api_and_their_own_logs_and_nothing_
         },
         "AuthorizerRole": {("Logs", "<AuthorizerLog.Arn>")},
         "PushPolicy": {("Connections", "<Connections.Arn>"), ("Push", pushes)},
+    }
+    may = {
+        (role, one["Sid"]): {action.removeprefix("dynamodb:") for action in one["Action"]}
+        for role in ("HandlerRole", "PushPolicy")
+        for one in statements(rendered, role)
+        if one["Sid"] in ("State", "Connections")
+    }
+    assert may == {
+        ("HandlerRole", "State"): {"BatchGetItem", "GetItem", "PutItem", "UpdateItem"},  # of which nobody's is deleted
+        ("HandlerRole", "Connections"): {*CONNECTION_ACTIONS, "PutItem"},
+        ("PushPolicy", "Connections"): CONNECTION_ACTIONS,
     }
     for role in reached:
         for statement in statements(rendered, role):

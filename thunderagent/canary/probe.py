@@ -47,6 +47,7 @@ SAVES: Final = 12
 """Saves of one number until it is the first to know the version, while others write at the same time."""
 
 _REFUSED: Final = (401, 403)
+_UNSENT: Final = "no token was sent; say where it comes from in THUNDERAGENT_CANARY_TOKEN_FROM"
 
 
 class Prober:
@@ -125,9 +126,12 @@ class Prober:
                 return str(error)
             case InvalidStatus(response=response) if response.status_code in _REFUSED:
                 self._tokens.drop(attempt.target)  # the next attempt has a new one
-                return f"refused with {response.status_code}: the token is over, or not one for this API"
+                why = "the token is over, or not one for this API" if attempt.has_token else _UNSENT
+                return f"refused with {response.status_code}: {why}"
             case InvalidStatus(response=response):
-                return f"the handshake was answered with {response.status_code}"
+                # A local engine answers so when the authorizer lets nobody in.
+                why = f": {_UNSENT}" if response.status_code == 500 and not attempt.has_token else ""
+                return f"the handshake was answered with {response.status_code}{why}"
             case InvalidHandshake():
                 return f"the peer does not speak WebSocket: {error!s:.150}"
             case ConnectionClosed():
@@ -152,6 +156,7 @@ class _Attempt:
         self._steps: dict[Step, float] = {}
         self._connection: ClientConnection | None = None
         self._region: str | None = None
+        self.has_token = False
 
     @property
     def left_s(self) -> float:
@@ -185,6 +190,7 @@ class _Attempt:
         prober = self._prober
         with self._during(Step.TOKEN):
             token = await prober._tokens.get(self.target)
+        self.has_token = token is not None
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._step = Step.CONNECT
         endpoint = Endpoint(self._url, headers=headers)

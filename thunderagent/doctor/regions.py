@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.errors import StoreError, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.grants import TAKER_SHARE
 from thunderagent.port import Engine
 from thunderagent.region_commands import Regions
+from thunderagent.regions import region_of
 from thunderagent.settings import PREFIX, Settings
 from thunderagent.store import AgentInfo, TaskStore
 
@@ -52,20 +52,13 @@ def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iter
 
 def _places(settings: Settings) -> Iterator[Finding]:
     """What the URLs of the settings tell."""
-    table, arbiter = _region_of(settings.store), _region_of(settings.region_arbiter or "")
+    table, arbiter = region_of(settings.store), region_of(settings.region_arbiter or "")
     if table is not None and table != settings.region and settings.region is not None:
         found = f"{PREFIX}REGION is {settings.region}, and the table of {PREFIX}STORE is in {table}"
-        yield Finding(NAME, State.WARNING, found, "agents use the copy of their own region, and have its name")
+        yield Finding(NAME, State.WRONG, found, "agents use the copy of their own region, and have its name")
     if arbiter is not None and arbiter == table:
         found = f"the arbiter is in {arbiter}, as the table is: it is lost with the region"
         yield Finding(NAME, State.WARNING, found, "make it in a third region (infra/control.yaml)")
-
-
-def _region_of(url: str) -> str | None:
-    """The region of a table in AWS; None for another store, and for a local engine."""
-    parts = urlsplit(url)
-    query = parse_qs(parts.query)
-    return None if parts.scheme != "dynamodb" or "endpoint" in query else next(iter(query.get("region", [])), None)
 
 
 def _agents(settings: Settings, opening: Callable[[str], Engine], *, since: float, now: float) -> Iterator[Finding]:
@@ -81,7 +74,7 @@ def _agents(settings: Settings, opening: Callable[[str], Engine], *, since: floa
         engine.close()
     blind = [agent.name for agent in agents if not isinstance(agent.info.get("region"), dict)]
     if blind:
-        found = f"{len(blind)} agents ask no arbiter and write without a grant, such as {blind[0]}"
+        found = f"there are agents that ask no arbiter and write without a grant ({len(blind)}), such as {blind[0]}"
         yield Finding(
             NAME, State.WRONG, found, f"stop them, and set {PREFIX}REGION_ARBITER and {PREFIX}REGION for them"
         )
