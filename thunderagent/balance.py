@@ -84,7 +84,12 @@ class Fleet:
         return (self.held + sum(held for held, _ in self._others.values())) / self.size
 
     def lost(self, agent: str, at: float) -> None:
-        """This agent has let a lease go that was good until `at`: it is gone, unless its row tells of it later."""
+        """This agent has let a lease go that was good until `at`: it is gone, unless its row tells of it later.
+
+        We ourselves are not: ours are those that the end of a grant of our region has stopped.
+        """
+        if agent == self._owner:
+            return
         self._lost[agent] = max(at, self._lost.get(agent, at))
         if agent in self._others and self._seen.get(agent, 0.0) <= at:
             del self._others[agent]

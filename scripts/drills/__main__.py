@@ -73,6 +73,8 @@ def region_loss(
     """
     if not 1.0 <= scale <= MOST:
         raise typer.BadParameter(f"use 1 to {MOST:g}; beyond it two cores cannot keep up", param_hint="--scale")
+    if json_file is not None and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
+        raise typer.BadParameter(f"{str(json_file)!r} cannot be written", param_hint="--json")
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]  # it is about the defaults
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -115,6 +115,13 @@ def test_a_scale_that_no_machine_keeps_up_with_is_refused(drills: Any) -> None:
     assert "use 1 to 40" in ran.output
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_played(drills: Any, tmp_path: Path) -> None:
+    for file in (tmp_path, tmp_path / "nowhere" / "found.json"):
+        ran = CliRunner().invoke(drills.app, ["region-loss", "--clients", "0", "--json", str(file)])
+        assert ran.exit_code == 2
+        assert "cannot be written" in " ".join(ran.output.split())
+
+
 def person(user: str, acknowledged: list[int], **changes: Any) -> dict[str, Any]:
     values = {
         "user": user,

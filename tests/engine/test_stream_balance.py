@@ -152,6 +152,15 @@ def test_a_lost_agent_is_left_out_until_its_row_tells_of_it_again() -> None:
     assert made._lost == {}
 
 
+def test_an_agent_that_takes_back_what_it_let_go_itself_is_not_lost() -> None:
+    agents = [told("a", held=3), told("b", held=3)]
+    made = a_fleet("a", agents)
+    made.held = 0
+    made.lost("a", 1e9)
+    made.learn(agents)
+    assert (made.size, made._told) == (2, 3), "what its row tells counts, as the others see it"
+
+
 def test_the_others_are_asked_at_most_once_a_second() -> None:
     clock = FakeClock()
     engine = Watched(memory_store(clock).engine)
