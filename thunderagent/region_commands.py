@@ -60,7 +60,7 @@ class Regions:
         return None if row is None else Record.from_row(row)
 
     def failover(self, to: str, *, drain_s: float, reason: str) -> Record:
-        """Move the grant in good order: the holder gives back what it holds, and hands over after about a minute.
+        """Move the grant in good order: the holder gives back what it holds, and hands over after 80 s or so.
 
         Args:
             to: the region that gets it.

@@ -90,7 +90,7 @@ def failover(
     """Move the grant to another region.
 
     In good order: the agents that have it claim nothing more, end or give back what they hold, and hand over after
-    about a minute. With --force they stop as soon as they hear of it, and the other region begins when every grant
+    80 s or so. With --force they stop as soon as they hear of it, and the other region begins when every grant
     that is out is over (35 s), whether they heard or not. Nobody else takes it then, so it goes to no region without
     a live agent.
     """
