@@ -103,7 +103,7 @@ def test_the_arithmetic_is_right() -> None:
     assert f"{streams:g} streams take {streams / default('connect_rate'):.0f} s more" in text
     assert f"first sweep, {NEW_STREAMS_S:g} s at most, leave those of others for {OTHERS_S:g} s" in text
     back_s = default("drain_s") + REGION_HURRY_S + TAKER_S
-    assert f"{back_s:g} to {back_s + 2 * REGION_LOOK_S:g} s in which **no stream runs**" in text
+    assert f"{back_s:g} to {back_s + REGION_LOOK_S:g} s in which **no stream runs**" in text
 
 
 def test_the_drill_judges_by_the_same_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
