@@ -70,6 +70,16 @@ class Gate:
         """Whether a row is written by this agent alone, or by agents of this region alone: no grant is needed."""
         return row_id.startswith(OWN_ROW) or (self.region is not None and row_id == f"turn:{self.measure_turn}")
 
+    def guard(self, row_id: str) -> None:
+        """Asked once more, when the bytes of a write of this row are about to leave: since it was asked, a thread may
+        have waited, a machine stood still, or the first attempt been in vain.
+
+        Raises:
+            RegionPassive: no grant is valid any more.
+        """
+        if not self.is_own(row_id):
+            self.check()
+
     def check(self) -> int:
         """The epoch under which a write may leave now.
 
@@ -91,6 +101,8 @@ class GatedEngine:
     def __init__(self, engine: Engine, gate: Gate) -> None:
         self.behind = engine
         self._gate = gate
+        if (connection := getattr(engine, "connection", None)) is not None:
+            connection.guard = gate.guard
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.behind, name)

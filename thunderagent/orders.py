@@ -62,6 +62,9 @@ class AskedGate(Gate):
             )
         return 0 if record is None else record.epoch
 
+    def guard(self, row_id: str) -> None:
+        """Nothing more: what needs the grant was asked for, and this may be a new task."""
+
     def close(self) -> None:
         """Let go of the arbiter's table."""
         if self._arbiter is not None:

@@ -10,8 +10,9 @@ import ipaddress
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -88,6 +89,8 @@ class Connection:
         self.clock = clock or DateClock()
         self.consumed = consumed or Consumed()
         self.place = place
+        self.guard: Callable[[str], None] | None = None
+        """Asked before each attempt of a write leaves, with the id of its row; it may raise."""
         self._sent = threading.local()
         self._renewed_at = -RENEW_PAUSE_S
         with _building:
@@ -115,6 +118,7 @@ class Connection:
         """
         if self.consumed.enabled and action in _METERED:
             arguments["ReturnConsumedCapacity"] = "INDEXES"
+        self._sent.guard = self._guard_of(action, arguments)
         client = self.client
         try:
             return self._call(client, action, arguments, what_for)
@@ -174,8 +178,15 @@ class Connection:
         events.register_first("needs-retry.dynamodb.BatchWriteItem", _never_by_itself)
         return client
 
+    def _guard_of(self, action: str, arguments: Mapping[str, Any]) -> Callable[[], None] | None:
+        """What the attempts of a write of one row are to ask. Batches put new rows alone, and are asked about before."""
+        guard, key = self.guard, arguments.get("Key") or arguments.get("Item")
+        return None if guard is None or key is None or action == "GetItem" else partial(guard, key["taskId"]["S"])
+
     def _note_sent(self, **_: Any) -> None:
         self._sent.at = time.monotonic()
+        if (guard := getattr(self._sent, "guard", None)) is not None:
+            guard()
 
     def _note_received(
         self, response_dict: dict[str, Any] | None = None, parsed_response: dict[str, Any] | None = None, **_: Any
