@@ -8,6 +8,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +22,14 @@ from benchmarks.measure import measure, measure_naive
 from benchmarks.measurement import Load
 from benchmarks.places import opened
 from benchmarks.processes import BenchFailed
+from benchmarks.reconnects import CLIENTS, comparison
 from benchmarks.report import Pair, as_json, tell
 from benchmarks.streams_figures import PHASES, Plan
 from benchmarks.streams_measure import measure_streams
 from benchmarks.streams_report import as_json as streams_as_json
 from benchmarks.streams_report import table
 from rich.console import Console
+from rich.table import Table
 
 from thunderagent.errors import ThunderAgentError
 
@@ -237,6 +240,27 @@ def _machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "packages": {name: version(name) for name in ("websockets", "uvloop") if find_spec(name)},
     }
+
+
+@app.command()
+def reconnects(
+    clients: Annotated[
+        list[int] | None, typer.Option(min=1, max=1_000_000, help="Clients; may be given several times.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same figures.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
+) -> None:
+    """Simulate clients of the WebSocket API that lose their region at one moment: 500 connects a second are taken."""
+    kinds = {number: comparison(number, seed) for number in clients or [CLIENTS]}
+    shown = Table("clients", "kind", "all back, s", "half, s", "attempts", "refused", "in the busiest second")
+    for outcomes in kinds.values():
+        for name, one in outcomes.items():
+            figures = (one.clients, name, f"{one.seconds:.1f}", f"{one.half_s:.1f}", one.attempts, one.refused)
+            shown.add_row(*map(str, (*figures, one.busiest)))
+    console.print(shown)
+    if json_file is not None:
+        told = [{"kind": name, **asdict(one)} for outcomes in kinds.values() for name, one in outcomes.items()]
+        json_file.write_text(json.dumps({"seed": seed, "runs": told}, indent=2) + "\n", encoding="utf-8")
 
 
 def _loops(given: list[str]) -> tuple[str, ...]:

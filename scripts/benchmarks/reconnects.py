@@ -1,7 +1,7 @@
 """A fleet of WebSocket clients that lose their region at one moment, and an API that takes 500 connects in a second.
 
 Pure: no clock, no network, the same figures for the same seed. The delays are those of the client itself.
-`python scripts/benchmarks/reconnects.py` prints the comparison.
+`scripts/bench reconnects` prints the comparison.
 """
 
 from __future__ import annotations
@@ -114,13 +114,9 @@ def reconnect(clients: int, delay: Delay, rate: float = CONNECTS_A_SECOND) -> Ou
 
 
 def comparison(clients: int = CLIENTS, seed: int = 1) -> dict[str, Outcome]:
-    """Both kinds of clients in the same place."""
+    """The kinds of clients in the same place."""
     return {
         "thunderagent": reconnect(clients, resilient(clients, random.Random(seed))),
+        "told of a third": reconnect(clients, resilient(max(1, clients // 3), random.Random(seed))),
         "naive": reconnect(clients, naive(random.Random(seed))),
     }
-
-
-if __name__ == "__main__":
-    for name, outcome in comparison().items():
-        print(f"{name:>13}: {outcome}")

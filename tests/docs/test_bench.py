@@ -261,3 +261,17 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.processes
+def test_reconnects_are_simulated_and_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one.json", "two.json")]
+    for file in files:
+        done = run("reconnects", "--clients", "2000", "--seed", "3", "--json", str(file))
+        assert done.returncode == 0, done.stderr
+    first, second = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    assert first == second
+    ours, _, naive = first["runs"]
+    assert (ours["kind"], naive["kind"]) == ("thunderagent", "naive")
+    assert ours["attempts"] < naive["attempts"]
+    assert "all back, s" in done.stdout

@@ -254,7 +254,7 @@ def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
     if facts.draining:
         yield f"draining: {'1 task is' if facts.held == 1 else f'{facts.held} tasks are'} still held"
     elif facts.paused:
-        yield "paused: it claims nothing (thunderagent pauses)"
+        yield "paused: it claims nothing (thunderagent pauses, thunderagent region status)"
     if facts.doorbell is False and not facts.draining:
         yield (
             "the doorbell does not work: tasks may start up to a poll later; the agent's log says why "

@@ -179,7 +179,7 @@ class Connection:
         return client
 
     def _guard_of(self, action: str, arguments: Mapping[str, Any]) -> Callable[[], None] | None:
-        """What the attempts of a write of one row are to ask. Batches put new rows alone, and are asked about before."""
+        """What the attempts of a write of one row are to ask. Batches put new rows alone, and are asked for before."""
         guard, key = self.guard, arguments.get("Key") or arguments.get("Item")
         return None if guard is None or key is None or action == "GetItem" else partial(guard, key["taskId"]["S"])
 
