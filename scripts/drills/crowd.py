@@ -29,6 +29,7 @@ class Crowd:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._told: queue.Queue[dict[str, Any]] = queue.Queue(1000)
+        self._is_over = False
         self.live: Mapping[str, int] = {}
         """How many clients are live in which region, as of a moment ago."""
         self.acknowledged = 0
@@ -46,17 +47,18 @@ class Crowd:
 
     def report(self) -> dict[str, Any]:
         """Everything; the process ends."""
+        self._is_over = True
         self._say("report")
         report: dict[str, Any] = self._next("report", REPORT_S)
         return report
 
     def check(self) -> None:
-        """Raise when it has ended.
+        """Raise when it has ended before it was asked for everything.
 
         Raises:
             CrowdFailed: with its exit code.
         """
-        if (code := self._process.poll()) is not None:
+        if not self._is_over and (code := self._process.poll()) is not None:
             raise CrowdFailed(f"the process of the clients has ended with exit code {code}")
 
     def _say(self, line: str) -> None:

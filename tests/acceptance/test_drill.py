@@ -249,3 +249,25 @@ def test_two_devices_that_write_in_two_regions_at_once_are_told_apart_from_a_los
     assert (told.collided, told.lost_changes, missed(told)) == (["u: 0.2"], [], set())
     other["acknowledged"] = [[7, 1.0, "B"]]
     assert missed(told) == {"no state lost"}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_clients_may_end_when_they_have_told_everything_and_not_before(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    answer = "input(); print('{\"report\": {}}')" if told else "input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", answer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        crowd = importlib.import_module("drills.crowd")
+        clients = crowd.Crowd(process)
+        if told:
+            assert clients.report() == {}
+            process.wait(LONG_S)
+            clients.check()
+        else:
+            clients.rest()
+            process.wait(LONG_S)
+            with pytest.raises(crowd.CrowdFailed, match="ended with exit code 0"):
+                clients.check()
