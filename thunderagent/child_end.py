@@ -8,8 +8,12 @@ import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from thunderagent.memory import kernel_kills, of_usage, peak_mib
+
+ROUGH_MIB: Final = 16.0
+"""The kernel counts pages roughly while threads take them: a copy of the agent may seem to have so much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class ChildEnd:
         """How much memory it had, for the error of a task that was killed; the empty string if that is not known."""
         if self.code != -signal.SIGKILL or self.peak_mib is None:
             return ""
-        if self.peak_mib > self.agent_mib:
+        if self.peak_mib > self.agent_mib + ROUGH_MIB:
             return f"; the process of {job} had {self.peak_mib:.0f} MiB of memory at its peak"
         return f"; the process of {job} never had more than {self.peak_mib:.0f} MiB of memory"
 

@@ -140,7 +140,7 @@ def test_results_of_parents_are_read_by_id_in_the_order_of_depends_on(stage: Sta
 
 
 def test_three_hundred_children_of_one_parent_all_run(stage: Stage) -> None:
-    parent = stage.client.enqueue(number, {"n": 7}, delay_s=1.5)
+    parent = stage.client.enqueue(number, {"n": 7}, delay_s=4.0)
     children = [stage.client.enqueue(add, {}, depends_on=[parent]) for _ in range(300)]
     assert len(stage.client.get(parent).dependents) == 300
     stage.record.wait(events.TaskSucceeded, 301)
@@ -149,7 +149,7 @@ def test_three_hundred_children_of_one_parent_all_run(stage: Stage) -> None:
 
 
 def test_a_child_of_three_hundred_parents_runs_once_after_the_last(stage: Stage) -> None:
-    parents = [one.task for one in stage.client.enqueue_many(number, [{"n": n} for n in range(300)], delay_s=0.5)]
+    parents = [one.task for one in stage.client.enqueue_many(number, [{"n": n} for n in range(300)], delay_s=4.0)]
     child = stage.client.enqueue(add, {}, depends_on=parents)
     assert len(child.waiting_for) == 300
     ended = stage.end_of(child)

@@ -242,7 +242,7 @@ def test_the_end_does_not_wait_for_a_cloudwatch_that_is_silent(bench: Bench) -> 
     succeed(bench.bus)
     begun = time.monotonic()
     bench.export.last()
-    assert time.monotonic() - begun < FLUSH_S + 1.0
+    assert time.monotonic() - begun < FLUSH_S + 5.0  # a wire that is silent is so for a minute
 
 
 def test_the_end_does_not_wait_for_what_has_no_time_limit_of_its_own(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from collections import Counter
@@ -63,6 +64,11 @@ class Steps:
         for agent in self.agents:
             agent._housekeeping._learn_shares()
 
+    def enqueue(self, tasks: int) -> None:
+        """Tasks with ids that are the same in every run: an agent's share of them goes by their ids and its name."""
+        for number in range(tasks):
+            self.client.enqueue("test.job", {}, task_id=f"task-{number}")
+
     def round(self, *, lasts: int) -> None:
         """A round of each agent, in any order; what it claimed so many rounds ago has ended before."""
         self.number += 1
@@ -87,17 +93,25 @@ class Steps:
         return rounds
 
 
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents whose names sort in the order in which they are made."""
+    numbers = itertools.count()
+    monkeypatch.setattr("thunderagent.agent.secrets.token_hex", lambda size: f"{next(numbers):08x}")
+
+
 @pytest.fixture(params=[1, 2])
 def seed(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+@pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("lasts", [1, 2, 7])
 @pytest.mark.parametrize("slots", [1, 10])
 def test_agents_with_as_many_rounds_claim_as_much(seed: int, slots: int, lasts: int) -> None:
     tasks = 2000 if slots == 10 else 800
     at = Steps(seed=seed, slots=slots)
-    at.client.enqueue_many("test.job", [{}] * tasks)
+    at.enqueue(tasks)
     at.finish(tasks, lasts=lasts)
     assert apart(at.claimed) <= APART, at.claimed
 
