@@ -27,7 +27,7 @@ from thunderagent.settler import Returned
 from thunderagent.store import Beat, Renewal, TaskStore
 from thunderagent.stores import sqlite
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Status, Task
+from thunderagent.task import Lane, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 
@@ -507,7 +507,9 @@ def test_a_running_task_is_watched_from_the_moment_of_its_claim(at: Setting) -> 
 
 def test_a_result_that_comes_twice_settles_once() -> None:
     with serving(a_job()) as stage:
-        stage.agent._workload.done(running(claimed(stage.store, "not-ours", owner="other")), Returned("stray"))
+        stage.agent._workload.done(
+            running(claimed(stage.store, "not-ours", owner="other", lane=Lane("elsewhere"))), Returned("stray")
+        )
         task = put(stage.store, "b")
         stage.agent.wake()
         assert stage.end_of(task).status is Status.SUCCESS

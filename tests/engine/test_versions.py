@@ -421,7 +421,7 @@ def test_a_ring_of_any_version_that_an_agent_takes_is_followed() -> None:
 
 
 def test_a_retry_by_hand_keeps_the_version() -> None:
-    with serving(new_job(upcasters={})) as stage:
-        lease = claimed(stage.store, "a", job=NAME, version=2, payload_text="{}")
-        stage.store.settle([writes.fail(lease, error="no", now=stage.store.clock.now(), expire_at=EPOCH * 2)])
-        assert stage.client.retry("a").job_value == f"{NAME}@2"
+    store = memory_store()
+    lease = claimed(store, "a", job=NAME, version=2, payload_text="{}")
+    store.settle([writes.fail(lease, error="no", now=store.clock.now(), expire_at=EPOCH * 2)])
+    assert Client(store, settings()).retry("a").job_value == f"{NAME}@2"
