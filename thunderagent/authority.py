@@ -22,7 +22,6 @@ from thunderagent.events import StoreFailed, StoreRecovered
 from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import (
     HOLDER_SHARE,
-    NO_REGIONS,
     TAKER_SHARE,
     Grant,
     Record,
@@ -61,14 +60,6 @@ class Authority(Protocol):
 
     def step(self) -> Grant:
         """Look, do what is due, and say what holds now. Never raises for an arbiter that does not answer."""
-
-
-class SingleRegion:
-    """The table is in one region: nobody to ask."""
-
-    def step(self) -> Grant:
-        """Always valid."""
-        return NO_REGIONS
 
 
 class Wellness(Protocol):
@@ -202,7 +193,9 @@ class Arbiter:
             return f"the arbiter does not answer: {self.error}"
         if record.state is RegionState.DRAINING:
             return f"the grant goes to {record.to}: {record.reason}"
-        return "" if self._well.is_well else f"the region {self._region} is not well: its canary fails"
+        if self._well.is_well:
+            return ""
+        return f"the region {self._region} is not well: its canary fails, or without one its table does not answer"
 
     def _look(self) -> None:
         sent = self._monotonic()

@@ -68,6 +68,14 @@ def test_the_functions_of_lambda_serve_a_client_and_are_made_once(
     assert "geheim" not in log
 
 
+def given(environment: pytest.MonkeyPatch, name: str, value: str | None) -> None:
+    """Set a variable, or take it away."""
+    if value is None:
+        environment.delenv(f"WSAPI_{name}")
+    else:
+        environment.setenv(f"WSAPI_{name}", value)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -82,10 +90,7 @@ def test_the_functions_of_lambda_serve_a_client_and_are_made_once(
 def test_an_authorizer_whose_environment_cannot_work_says_why(
     lambda_environment: pytest.MonkeyPatch, name: str, value: str | None, says: str
 ) -> None:
-    if value is None:
-        lambda_environment.delenv(f"WSAPI_{name}")
-    else:
-        lambda_environment.setenv(f"WSAPI_{name}", value)
+    given(lambda_environment, name, value)
     with pytest.raises(ConfigurationError, match=says):
         make_authorizer()
 
@@ -102,10 +107,7 @@ def test_an_authorizer_whose_environment_cannot_work_says_why(
 def test_a_handler_whose_environment_cannot_work_says_why(
     lambda_environment: pytest.MonkeyPatch, name: str, value: str | None, says: str
 ) -> None:
-    if value is None:
-        lambda_environment.delenv(f"WSAPI_{name}")
-    else:
-        lambda_environment.setenv(f"WSAPI_{name}", value)
+    given(lambda_environment, name, value)
     with pytest.raises(ConfigurationError, match=says):
         make_api(connect_event("c1", "/", {}, now=0.0))
 

@@ -21,7 +21,7 @@ from thunderagent.events import Event
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.pushes import ManagementApi
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.websocket_events import ConnectionRefused
+from thunderagent.websocket_events import ConnectionRefused, MessageFailed
 from thunderagent.websocket_messages import MESSAGE_BYTES, frames
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of
 from thunderagent.wsapi.gateway import Gateway, in_thread
@@ -103,6 +103,23 @@ async def test_who_has_no_good_token_is_refused_with_a_status() -> None:
         assert await status_of(f"{url}?token={token()}") == 401
         assert len([one for one in told if isinstance(one, ConnectionRefused)]) == 5
         assert gateway.connections == 0
+
+
+@run
+async def test_a_function_that_raises_is_told_and_its_client_hears_that_it_failed() -> None:
+    def raises(event: Any) -> Any:
+        raise KeyError("no")
+
+    async with make_gateway(ISSUER) as gateway:
+        told: list[Event] = []
+        gateway.bus.subscribe(told.append)
+        async with asking(gateway, token()) as client:
+            gateway._api.handle = raises  # type: ignore[method-assign]
+            await client.socket.send(json.dumps({"action": "ping", "id": 1}))
+            answer = json.loads(await client.socket.recv())
+            assert answer["message"] == "Internal server error"
+            assert await status_of(gateway.url, Authorization=f"Bearer {token()}") == 500
+            assert [one.error for one in told if isinstance(one, MessageFailed)] == ["KeyError: 'no'"] * 2
 
 
 @run

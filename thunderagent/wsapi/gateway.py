@@ -22,6 +22,7 @@ from websockets.http11 import Request, Response
 from thunderagent.bus import EventBus
 from thunderagent.errors import PushFailed
 from thunderagent.port import Engine
+from thunderagent.websocket_events import MessageFailed
 from thunderagent.wsapi import gateway_events
 from thunderagent.wsapi.authorizer import Authorizer, Unauthorized
 from thunderagent.wsapi.door import CLOSE_S, HOST, Door, Peer, Socket
@@ -251,15 +252,15 @@ class Gateway:
             policy = self._authorizer.authorize(event)
         except Unauthorized:
             return HTTPStatus.UNAUTHORIZED, None
-        except Exception:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, None
+        except Exception as error:
+            return self._failed(about["connectionId"], error), None
         if policy["policyDocument"]["Statement"][0]["Effect"] != "Allow":
             return HTTPStatus.FORBIDDEN, None
         authorizer = {**policy["context"], "principalId": policy["principalId"]}
         try:
             answer = self._api.handle({**event, "requestContext": {**about, "authorizer": authorizer}})
-        except Exception:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, None
+        except Exception as error:
+            return self._failed(about["connectionId"], error), None
         if not 200 <= answer["statusCode"] < 300:
             return answer["statusCode"], None
         protocol = answer.get("headers", {}).get(PROTOCOL_HEADER)
@@ -322,11 +323,17 @@ class Gateway:
                 body = (await self._run(lambda: self._api.handle(event))).get("body")
         except TimeoutError:
             body = gateway_events.failure(peer.id, event, "Endpoint request timed out")
-        except Exception:
+        except Exception as error:
+            self._failed(peer.id, error)
             body = gateway_events.failure(peer.id, event, "Internal server error")
         if body:
             with suppress(TimeoutError):
                 await self.send(peer.id, body)
+
+    def _failed(self, connection: str, error: Exception) -> HTTPStatus:
+        """A function raised: its client hears as little as from API Gateway, so it is told here."""
+        self.bus.emit(MessageFailed(connection=connection, user="", error=f"{type(error).__name__}: {error}"))
+        return HTTPStatus.INTERNAL_SERVER_ERROR
 
     async def _disconnected(self, peer: Peer, connection: Socket) -> None:
         code, reason = connection.close_code or 1006, connection.close_reason or ""
