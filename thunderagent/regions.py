@@ -11,6 +11,7 @@ from thunderagent.authority import Arbiter, Authority, Wellness
 from thunderagent.companion import Repeated
 from thunderagent.errors import ConfigurationError
 from thunderagent.gate import Gate
+from thunderagent.grants import Grant
 from thunderagent.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.port import Engine
 from thunderagent.sentinel import Sentinel, TableWellness
@@ -152,6 +153,6 @@ class _Looking:
         self._table = table
         self._authority = authority
 
-    def step(self) -> Any:
+    def step(self) -> Grant:
         self._table.look()
         return self._authority.step()
