@@ -85,6 +85,11 @@ class Controls:
             self._held = {pause.key: pause} if self._reasons else {}
 
     @property
+    def held_for(self) -> str:
+        """Why nothing is to start, whatever the row says; empty: nobody holds the agent."""
+        return "; ".join(pause.reason or "" for pause in self._held.values())
+
+    @property
     def is_agent_paused(self) -> bool:
         """True while the agent is to claim nothing, as far as it knows."""
         return bool(self._held) or not self._keys.isdisjoint(self._active)

@@ -263,6 +263,7 @@ def test_an_agent_without_a_grant_is_seen_and_costs_no_processor() -> None:
         stage.record.wait(events.Paused)
         [one] = stage.store.agents()
         assert one.info["health"]["paused"] is True
+        assert any("the arbiter was not asked yet" in note for note in stage.agent.vitals.health().notes)
         turns = 0
         gather = stage.agent._workload.gather
 

@@ -133,7 +133,7 @@ def test_paused_and_draining_are_healthy_and_said() -> None:
     starved = replace(FREE, refused_s=500.0, oldest_s=500.0, unlooked_s=500.0)
     paused = judged(queues=(starved,), paused=True)
     assert (paused.healthy, paused.state) == (True, "paused")
-    assert paused.notes == ("paused: it claims nothing (thunderagent pauses, thunderagent region status)",)
+    assert paused.notes == ("paused: it claims nothing: thunderagent pauses tells why",)
     draining = judged(queues=(starved,), draining=True, held=2, answered_s=500.0)
     assert (draining.healthy, draining.state) == (True, "draining")
     assert draining.notes == ("draining: 2 tasks are still held",)

@@ -94,6 +94,8 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     draining: bool = False
     paused: bool = False
+    held_for: str = ""
+    """Why it holds itself back, such as the region that has no grant; empty: somebody has paused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +256,7 @@ def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
     if facts.draining:
         yield f"draining: {'1 task is' if facts.held == 1 else f'{facts.held} tasks are'} still held"
     elif facts.paused:
-        yield "paused: it claims nothing (thunderagent pauses, thunderagent region status)"
+        yield f"paused: it claims nothing: {facts.held_for or 'thunderagent pauses tells why'}"
     if facts.doorbell is False and not facts.draining:
         yield (
             "the doorbell does not work: tasks may start up to a poll later; the agent's log says why "

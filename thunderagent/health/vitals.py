@@ -139,6 +139,7 @@ class Vitals:
             queues=tuple(self._queues(now)),
             draining=self._is_draining(),
             paused=self._controls.is_agent_paused,
+            held_for=self._redacted(self._controls.held_for),
         )
 
     def _queues(self, now: float) -> Iterator[QueueFacts]:
