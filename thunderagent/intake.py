@@ -179,7 +179,7 @@ class Intake:
         known = [parent for parent in parents.values() if not parent.status.is_terminal]
         told = self._store.apply([writes.register_dependent(parent, child.task_id) for parent in known])
         if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
-            parents |= self._store.peek(ended)
+            parents = {name: parent for name, parent in parents.items() if name not in ended} | self._store.peek(ended)
         statuses = {name: parents[name].status if name in parents else None for name in child.waiting_for}
         if all(status is not None and not status.is_terminal for status in statuses.values()):
             return child

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from tests.engine.support import LONG_S, Stage, serving
-from thunderagent import events
+from tests.engine.support import LONG_S, Stage, seen, serving, settings
+from thunderagent import events, writes
+from thunderagent.client import Client
+from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import job
-from thunderagent.store import TaskStore
+from thunderagent.port import Applied
+from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Status, Task
+from thunderagent.task import Row, Status, Task
 
 Payload = dict[str, Any]
 NO_SWEEP_S = 600.0
@@ -111,11 +114,11 @@ def test_a_child_keeps_a_delay_of_its_own(stage: Stage) -> None:
 
 
 def test_a_parent_that_snoozes_and_fails_once_still_holds_its_child_back(stage: Stage) -> None:
-    seen: list[str] = []
+    order: list[str] = []
 
     @job("test.number", max_retry=1)
     def slow(ctx: Context, payload: Payload) -> int | Snooze:
-        seen.append(f"parent {ctx.fence}")
+        order.append(f"parent {ctx.fence}")
         if ctx.fence == 1:
             return Snooze(0.05)
         if ctx.fence == 2:
@@ -124,12 +127,12 @@ def test_a_parent_that_snoozes_and_fails_once_still_holds_its_child_back(stage: 
 
     @job("test.child")
     def child_job(ctx: Context, payload: Payload) -> None:
-        seen.append("child")
+        order.append("child")
 
     with serving(slow, child_job, sweep_s=NO_SWEEP_S) as own:
         parent = own.client.enqueue(slow, {}, delay_s=DELAY_S)
         own.end_of(own.client.enqueue(child_job, {}, depends_on=[parent]))
-    assert seen == ["parent 1", "parent 2", "parent 3", "child"]
+    assert order == ["parent 1", "parent 2", "parent 3", "child"]
 
 
 def test_results_of_parents_are_read_by_id_in_the_order_of_depends_on(stage: Stage) -> None:
@@ -242,6 +245,65 @@ def test_the_same_child_twice_is_one_task(stage: Stage) -> None:
     assert (child.task_id, child.submitted_at) == (again.task_id, again.submitted_at)
     assert stage.client.get(parent).dependents == {"child"}
     assert stage.end_of(child).fence == 1
+
+
+# Others who come between two writes
+
+
+class Interrupted(FaultyEngine):
+    """An engine before whose next request of a verb somebody else does something."""
+
+    def __init__(self) -> None:
+        super().__init__(SqliteEngine(MEMORY))
+        self.between: dict[str, Callable[[], object]] = {}
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        self._interrupt(["put"])
+        return super().put(rows, fresh=fresh)
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self._interrupt([write.verb for write in batch])
+        return super().apply(batch)
+
+    def _interrupt(self, verbs: Sequence[str]) -> None:
+        for come_between in [self.between.pop(verb) for verb in verbs if verb in self.between]:
+            come_between()
+
+
+@pytest.mark.parametrize("window", ["put", "register dependent"])
+@pytest.mark.parametrize(
+    ("end", "policy", "expected"),
+    [
+        (Status.SUCCESS, "fail", Status.PENDING),
+        (Status.DONE, "run", Status.PENDING),
+        (Status.DONE, "fail", Status.FAILED),
+        (Status.DONE, "cancel", Status.DONE),
+        (None, "fail", Status.FAILED),
+    ],
+)
+def test_a_parent_that_ends_while_its_child_is_put_is_seen_by_who_puts_it(
+    window: str, end: Status | None, policy: str, expected: Status
+) -> None:
+    """Without any agent, and so without a sweep that would find it later."""
+    engine = Interrupted()
+    store = TaskStore(engine)
+    client = Client(store, settings())
+    parent = client.enqueue(number, {"n": 1}, task_id="parent")
+
+    def end_parent() -> None:
+        if end is Status.SUCCESS:
+            [lease] = store.claim([Wanted(seen(parent), 60.0)], owner="agent")
+            store.settle([writes.succeed(lease, now=store.clock.now(), expire_at=store.clock.now() + 60)])
+        else:
+            client.cancel(parent)
+        if end is None:
+            engine.delete(list(engine.get(["parent"]).values()))
+
+    engine.between[window] = end_parent
+    child = client.enqueue(add, {}, task_id="child", depends_on=[parent], on_parent_failure=policy)
+    assert not engine.between
+    assert child.status is expected
+    engine.close()
 
 
 # Crashes between two writes

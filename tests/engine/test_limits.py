@@ -368,6 +368,28 @@ def test_while_a_stream_is_handed_over_its_slot_is_not_given_to_another() -> Non
     assert Slots(store, guard_s=2.0, examine_s=15.0).living(store.engine.get(["limit:k"]).values()) == {"s#2"}
 
 
+@pytest.mark.parametrize("guard_s", [0.0, 2.0, 5.0])
+@pytest.mark.parametrize("how", ["runs", "is handed over"])
+def test_a_holder_keeps_its_slot_until_its_lease_and_the_guard_are_over(guard_s: float, how: str) -> None:
+    """Its agent is seen as gone only then, and may run its handler up to that moment by its own clock."""
+    clock = FakeClock()
+    store = memory_store(clock)
+    limit = Limit("k", 1)
+    holds = claim(store, "a", "holder", lease_s=10.0, kind="stream")
+    assert Slots(store, guard_s=guard_s, examine_s=0.0).admit([(holds, limit)]) == [None]
+    if how == "is handed over":
+        store.settle([writes.offer(holds, now=clock.now(), until=clock.now() + 10.0)])
+    wants = claim(store, "b", "other")
+
+    def refused() -> bool:
+        return Slots(store, guard_s=guard_s, examine_s=0.0).admit([(wants, limit)]) != [None]
+
+    clock.advance(10.0 + guard_s - 0.01)
+    assert refused()
+    clock.advance(0.02)
+    assert not refused()
+
+
 def claim(store: TaskStore, name: str, owner: str, *, lease_s: float = 60.0, **fields: Any) -> Lease:
     now = store.clock.now()
     values: dict[str, Any] = {"task_id": name, "status": Status.PENDING, "created_at": now, "submitted_at": now}

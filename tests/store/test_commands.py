@@ -130,6 +130,18 @@ def test_a_child_of_a_failed_parent_ends_without_running(stand: Stand, status: S
     assert stand.store.apply([replace(doom, set={**doom.set, "updatedAt": now + 5})]) == [None]
 
 
+def test_a_child_that_was_revived_meanwhile_is_not_ended_by_a_late_word_of_its_former_life(stand: Stand) -> None:
+    child = stand.enqueue(status=Status.BLOCKED, waiting_for=frozenset({"p"}))
+    now = stand.store.clock.now()
+    late = writes.doom(child, status=Status.FAILED, reason="p failed", now=now + 5, expire_at=now + 100)
+    [ended] = stand.store.apply([writes.cancel_waiting(child, reason="by hand", now=now, expire_at=now + 100)])
+    assert ended is not None
+    [revived] = stand.store.apply([writes.revive(ended, now=now + 1, waiting_for=frozenset({"p"}))])
+    assert revived is not None
+    assert stand.store.apply([late]) == [None]
+    assert stand.store.peek([child.task_id])[child.task_id] == revived
+
+
 def test_a_batch_of_writes_answers_each_in_its_order(stand: Stand) -> None:
     tasks = [stand.enqueue(f"n{number}") for number in range(20)]
     now = stand.store.clock.now()
