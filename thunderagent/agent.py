@@ -206,7 +206,7 @@ class Agent:
             is_draining=lambda: self._stops > 0,
         )
         """How the agent is, for any thread."""
-        self.vitals.companions = self._companions = Companions([*around.companions, *companions(self)], self.bus)
+        self.vitals.companions = self._companions = Companions(companions(self), self.bus, hooks=around.companions)
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
@@ -226,8 +226,8 @@ class Agent:
         """Serve until `stop()`, SIGTERM or SIGINT, then drain.
 
         Returns:
-            how many handlers still run although they were told to stop. Their tasks are released, so the process should
-            end at once.
+            how many handlers and threads of its own still run although they were told to stop. The tasks are released,
+            so the process should end at once.
 
         Raises:
             StoreError: the store cannot be used from the start (a missing table, a missing permission).
@@ -236,22 +236,21 @@ class Agent:
         self.store.engine.check()
         self._marks.begin()
         self._workload.executors = executors = self._executors()
+        stuck = left = 0
         with stopping_signals(self.stop):
             try:
                 self._begin()
                 while not self._stops:
                     self._turn()
-                return self._drain()
+                stuck = self._drain()
             except Exception as error:
-                self._fall(error)
+                stuck = self._fall(error)
                 raise
             finally:
-                executors.close()
-                self._companions.close()
-                self._heartbeat.stop()
-                self._listener.close()
-                if self._heart_store.engine is not self.store.engine:
-                    self._heart_store.engine.close()
+                left = self._end(executors)
+                self.bus.emit(events.AgentStopped(stuck=stuck))
+                self._companions.close_hooks()
+        return stuck + left
 
     def stop(self) -> None:
         """Stop claiming and drain; called twice, it hurries. Safe in any thread and in a signal handler."""
@@ -304,14 +303,26 @@ class Agent:
             )
         )
 
-    def _fall(self, error: Exception) -> None:
+    def _fall(self, error: Exception) -> int:
         """Nobody knows what is broken: say so, and try to stop in good order; what stays held, others take over."""
         self.bus.emit(fleet_events.AgentFailed(error=repr(error)))
         self._stops += 1
         try:
-            self._drain()
+            return self._drain()
         except Exception as another:
             self.bus.emit(fleet_events.AgentFailed(error=f"nor can it give its tasks back: {another!r}"))
+            return 0
+
+    def _end(self, executors: Executors) -> int:
+        """End all threads at once, in bounded time; the answer is how many go on, such as one that awaits a reply."""
+        left = self._companions.close(
+            {"executors": executors.close, "heartbeat": self._heartbeat.stop, "doorbell": self._listener.close}
+        )
+        if not self._heartbeat.has_ended:
+            return len(left) + 1
+        if self._heart_store.engine is not self.store.engine:
+            self._heart_store.engine.close()
+        return len(left)
 
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
@@ -348,9 +359,7 @@ class Agent:
             self._workload.gather(0.0)  # a claim in doubt that has just turned out to be ours goes back too
             self._commit(claim=False)
             self._housekeeping.end()
-        number = len(stuck) + len(self._workload.handoffs.offered)
-        self.bus.emit(events.AgentStopped(stuck=number))
-        return number
+        return len(stuck) + len(self._workload.handoffs.offered)
 
     def _wind_down(self, seconds: float, *, may_hurry: bool) -> None:
         """Settle what ends within the time; a further stop signal cuts it short."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from thunderagent import events
@@ -80,9 +80,23 @@ class Companions:
     """The companions of one agent."""
 
     def __init__(
-        self, companions: Sequence[Companion], bus: EventBus, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        companions: Sequence[Companion],
+        bus: EventBus,
+        *,
+        hooks: Sequence[Companion] = (),
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._companions = companions
+        """Make them; none runs before `start`.
+
+        Args:
+            companions: those that `close` ends.
+            bus: told of those that have died.
+            hooks: those that `close_hooks` ends, behind the last event of the agent.
+            monotonic: the clock.
+        """
+        self._hooks = hooks
+        self._companions = [*hooks, *companions]
         self._bus = bus
         self._monotonic = monotonic
         self._started: dict[str, float] = {}
@@ -108,15 +122,19 @@ class Companions:
             if not one.is_alive and self._monotonic() - self._started.get(one.name, 0.0) >= COMPANION_AGAIN_S:
                 self._bus.emit(events.ThreadDied(thread=one.name, restarted=self._start_again(one)))
 
-    def close(self) -> None:
-        """End all at once, so that several that hang cost no more time than one."""
+    def close(self, others: Mapping[str, Callable[[], object]] | None = None) -> tuple[str, ...]:
+        """End all but the hooks, and `others` by name, at once: several that hang cost no more time than one.
+
+        Returns:
+            names of those that have not ended within `COMPANIONS_END_S`.
+        """
         self._is_closed = True
-        ends = [threading.Thread(target=one.close, name=f"end of {one.name}", daemon=True) for one in self._companions]
-        for end in ends:
-            end.start()
-        until = self._monotonic() + COMPANIONS_END_S
-        for end in ends:
-            end.join(max(0.0, until - self._monotonic()))
+        ends = {one.name: one.close for one in self._companions if one not in self._hooks}
+        return _end_all({**ends, **(others or {})})
+
+    def close_hooks(self) -> None:
+        """Tell the hooks what waits for them, and end them."""
+        _end_all({one.name: one.close for one in self._hooks})
 
     def _start(self, one: Companion) -> None:
         self._started[one.name] = self._monotonic()
@@ -129,3 +147,14 @@ class Companions:
         except Exception:
             return False
         return True
+
+
+def _end_all(ends: Mapping[str, Callable[[], object]]) -> tuple[str, ...]:
+    """Call all at once; the answer names those that have not come back within `COMPANIONS_END_S`."""
+    threads = {name: threading.Thread(target=end, name=f"end of {name}", daemon=True) for name, end in ends.items()}
+    for thread in threads.values():
+        thread.start()
+    until = time.monotonic() + COMPANIONS_END_S
+    for thread in threads.values():
+        thread.join(max(0.0, until - time.monotonic()))
+    return tuple(name for name, thread in threads.items() if thread.is_alive())

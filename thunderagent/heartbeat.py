@@ -33,7 +33,7 @@ from thunderagent.errors import (
 )
 from thunderagent.executor import Running
 from thunderagent.gate import Gate
-from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S, THREAD_JOIN_S
+from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.settler import about, time_limit
 from thunderagent.store import Beat, Renewal, TaskStore
 from thunderagent.task import Desired
@@ -154,8 +154,14 @@ class Heartbeat:
         """End the threads; the last of the agent's to stop."""
         self._stop.set()
         self._early.set()
+        until = time.monotonic() + HEARTBEAT_JOIN_S
         for thread in self._threads:
-            thread.join(THREAD_JOIN_S)
+            thread.join(max(0.0, until - time.monotonic()))
+
+    @property
+    def has_ended(self) -> bool:
+        """False while a thread lives, such as one that waits for a reply although it was stopped."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def round(self) -> None:
         """One tick of both threads."""

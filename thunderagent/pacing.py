@@ -146,8 +146,8 @@ STUCK_WAIT_S: Final = 60.0
 LOOP_JOIN_S: Final = 1.0
 """Longest wait for the event loop to end after a drain: with `HURRY_S` under the 5 s that a supervisor adds to it."""
 
-THREAD_JOIN_S: Final = 10.0
-"""Longest wait for one of our own threads to end."""
+HEARTBEAT_JOIN_S: Final = 1.0
+"""Longest wait for the heartbeat to end, which holds nothing then: a reply under way is of no use any more."""
 
 FLOOR_S: Final = 0.1
 """No peer sees two attempts of one stream closer together than this, unless the first end was planned."""

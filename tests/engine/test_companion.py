@@ -14,6 +14,7 @@ from thunderagent import companion, events, fleet_events
 from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
 from thunderagent.companion import Companions, Repeated
+from thunderagent.heartbeat import Heartbeat
 from thunderagent.pacing import COMPANION_AGAIN_S
 from thunderagent.registry import Registry
 from thunderagent.testing import FakeClock, Recorder
@@ -71,6 +72,35 @@ def test_several_that_hang_cost_no_more_time_than_one(monkeypatch: pytest.Monkey
     beside.close()
     assert time.monotonic() - began < LONG_S
     stuck.set()
+
+
+def test_an_agent_ends_in_time_although_its_heartbeat_waits_for_a_reply_and_says_so_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("thunderagent.heartbeat.HEARTBEAT_JOIN_S", 0.1)
+    asked, answered, closed = threading.Event(), threading.Event(), list[str]()
+
+    def waits(_: Heartbeat) -> None:
+        asked.set()
+        answered.wait(LONG_S)
+
+    monkeypatch.setattr(Heartbeat, "renew_due", waits)
+    last = Repeated("test", 60.0, lambda: None, last=lambda: closed.append("test"))
+    stage = Stage(())
+    record = Recorder(stage.bus)
+    agent = Agent(
+        stage.store, Registry(), stage.settings, bus=stage.bus, companions=lambda agent: [last], first_poll_s=0.0
+    )
+    monkeypatch.setattr(agent._heart_store.engine, "close", lambda: closed.append("engine"))
+    try:
+        agent._heartbeat.start()
+        assert asked.wait(LONG_S)
+        agent.stop()
+        assert agent.run() == 1, "its process must not wait for the reply at its end"
+        assert closed == ["test"], "the engine of the heartbeat is in use"
+        assert record.of(events.Event)[-1] == events.AgentStopped(stuck=0)
+    finally:
+        answered.set()
 
 
 def test_an_agent_starts_looks_after_and_ends_its_companions() -> None:

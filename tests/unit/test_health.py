@@ -78,7 +78,7 @@ def test_a_thread_that_never_gets_on_again_is_not_alive(facts: dict[str, float],
 
 def test_the_loop_may_wedge_while_the_store_is_away_and_that_is_not_hidden() -> None:
     health = judged(loop_s=400.0, answered_s=450.0, outage_s=420.0)
-    assert names(health) == ["loop", "store"]
+    assert names(health) == ["store", "loop"]
     assert not health.alive
 
 
@@ -86,6 +86,16 @@ def test_renewals_that_fail_count_only_while_leases_are_held() -> None:
     assert names(judged(beats_fail_s=61.0, held=2, beat_error="timeout")) == ["beats"]
     assert judged(beats_fail_s=61.0, held=0).healthy
     assert judged(beats_fail_s=59.0, held=2).healthy
+
+
+def test_the_cause_is_named_before_its_consequences_and_a_silence_is_no_fault_of_a_queue() -> None:
+    assert names(judged(beats_fail_s=61.0, held=2, answered_s=59.0)) == ["store", "beats"]
+    assert names(judged(beats_fail_s=61.0, held=2, answered_s=15.0)) == ["beats"], "the loop has its answers"
+    dead = judged(dead=("monitor",), answered_s=61.0)
+    assert names(dead) == ["store", "thread"]
+    unlooked = replace(FREE, unlooked_s=100.0)
+    assert judged(queues=(unlooked,), answered_s=59.0).healthy, "it was looked at while the store answered"
+    assert names(judged(queues=(unlooked,), answered_s=20.0)) == ["unlooked:reports"]
 
 
 def test_a_dead_thread_is_named() -> None:

@@ -70,7 +70,7 @@ def run(
         for sentence in idle_queues(settings.queues, registry):
             warn(sentence)
         stuck = _served(agent)
-    if stuck:  # handlers that ignore every request to stop: their tasks are released, so this process must end now
+    if stuck:  # handlers and threads that go on: the tasks are released, so nothing may hold up the end of the process
         _end(0)
 
 

@@ -19,6 +19,9 @@ WEDGED_S: Final = 300.0
 DEAD_S: Final = 3.0
 """Intervals after which whoever tells nothing any more is taken for gone."""
 
+CAUSES: Final = ("store", "work")
+"""Names of the reasons that come first: the others may be their consequences."""
+
 GOES_ON_S: Final = 5.0
 """A handler that goes on for so long after it was told to stop is worth a note."""
 
@@ -152,6 +155,7 @@ def judge(facts: Facts, limits: Limits) -> Health:
     if not facts.draining:
         known = {reason.name for reason in wedged}
         reasons += tuple(reason for reason in _problems(facts, limits) if reason.name not in known)
+    reasons = tuple(sorted(reasons, key=lambda reason: reason.name not in CAUSES))
     state = "not healthy" if reasons else "draining" if facts.draining else "paused" if facts.paused else "ok"
     notes = tuple(_notes(facts, {reason.name for reason in reasons}))
     return Health(healthy=not reasons, alive=not wedged, reasons=reasons, notes=notes, state=state)
@@ -174,7 +178,10 @@ def _problems(facts: Facts, limits: Limits) -> Iterator[Reason]:
         )
     is_late, outage_s = facts.loop_s > limits.progress_s, facts.outage_s or 0.0
     # A loop that stands still hears no answer either, whatever it waits for.
-    is_silent = facts.answered_s > limits.progress_s and (not is_late or facts.loop_asks or facts.outage_s is not None)
+    beats_fail = facts.held > 0 and (facts.beats_fail_s or 0.0) > limits.progress_s
+    # A renewal may have been sent before the last answer that the loop got: its failure is then seen first.
+    silence_s = limits.progress_s / 2 if beats_fail else limits.progress_s
+    is_silent = facts.answered_s > silence_s and (not is_late or facts.loop_asks or facts.outage_s is not None)
     store = is_silent or outage_s > limits.progress_s
     if is_silent:
         yield Reason(
@@ -192,10 +199,10 @@ def _problems(facts: Facts, limits: Limits) -> Iterator[Reason]:
         yield _loop(facts)
     if facts.round_s > limits.progress_s:
         yield _heartbeat(facts)
-    if facts.held and facts.beats_fail_s is not None and facts.beats_fail_s > limits.progress_s:
+    if beats_fail:
         yield Reason(
             "beats",
-            f"no lease could be renewed for {_s(facts.beats_fail_s)} while {facts.held} are held"
+            f"no lease could be renewed for {_s(facts.beats_fail_s or 0.0)} while {facts.held} are held"
             f"{_last(facts.beat_error)}: handlers are told to stop when their leases end, and other agents go on",
         )
     if facts.tick_s is not None and facts.tick_s > limits.progress_s:
@@ -223,7 +230,7 @@ def _queue(one: QueueFacts, facts: Facts, limits: Limits, *, explained: bool) ->
             f"no claim was won for {_s(one.refused_s)}{_last(facts.store_error)}; {one.refused_task} has been due for "
             f"{_s(one.oldest_s)}: look at it (thunderagent explain {one.refused_task}), at throttles and permissions",
         )
-    if one.unlooked_s > limits.pause_s + limits.progress_s:
+    if one.unlooked_s - facts.answered_s > limits.pause_s + limits.progress_s:  # else it is the silence of the store
         yield Reason(
             f"unlooked:{one.queue}",
             f"the queue {one.queue} was not looked at for {_s(one.unlooked_s)} although {one.free} of {one.slots} "
