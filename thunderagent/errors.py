@@ -37,6 +37,7 @@ inputs and broken dependencies, and each says what to do.
         │   ├── RegionPassive     … another region has the grant, or nobody: this one may not write
         │   ├── CredentialsExpired  … the session's credentials are over
         │   └── CredentialsMissing  … there are none at this moment; a ConfigurationError too
+        ├── StoreRejected         … for good: the engine does not take this write or question, now or later
         ├── TableMissing          … the table or its index does not exist
         ├── AccessDenied          … a permission is missing
         └── SchemaMismatch        … the database was written by another version
@@ -203,6 +204,10 @@ class CredentialsExpired(StoreUnavailable):
 
 class CredentialsMissing(StoreUnavailable, ConfigurationError):
     """There are no AWS credentials. At the start that is a setting to mend; under way an agent waits for them."""
+
+
+class StoreRejected(StoreError):
+    """The store does not take this, now or later; nothing of it was done."""
 
 
 class TableMissing(StoreError):

@@ -29,7 +29,7 @@ class Role(StrEnum):
     """A person with the command line."""
 
 
-_PRODUCER: Final = frozenset({"BatchGetItem", "BatchWriteItem", "DeleteItem", "GetItem", "PutItem", "UpdateItem"})
+_PRODUCER: Final = frozenset({"BatchGetItem", "DeleteItem", "GetItem", "PartiQLInsert", "PutItem", "UpdateItem"})
 _OPERATOR: Final = frozenset(
     {
         "CreateTable",

@@ -48,7 +48,7 @@ class Engine(Protocol):
         """Where a count for people stops, as each entry that is counted is billed; None: counting costs nothing."""
 
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
-        """Put rows whose ids are not taken. `fresh` promises that the ids are random, so that nobody needs to look."""
+        """Put rows whose ids are not taken. `fresh`: the ids are random, so what a taken one costs does not matter."""
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         """Do conditional writes, each on its own."""

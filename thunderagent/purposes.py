@@ -104,6 +104,7 @@ _OF_ROW: Final[dict[str, Purpose]] = {
     "turn": Purpose.REGISTRY,
     "journal": Purpose.STREAMS,
     "limit": Purpose.LIMITS,
+    "probe": Purpose.REGISTRY,
     "schedule": Purpose.TICKS,
     "sentinel": Purpose.REGISTRY,
     "unique": Purpose.KEYS,

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 DEFAULT_QUEUE: Final = "default"
 
-RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:")
+RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:", "probe:")
 """The ids of rows of our own begin so, and those of no task."""
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

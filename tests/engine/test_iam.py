@@ -213,6 +213,7 @@ class Asked:
         "SendMessageBatch": "SendMessage",
         "DeleteMessageBatch": "DeleteMessage",
         "ChangeMessageVisibilityBatch": "ChangeMessageVisibility",
+        "BatchExecuteStatement": "PartiQLInsert",
     }
     """The permission of an action, where it has another name."""
 

@@ -168,12 +168,14 @@ def test_the_meter_adds_up_what_replies_say() -> None:
     consumed = Consumed(enabled=True)
     index = {"status-createdAt-index": {"CapacityUnits": 2.0}}
     consumed.add("UpdateItem", {"ConsumedCapacity": {"CapacityUnits": 3.0, "GlobalSecondaryIndexes": index}})
-    consumed.add("BatchWriteItem", {"ConsumedCapacity": [{"CapacityUnits": 50.0, "GlobalSecondaryIndexes": index}]})
+    put = {"CapacityUnits": 50.0, "GlobalSecondaryIndexes": index}
+    duplicate = {"Error": {"Code": "DuplicateItem"}}
+    consumed.add("BatchExecuteStatement", {"ConsumedCapacity": [put], "Responses": [{}, duplicate, {}]})
     consumed.add("Query", {"ConsumedCapacity": {"CapacityUnits": 0.5}})
     consumed.add("PutItem", {})
     consumed.add_refused()
     assert (consumed.write_units, consumed.index_write_units, consumed.read_units) == (53.0, 4.0, 0.5)
-    assert (consumed.requests, consumed.refused) == (5, 1)
+    assert (consumed.requests, consumed.refused) == (5, 2)
 
 
 @pytest.fixture

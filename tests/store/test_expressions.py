@@ -156,6 +156,14 @@ def test_a_put_asks_that_the_id_is_free() -> None:
     }
 
 
+def test_an_insert_of_a_batch_names_each_attribute_of_the_row() -> None:
+    row = {"taskId": "a", "status": "PENDING", "fence": 0, "waitingFor": {"p2", "p1"}, "error": None}
+    assert expressions.insert("TaskTable", row) == {
+        "Statement": "INSERT INTO \"TaskTable\" VALUE {'taskId': ?, 'status': ?, 'fence': ?, 'waitingFor': ?}",
+        "Parameters": [{"S": "a"}, {"S": "PENDING"}, {"N": "0"}, {"SS": ["p1", "p2"]}],
+    }
+
+
 def test_a_delete_asks_for_status_and_fence() -> None:
     rendered = expressions.delete("TaskTable", {"taskId": "t1", "status": "DONE", "fence": 3, "job": "j"})
     assert rendered["ConditionExpression"] == "#status = :v0 AND #fence = :v1"

@@ -18,6 +18,7 @@ from thunderagent.errors import (
     CredentialsExpired,
     CredentialsMissing,
     StoreError,
+    StoreRejected,
     StoreThrottled,
     StoreUnavailable,
     TableMissing,
@@ -25,7 +26,7 @@ from thunderagent.errors import (
 )
 from thunderagent.stores.connection import Connection, client_config, is_loopback
 from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.failures import Place, Rejected, translate
+from thunderagent.stores.failures import Place, translate
 
 PLACE = Place("TaskTable", "eu-central-1")
 LOCAL = "http://127.0.0.1:9"
@@ -71,10 +72,12 @@ CASES: list[tuple[Exception, type[ThunderAgentError], str]] = [
     (_reply("ReplicatedWriteConflictException"), StoreUnavailable, "ReplicatedWriteConflict"),
     (
         _reply("ValidationException", "Item size to update has exceeded the maximum allowed size"),
-        Rejected,
+        StoreRejected,
         "too large for the table",
     ),
-    (_reply("ValidationException", "wrong expression"), Rejected, "wrong expression"),
+    (_reply("ValidationError", "wrong statement"), StoreRejected, "wrong statement"),
+    (_reply("UnknownOperationException"), StoreRejected, "does not know UpdateItem"),
+    (_reply("ValidationException", "wrong expression"), StoreRejected, "wrong expression"),
     (_reply("SomethingNew"), StoreError, "SomethingNew: told"),
     (aws.NoCredentialsError(), CredentialsMissing, "AWS_ACCESS_KEY_ID"),
     (aws.PartialCredentialsError(provider="env", cred_var="x"), CredentialsMissing, "AWS_PROFILE"),
@@ -87,7 +90,7 @@ CASES: list[tuple[Exception, type[ThunderAgentError], str]] = [
     (aws.ReadTimeoutError(endpoint_url=LOCAL), StoreUnavailable, "no answer to UpdateItem"),
     (aws.ConnectionClosedError(endpoint_url=LOCAL), StoreUnavailable, "no answer to UpdateItem"),
     (aws.SSLError(endpoint_url=LOCAL, error=OSError("x")), StoreUnavailable, "no answer to UpdateItem"),
-    (aws.ParamValidationError(report="bad"), Rejected, "bad"),
+    (aws.ParamValidationError(report="bad"), StoreRejected, "bad"),
 ]
 
 

@@ -11,9 +11,16 @@ from tests.stands import Stand, seen
 from tests.store.wire import refusals
 from thunderagent import writes
 from thunderagent.conditions import Present, Write
-from thunderagent.errors import CredentialsExpired, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.errors import (
+    AccessDenied,
+    CredentialsExpired,
+    StoreError,
+    StoreRejected,
+    StoreThrottled,
+    StoreUnavailable,
+)
 from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores.batches import LEFT_OUT
+from thunderagent.stores.batches import LEFT_OUT, PROBE_ID
 from thunderagent.stores.connection import Connection
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.failures import Refused
@@ -98,23 +105,26 @@ class Between:
 
 
 class LeavesOut(Between):
-    """Does only the first of each batch for `rounds` rounds."""
+    """Does only the first of each batch for `rounds` rounds; the code says why a statement was left out."""
 
-    def __init__(self, engine: DynamoEngine, rounds: int, done: int = 1) -> None:
+    def __init__(self, engine: DynamoEngine, rounds: int, done: int = 1, code: str = "ThrottlingError") -> None:
         super().__init__(engine)
-        self.rounds, self.done = rounds, done
+        self.rounds, self.done, self.code = rounds, done, code
 
     def __call__(self, action: str, **arguments: Any) -> dict[str, Any]:
-        if action not in ("BatchWriteItem", "BatchGetItem") or not self.rounds:
+        if action not in ("BatchExecuteStatement", "BatchGetItem") or not self.rounds:
             return super().__call__(action, **arguments)
+        if action == "BatchExecuteStatement":
+            statements = arguments["Statements"]
+            if statements[0]["Parameters"] == [{"S": PROBE_ID}]:
+                return super().__call__(action, **arguments)
+            self.rounds -= 1
+            reply = super().__call__(action, Statements=statements[: self.done])
+            left_out = {"Error": {"Code": self.code, "Message": "injected"}}
+            return {"Responses": reply["Responses"] + [left_out] * len(statements[self.done :])}
         self.rounds -= 1
         [(table, wanted)] = arguments["RequestItems"].items()
-        members = wanted if action == "BatchWriteItem" else wanted["Keys"]
-        now, later = members[: self.done], members[self.done :]
-        if action == "BatchWriteItem":
-            if now:
-                super().__call__(action, RequestItems={table: now})
-            return {"UnprocessedItems": {table: later}}
+        now, later = wanted["Keys"][: self.done], wanted["Keys"][self.done :]
         reply = super().__call__(action, RequestItems={table: {**wanted, "Keys": now}}) if now else {"Responses": {}}
         return {"Responses": reply["Responses"], "UnprocessedKeys": {table: {**wanted, "Keys": later}}}
 
@@ -133,39 +143,132 @@ def engine(dynamo_stand: Stand, slept: list[float]) -> Iterator[DynamoEngine]:
     made.close()
 
 
+@pytest.fixture
+def wired(wire_stand: Stand, slept: list[float]) -> Iterator[DynamoEngine]:
+    """As `engine`, of a DynamoDB that inserts in batches."""
+    place = wire_stand.dynamo.connection.place
+    made = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, threads=1, sleep=slept.append)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("code", ["ThrottlingError", "ProvisionedThroughputExceeded", "InternalServerError"])
 def test_what_was_left_out_of_a_batch_is_put_again(
-    dynamo_stand: Stand, engine: DynamoEngine, slept: list[float]
+    wire_stand: Stand, wired: DynamoEngine, slept: list[float], code: str
 ) -> None:
-    tasks = [dynamo_stand.task(task_id=new_task_id()) for _ in range(6)]
-    LeavesOut(engine, rounds=3)
-    answers = TaskStore(engine).enqueue(tasks, fresh=True)
+    tasks = [wire_stand.task(task_id=new_task_id()) for _ in range(6)]
+    LeavesOut(wired, rounds=3, code=code)
+    answers = TaskStore(wired).enqueue(tasks, fresh=True)
     assert all(answer.created for answer in answers)
     assert len(slept) == 3
-    assert engine.consumed.throttles() == {LEFT_OUT: 3}
-    assert len(dynamo_stand.store.get(task.task_id for task in tasks)) == 6
+    assert wired.consumed.throttles() == {LEFT_OUT: 3}
+    assert len(wire_stand.store.get(task.task_id for task in tasks)) == 6
 
 
 def test_what_is_left_out_for_ever_is_throttled_and_the_others_are_there(
-    dynamo_stand: Stand, engine: DynamoEngine, slept: list[float]
+    wire_stand: Stand, wired: DynamoEngine, slept: list[float]
 ) -> None:
-    tasks = [dynamo_stand.task(task_id=new_task_id()) for _ in range(10)]
-    LeavesOut(engine, rounds=1000)
-    answers = TaskStore(engine).enqueue(tasks, fresh=True)
+    tasks = [wire_stand.task(task_id=new_task_id()) for _ in range(10)]
+    LeavesOut(wired, rounds=1000)
+    answers = TaskStore(wired).enqueue(tasks, fresh=True)
     assert [type(answer.error) for answer in answers] == [type(None)] * 8 + [StoreThrottled] * 2
-    assert set(dynamo_stand.store.get(task.task_id for task in tasks)) == {task.task_id for task in tasks[:8]}
+    assert set(wire_stand.store.get(task.task_id for task in tasks)) == {task.task_id for task in tasks[:8]}
     assert len(slept) == 8
     assert 0 < sum(slept) < 0.05 * 2**8
 
 
-def test_a_bad_row_of_a_fresh_batch_does_not_sink_its_neighbours(dynamo_stand: Stand, engine: DynamoEngine) -> None:
-    sizes = (10, 410_000, 10)
-    tasks = [dynamo_stand.task(task_id=new_task_id(), progress_text="x" * size) for size in sizes]
-    between = Between(engine)
-    answers = TaskStore(engine).enqueue(tasks, fresh=True)
+def test_a_bad_row_of_a_fresh_batch_does_not_sink_its_neighbours(wire_stand: Stand, wired: DynamoEngine) -> None:
+    tasks = [wire_stand.task(task_id=new_task_id(), progress_text="x" * size) for size in (10, 20, 30)]
+
+    class TooLarge(Between):
+        """A real DynamoDB tells of a row over 400 KB in the answer to its statement."""
+
+        def __call__(self, action: str, **arguments: Any) -> dict[str, Any]:
+            if action != "BatchExecuteStatement" or len(arguments["Statements"]) == 1:
+                return super().__call__(action, **arguments)
+            first, _, last = arguments["Statements"]
+            [one, three] = super().__call__(action, Statements=[first, last])["Responses"]
+            error = {"Code": "ValidationError", "Message": "Item size has exceeded the maximum allowed size"}
+            return {"Responses": [one, {"Error": error}, three]}
+
+    between = TooLarge(wired)
+    answers = TaskStore(wired).enqueue(tasks, fresh=True)
     assert [answer.created for answer in answers] == [True, False, True]
+    assert isinstance(answers[1].error, StoreRejected)
     assert "too large" in str(answers[1].error)
-    assert between.calls == ["BatchWriteItem", "PutItem", "PutItem", "PutItem"]
-    assert set(engine.get([task.task_id for task in tasks])) == {tasks[0].task_id, tasks[2].task_id}
+    assert set(between.calls) == {"BatchExecuteStatement"}
+    assert set(wired.get([task.task_id for task in tasks])) == {tasks[0].task_id, tasks[2].task_id}
+
+
+def test_a_batch_that_is_not_acceptable_as_a_whole_is_put_row_by_row(wire_stand: Stand, wired: DynamoEngine) -> None:
+    tasks = [wire_stand.task(task_id=new_task_id()) for _ in range(3)]
+
+    class Whole(Between):
+        def __call__(self, action: str, **arguments: Any) -> dict[str, Any]:
+            if action == "BatchExecuteStatement" and len(arguments["Statements"]) > 1:
+                raise StoreRejected("injected")
+            return super().__call__(action, **arguments)
+
+    between = Whole(wired)
+    assert all(answer.created for answer in TaskStore(wired).enqueue(tasks, fresh=True))
+    assert between.calls[-3:] == ["PutItem"] * 3
+
+
+def test_a_batch_without_an_answer_is_an_error_of_each_of_its_rows(wire_stand: Stand, wired: DynamoEngine) -> None:
+    store = TaskStore(wired)
+    store.enqueue([wire_stand.task(task_id=new_task_id()) for _ in range(2)], fresh=True)
+    tasks = [wire_stand.task(task_id=new_task_id()) for _ in range(3)]
+    with refusals(wired, "BatchExecuteStatement", 500, "InternalServerError"):
+        answers = store.enqueue(tasks, fresh=True)
+    assert [type(answer.error) for answer in answers] == [StoreUnavailable] * 3
+    assert all(answer.created for answer in store.enqueue(tasks, fresh=True)), "put again, they are the same tasks"
+
+
+class Batchless(Between):
+    """Answers what an engine says that is not to be trusted with batches of INSERT."""
+
+    def __init__(self, engine: DynamoEngine, answer: Exception | None) -> None:
+        super().__init__(engine)
+        self.answer = answer
+
+    def __call__(self, action: str, **arguments: Any) -> dict[str, Any]:
+        if action != "BatchExecuteStatement":
+            return super().__call__(action, **arguments)
+        self.calls.append(action)
+        if self.answer is not None:
+            raise self.answer
+        return {"Responses": [{"TableName": "x"} for _ in arguments["Statements"]]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "asked"),
+    [
+        (None, 2),
+        (StoreRejected("no such action"), 1),
+        (AccessDenied("dynamodb:PartiQLInsert"), 1),
+        (ImportError("no parser"), 1),
+    ],
+    ids=["overwrites in silence", "knows no PartiQL", "a policy of before", "moto without its parser"],
+)
+def test_an_engine_that_does_not_refuse_what_is_there_gets_one_row_at_a_time(
+    dynamo_stand: Stand, engine: DynamoEngine, answer: Exception | None, asked: int
+) -> None:
+    between = Batchless(engine, answer)
+    for _ in range(2):
+        tasks = [dynamo_stand.task(task_id=new_task_id()) for _ in range(3)]
+        assert all(one.created for one in TaskStore(engine).enqueue(tasks, fresh=True))
+    assert between.calls.count("BatchExecuteStatement") == asked, "it is asked once"
+    assert between.calls.count("PutItem") == 6
+
+
+def test_what_an_outage_says_of_batches_is_not_remembered(wire_stand: Stand, wired: DynamoEngine) -> None:
+    between = Batchless(wired, StoreUnavailable("injected"))
+    put = wired.put([wire_stand.task(task_id=new_task_id()).to_row() for _ in range(2)], fresh=True)
+    assert all(one.won for one in put)
+    wired.connection.call = between.real  # type: ignore[method-assign]
+    again = Between(wired)
+    wired.put([wire_stand.task(task_id=new_task_id()).to_row() for _ in range(2)], fresh=True)
+    assert "PutItem" not in again.calls
 
 
 def test_keys_that_were_left_out_are_read_again(dynamo_stand: Stand, engine: DynamoEngine, slept: list[float]) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from botocore.exceptions import ConnectionClosedError
+
 from tests.stands import Stand, only, seen
-from tests.store.wire import lost_replies
+from tests.store.wire import carried_out, lost_replies, on_the_wire
 from thunderagent import writes
 from thunderagent.errors import StoreUnavailable
 from thunderagent.store import Beat, TaskStore, Wanted
@@ -87,17 +93,41 @@ def test_a_take_over_is_a_win_and_counts_one_crash(wire_stand: Stand) -> None:
 def test_a_batch_of_fresh_tasks_does_not_reset_those_that_run_by_now(wire_stand: Stand) -> None:
     tasks = [wire_stand.task(task_id=new_task_id()) for _ in range(3)]
     agent = wire_stand.open()
+    wire_stand.store.enqueue([wire_stand.task(task_id=new_task_id()) for _ in range(2)], fresh=True)
 
     def claim() -> None:
         assert agent.claim([Wanted(seen(tasks[0]), 60.0)], owner="agent-1")
 
-    with lost_replies(wire_stand.dynamo, "BatchWriteItem", then=claim) as lost:
+    with lost_replies(wire_stand.dynamo, "BatchExecuteStatement", then=claim) as lost:
         answers = wire_stand.store.enqueue(tasks, fresh=True)
     assert lost.met == 1
     assert [(answer.created, answer.error) for answer in answers] == [(True, None)] * 3
     rows = wire_stand.store.get(task.task_id for task in tasks)
     assert [rows[task.task_id].status for task in tasks] == [Status.RUNNING, Status.PENDING, Status.PENDING]
     assert rows[tasks[0].task_id].lease_owner == "agent-1"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_an_enqueue_that_is_carried_out_late_resets_nothing(wire_stand: Stand, number: int) -> None:
+    tasks = [wire_stand.task(task_id=new_task_id()) for _ in range(number)]
+    wire_stand.store.enqueue([wire_stand.task(task_id=new_task_id()) for _ in range(2)], fresh=True)
+    late = list[Any]()
+
+    def hold(request: Any) -> Any:
+        late.append(request)
+        return ConnectionClosedError(endpoint_url=request.url)
+
+    with ExitStack() as stack:
+        for action in ("PutItem", "BatchWriteItem", "BatchExecuteStatement"):
+            stack.enter_context(on_the_wire(wire_stand.dynamo, action, hold))
+        assert all(answer.created for answer in wire_stand.store.enqueue(tasks, fresh=True))
+    leases = wire_stand.store.claim([Wanted(seen(task), 60.0) for task in tasks], owner="agent-1")
+    now = wire_stand.store.clock.now()
+    wire_stand.store.settle([writes.succeed(lease, now=now, expire_at=now + 100) for lease in leases])
+    ran = wire_stand.store.get(task.task_id for task in tasks)
+    carried_out(late[0])
+    assert wire_stand.store.get(ran) == ran
+    assert {task.status for task in ran.values()} == {Status.SUCCESS}
 
 
 def test_a_turn_is_not_lost(wire_stand: Stand) -> None:

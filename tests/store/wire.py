@@ -53,13 +53,23 @@ def lost_replies(engine: Engine, action: str, *, times: int = 1, then: Callable[
     """Requests are done and their replies are lost; `then` happens before the sender notices."""
 
     def lose(request: Any) -> Any:
-        wire = URLLib3Session()
-        assert wire.send(request).status_code in (200, 400)  # 400: the repetition of a write that was done
-        wire.close()
+        carried_out(request)
         then()
         return ConnectionClosedError(endpoint_url=request.url)
 
     return _fault(engine, action, Fault(lose, times))
+
+
+def on_the_wire(engine: Engine, action: str, meet: Callable[[Any], Any], *, times: int = 1) -> Any:
+    """What `meet` says happens to requests: an exception or a reply in their place, None: they go on."""
+    return _fault(engine, action, Fault(meet, times))
+
+
+def carried_out(request: Any) -> None:
+    """Let a request arrive whose sender does not wait for it."""
+    wire = URLLib3Session()
+    assert wire.send(request).status_code in (200, 400)  # 400: the repetition of a write that was done
+    wire.close()
 
 
 def refusals(

@@ -1,7 +1,7 @@
 """Many rows in few requests of DynamoDB, and many requests at the same time.
 
-A batch request is not one transaction: DynamoDB may leave members out of it, and they are sent again a bounded number
-of times.
+A batch request is not one transaction: each member has its own answer, DynamoDB may leave members out, and those are
+sent again a bounded number of times.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from thunderagent import purposes
-from thunderagent.errors import StoreError, StoreThrottled
+from thunderagent.errors import StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.pacing import batch_delays
 from thunderagent.port import Applied
 from thunderagent.stores import expressions
 from thunderagent.stores.connection import Connection
+from thunderagent.stores.failures import Refused, of_member
 from thunderagent.task import Row
 
 PUT_BATCH: Final = 25
@@ -29,6 +30,9 @@ ROUNDS: Final = 8
 
 LEFT_OUT: Final = "LeftOutOfBatch"
 """The reason of a throttle that is counted when DynamoDB leaves members out of a batch."""
+
+PROBE_ID: Final = "probe:insert"
+"""Id of a row that is no task: an engine must refuse to insert it twice."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,6 +51,7 @@ class Batches:
         self._guard = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._pool_pid = 0
+        self._may_insert: bool | None = None
 
     def each(self, do: Callable[[T], R], members: Sequence[T]) -> list[R]:
         """Do something for each member at the same time; answers are in the order of the members."""
@@ -59,9 +64,14 @@ class Batches:
             pool = self._pool
         return list(pool.map(do, members))
 
-    def put(self, rows: Sequence[Row], put_one: Callable[[Row], Applied]) -> list[Applied]:
-        """Put rows whose ids are random, 25 to a request; `put_one` puts a row on the condition that it is new."""
-        answers = self.each(lambda some: self._put_some(some, put_one), list(chunks(rows, PUT_BATCH)))
+    def insert(self, rows: Sequence[Row], put_one: Callable[[Row], Applied]) -> list[Applied]:
+        """Put new rows, 25 to a request, each on the condition that its id is not taken.
+
+        `put_one` does the same for one row alone, on engines without such batches.
+        """
+        if not self._inserts():
+            return self.each(put_one, rows)
+        answers = self.each(lambda some: self._insert_some(some, put_one), list(chunks(rows, PUT_BATCH)))
         return [answer for some in answers for answer in some]
 
     def fetch(self, ids: Iterable[str], what_for: purposes.Purpose | None = None) -> dict[str, Item]:
@@ -85,39 +95,88 @@ class Batches:
         if pool is not None and self._pool_pid == os.getpid():
             pool.shutdown()
 
-    def _put_some(self, rows: Sequence[Row], put_one: Callable[[Row], Applied]) -> list[Applied]:
-        """One batch. It never overwrites a row that is at work.
+    def refuses(self, row: Row) -> bool:
+        """Whether the engine refuses to insert a row whose id is taken; the row, which is no task, is there then.
 
-        A batch request has no conditions, so it is not repeated after a failure that leaves open whether its rows were
-        put: each is then put on its condition. The same after a rejection, so that one bad row is alone.
+        Some local engines know no PartiQL, and moto overwrites the row in silence or fails within this process.
+
+        Raises:
+            StoreError: the permission is missing, or there was no answer.
         """
+        probe = [expressions.insert(self._table, row)]
         try:
-            waiting = {row["taskId"]: {"PutRequest": {"Item": expressions.encode_row(row)}} for row in rows}
+            return any(isinstance(self._insert(probe, purposes.of_row(PROBE_ID))[0], Refused) for _ in range(2))
+        except (StoreRejected, ImportError, TypeError):
+            return False
+
+    def _inserts(self) -> bool:
+        """Whether new rows may go in batches; learnt once."""
+        if self._may_insert is None:
+            try:
+                self._may_insert = self.refuses({"taskId": PROBE_ID})
+            except StoreUnavailable:
+                return False
+            except StoreError:  # a policy of an earlier version does not have the permission
+                self._may_insert = False
+        return self._may_insert
+
+    def _insert_some(self, rows: Sequence[Row], put_one: Callable[[Row], Applied]) -> list[Applied]:
+        """One batch. Where one row makes a request unacceptable, each goes alone, so that it alone is rejected."""
+        try:
+            waiting = {row["taskId"]: expressions.insert(self._table, row) for row in rows}
         except (TypeError, ValueError, KeyError):
             waiting = {}
-        if len(waiting) < len(rows):
+        if len(waiting) < len(rows):  # or an id is named twice
             return [put_one(row) for row in rows]
+        outcomes: dict[str, Refused | StoreError | None] = {}
         what_for = purposes.of_put(rows[0]["taskId"])
-        problem = StoreThrottled(f"{self._connection.place} left rows out of {ROUNDS} batches: try again later")
         for delay_s in islice(batch_delays(self._random), ROUNDS):
             try:
-                request = {self._table: list(waiting.values())}
-                reply = self._connection.call("BatchWriteItem", what_for=what_for, RequestItems=request)
-                left_out = reply.get("UnprocessedItems", {}).get(self._table, [])
-                if left_out:
-                    self._connection.consumed.add_throttle((LEFT_OUT,))
-                waiting = {put["PutRequest"]["Item"]["taskId"]["S"]: put for put in left_out}
-            except StoreThrottled as error:  # the request as a whole: nothing was put
-                problem = error
-            except StoreError:
-                return [put_one(row) if row["taskId"] in waiting else Applied(won=True, row=row) for row in rows]
+                told = self._insert(list(waiting.values()), what_for)
+            except StoreRejected:
+                return [put_one(row) for row in rows]
+            except StoreThrottled as error:
+                told = [error] * len(waiting)
+            except StoreError as error:
+                outcomes |= dict.fromkeys(waiting, error)
+                break
+            outcomes |= zip(waiting, told, strict=True)
+            waiting = {name: one for name, one in waiting.items() if isinstance(outcomes[name], StoreUnavailable)}
             if not waiting:
                 break
             self._sleep(delay_s)
-        return [
-            Applied(won=False, error=problem) if row["taskId"] in waiting else Applied(won=True, row=row)
-            for row in rows
-        ]
+        return self._answers(rows, outcomes, what_for)
+
+    def _insert(self, statements: list[Item], what_for: purposes.Purpose) -> list[Refused | StoreError | None]:
+        """What came of each statement; None for a row that is put."""
+        reply = self._connection.call("BatchExecuteStatement", what_for=what_for, Statements=statements)
+        told = [of_member(member, self._connection.place) for member in reply["Responses"]]
+        if any(isinstance(one, StoreUnavailable) for one in told):
+            self._connection.consumed.add_throttle((LEFT_OUT,))
+        return told
+
+    def _answers(
+        self, rows: Sequence[Row], outcomes: dict[str, Refused | StoreError | None], what_for: purposes.Purpose
+    ) -> list[Applied]:
+        """The answers in the order of the rows. Rows whose ids are taken are read: one may be ours, its reply lost."""
+        taken = [name for name, outcome in outcomes.items() if isinstance(outcome, Refused)]
+        found: dict[str, Item] = {}
+        try:
+            found = self.fetch(taken, what_for)
+        except StoreError as error:
+            outcomes |= dict.fromkeys(taken, error)
+        answers = list[Applied]()
+        for row in rows:
+            match outcomes[task_id := row["taskId"]]:
+                case None:
+                    answers.append(Applied(won=True, row=row))
+                case StoreError() as problem:
+                    answers.append(Applied(won=False, error=problem))
+                case _ if task_id in found:
+                    answers.append(Applied(won=False, row=expressions.decode_row(found[task_id])))
+                case _:
+                    answers.append(Applied(won=False, error=gone(task_id)))
+        return answers
 
     def _fetch_some(self, ids: Sequence[str], what_for: purposes.Purpose | None) -> dict[str, Item]:
         what_for = what_for or purposes.of_row(ids[0])
@@ -141,6 +200,11 @@ class Batches:
                 place = self._connection.place
                 raise StoreThrottled(f"{place} left rows out of {ROUNDS} reads: try again later")
             self._sleep(delay_s)
+
+
+def gone(task_id: str) -> StoreError:
+    """The error of a row that refused to be put, and is not there."""
+    return StoreUnavailable(f"{task_id} was deleted while it was put: put it again")
 
 
 def chunks(members: Sequence[T], size: int) -> Iterable[Sequence[T]]:

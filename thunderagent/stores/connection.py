@@ -36,7 +36,7 @@ RENEW_PAUSE_S: Final = 5.0
 """Shortest time between two sessions made because the credentials were over."""
 
 _METERED: Final = frozenset(
-    {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchWriteItem"}
+    {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchExecuteStatement"}
 )
 
 _building = threading.Lock()
@@ -174,8 +174,6 @@ class Connection:
         events = client.meta.events
         events.register("before-send.dynamodb", self._note_sent)
         events.register("response-received.dynamodb", self._note_received)
-        # A batch of puts has no conditions: repeated after a lost reply it would reset tasks that run by now.
-        events.register_first("needs-retry.dynamodb.BatchWriteItem", _never_by_itself)
         return client
 
     def _guard_of(self, action: str, arguments: Mapping[str, Any]) -> Callable[[], None] | None:
@@ -197,10 +195,6 @@ class Connection:
         if response_dict is not None:
             date = response_dict["headers"].get("date")
             self.clock.observe(date, sent=self._sent.at, received=time.monotonic())
-
-
-def _never_by_itself(**_: Any) -> bool:
-    return False
 
 
 def is_loopback(endpoint: str | None) -> bool:

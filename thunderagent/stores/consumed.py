@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from thunderagent.purposes import Purpose
-from thunderagent.stores.failures import THROTTLES
+from thunderagent.stores.failures import THROTTLES, is_duplicate
 
 _READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
 
@@ -42,6 +42,8 @@ class Spent:
             self.read_units += units
             return
         self.write_units += units
+        if action == "BatchExecuteStatement":
+            self.refused += sum(is_duplicate(member) for member in reply.get("Responses", ()))
         self.index_write_units += sum(
             one.get("CapacityUnits", 0.0) for part in parts for one in part.get("GlobalSecondaryIndexes", {}).values()
         )

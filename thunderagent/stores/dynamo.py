@@ -1,7 +1,7 @@
 """The DynamoDB engine: any number of machines on one table.
 
-Batches of writes are concurrent requests, one for each row, because only UpdateItem and PutItem have conditions; each
-row has its own outcome and none takes its neighbours along. DynamoDB itself deletes rows whose `expireAt` is over.
+Batches of writes are concurrent requests, one for each row; new rows go 25 to a request. Each row has its condition and
+its own outcome, and none takes its neighbours along. DynamoDB itself deletes rows whose `expireAt` is over.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Final
 from thunderagent import purposes
 from thunderagent.clock import DateClock
 from thunderagent.conditions import Write
-from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
+from thunderagent.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
 from thunderagent.port import Applied
 from thunderagent.stores import expressions
-from thunderagent.stores.batches import Batches, chunks
+from thunderagent.stores.batches import Batches, chunks, gone
 from thunderagent.stores.connection import Connection, Purpose
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.expressions import INDEX
-from thunderagent.stores.failures import Place, Refused, Rejected
+from thunderagent.stores.failures import Place, Refused
 from thunderagent.task import Lane, Page, Row, Status, StatusValue
 
 LANES_ID: Final = "lanes:"
@@ -101,7 +101,7 @@ class DynamoEngine:
         except StoreError as error:
             return [Applied(won=False, error=error)] * len(rows)
         if fresh and len(rows) > 1:
-            return self._batches.put(rows, self._put_one)
+            return self._batches.insert(rows, self._put_one)
         return self._batches.each(self._put_one, rows)
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
@@ -184,6 +184,14 @@ class DynamoEngine:
         if INDEX not in {index["IndexName"] for index in table.get("GlobalSecondaryIndexes", ())}:
             raise TableMissing(f"{place} has no index {INDEX!r}; see what is missing with: thunderagent table check")
 
+    def refuses_duplicates(self, row: Row) -> bool:
+        """Whether a batch of new rows leaves this row alone, which is there already and no task.
+
+        Raises:
+            StoreError: the permission is missing, or there was no answer.
+        """
+        return self._batches.refuses(row)
+
     def sibling(self) -> DynamoEngine:
         """The same table through a client with short timeouts; clock and counts are shared."""
         place = self.connection.place
@@ -218,7 +226,7 @@ class DynamoEngine:
         except StoreError as error:
             return Applied(won=False, error=error)
         except (TypeError, ValueError, KeyError) as error:
-            return Applied(won=False, error=Rejected(f"{write.verb} {write.task_id}: {error}"))
+            return Applied(won=False, error=StoreRejected(f"{write.verb} {write.task_id}: {error}"))
 
     def _put_one(self, row: Row) -> Applied:
         try:
@@ -228,13 +236,12 @@ class DynamoEngine:
         except Refused as refusal:
             answer = self._refused(row["taskId"], refusal)
             if answer.row is None and answer.error is None:
-                gone = StoreUnavailable(f"{row['taskId']} was deleted while it was put: put it again")
-                return Applied(won=False, error=gone)
+                return Applied(won=False, error=gone(row["taskId"]))
             return answer
         except StoreError as error:
             return Applied(won=False, error=error)
         except (TypeError, ValueError, KeyError) as error:
-            return Applied(won=False, error=Rejected(f"{row.get('taskId')} cannot be put: {error}"))
+            return Applied(won=False, error=StoreRejected(f"{row.get('taskId')} cannot be put: {error}"))
 
     def _refused(self, task_id: str, refusal: Refused) -> Applied:
         """The row that refused a write. When the reply has none, it is gone, or the engine does not tell: look."""

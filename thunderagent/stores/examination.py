@@ -83,8 +83,8 @@ def _billing(engine: DynamoEngine, table: dict[str, Any]) -> Finding:
 def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
     """Try each action that an agent needs, on a row of its own, and name those that are denied.
 
-    Whatever happens, the row is deleted in the end; where neither DeleteItem nor BatchWriteItem is allowed, the time to
-    live of the table does it within days.
+    Whatever happens, the row is deleted in the end; where DeleteItem is not allowed, the time to live of the table does
+    it within days.
 
     Raises:
         StoreUnavailable: DynamoDB did not answer.
@@ -92,22 +92,21 @@ def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
     place, call = engine.connection.place, engine.connection.call
     table, key = engine.table, expressions.key(row["taskId"])
     touch = Write(verb="probe", task_id=row["taskId"], increase={"fence": 1}, require=[Present("taskId")])
-    forget = {table: [{"DeleteRequest": {"Key": key}}]}
     tries: tuple[tuple[str, Callable[[], object]], ...] = (
         ("PutItem", lambda: call("PutItem", **expressions.put(table, row))),
         ("GetItem", lambda: call("GetItem", TableName=table, Key=key, ConsistentRead=True)),
         ("BatchGetItem", lambda: call("BatchGetItem", RequestItems={table: {"Keys": [key], "ConsistentRead": True}})),
         ("Query", lambda: engine.page(Status.PENDING, limit=1)),
         ("UpdateItem", lambda: call("UpdateItem", **expressions.update(table, touch))),
+        ("PartiQLInsert", lambda: engine.refuses_duplicates(row)),
         ("DeleteItem", lambda: call("DeleteItem", TableName=table, Key=key)),
-        ("BatchWriteItem", lambda: call("BatchWriteItem", RequestItems=forget)),
     )
     allowed: list[str] = []
     denied: list[str] = []
     try:
         for action, attempt in tries:
             try:
-                attempt()
+                answer = attempt()
             except AccessDenied as error:
                 denied.append(action)
                 yield Finding("permissions", State.WRONG, _denial(action, error), policy_line(action, place))
@@ -120,13 +119,13 @@ def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
             except ThunderAgentError as error:
                 yield Finding("permissions", State.WRONG, f"{action} does not work: {error}")
             else:
-                allowed.append(action)
+                allowed += [action] * (answer is not False)  # a local engine may lack what an agent can do without
     except BaseException:
-        if "PutItem" not in denied:  # done, or without an answer
+        if not {"PutItem", "PartiQLInsert"} <= set(denied):  # done, or without an answer
             with suppress(StoreError, Refused):
                 call("DeleteItem", TableName=table, Key=key)
         raise
-    if "PutItem" in allowed and {"DeleteItem", "BatchWriteItem"} <= set(denied):
+    if not {"PutItem", "PartiQLInsert"}.isdisjoint(allowed) and "DeleteItem" in denied:
         left = f"the probe row {row['taskId']} could not be deleted"
         yield Finding("permissions", State.WARNING, left, "its time to live deletes it within two days")
     if not denied and allowed:

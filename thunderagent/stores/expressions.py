@@ -217,6 +217,13 @@ def put(table: str, row: Row) -> Arguments:
     }
 
 
+def insert(table: str, row: Row) -> Arguments:
+    """PartiQL INSERT of a row whose id must not be taken, as a member of BatchExecuteStatement."""
+    item = encode_row(row)
+    marks = ", ".join(f"'{name}': ?" for name in item)
+    return {"Statement": f'INSERT INTO "{table}" VALUE {{{marks}}}', "Parameters": list(item.values())}
+
+
 def put_text(table: str, text_key: str, text: str, expire_at: float) -> Arguments:
     """PutItem of a text that is too large for the row of its task."""
     row = {"taskId": text_key, "payload": text, "expireAt": int(expire_at)}

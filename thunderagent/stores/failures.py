@@ -15,6 +15,7 @@ from thunderagent.errors import (
     CredentialsExpired,
     CredentialsMissing,
     StoreError,
+    StoreRejected,
     StoreThrottled,
     StoreUnavailable,
     TableMissing,
@@ -28,6 +29,7 @@ THROTTLES: Final = frozenset(
         "ProvisionedThroughputExceeded",
         "ThrottlingException",
         "Throttling",
+        "ThrottlingError",
         "ThrottledException",
         "RequestLimitExceeded",
         "TooManyRequestsException",
@@ -57,8 +59,12 @@ DENIED: Final = frozenset(
     }
 )
 _MISSING: Final = ("ValidationException", "ResourceNotFoundException")
+_DUPLICATE: Final = ("DuplicateItem", "DuplicateItemException")
+_PERMISSIONS: Final = {"BatchExecuteStatement": "PartiQLInsert"}
+"""What a policy calls an action of another name."""
 PASSING: Final = frozenset(
     {
+        "TransactionConflict",
         "TransactionConflictException",
         "TransactionInProgressException",
         "ReplicatedWriteConflictException",
@@ -89,10 +95,6 @@ class Refused(Exception):
     def __init__(self, item: Mapping[str, Any] | None) -> None:
         super().__init__("the condition did not hold")
         self.item = item
-
-
-class Rejected(StoreError):
-    """DynamoDB found the request itself not acceptable; nothing of it was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,25 @@ def translate(error: Exception, action: str, place: Place) -> ThunderAgentError:
     if isinstance(error, _SIGN_INS):
         return CredentialsExpired(f"no fresh credentials for {text}; sign in again, for example with: aws sso login")
     if isinstance(error, (aws.ParamValidationError, aws.UnknownEndpointError)):
-        return Rejected(f"{action} is not a request for {text}")
+        return StoreRejected(f"{action} is not a request for {text}")
     if isinstance(error, (aws.HTTPClientError, aws.BotoCoreError)):
         return StoreUnavailable(f"no answer to {action} from {text}")
     return StoreError(f"{action} failed for {text}")
+
+
+def is_duplicate(member: Mapping[str, Any]) -> bool:
+    """Whether a statement of a batch of INSERTs was refused because the id is taken."""
+    return member.get("Error", {}).get("Code") in _DUPLICATE
+
+
+def of_member(member: Mapping[str, Any], place: Place) -> Refused | StoreError | None:
+    """What the answer to one statement of a batch of INSERTs means; None: it was done."""
+    detail = member.get("Error")
+    if detail is None:
+        return None
+    if is_duplicate(member):
+        return Refused(None)
+    return _of_reply(aws.ClientError({"Error": detail}, "BatchExecuteStatement"), "BatchExecuteStatement", place)
 
 
 def _of_reply(error: Any, action: str, place: Place) -> StoreError:
@@ -161,7 +178,7 @@ def _of_reply(error: Any, action: str, place: Place) -> StoreError:
         return TableMissing(
             f"{place} has no index {INDEX!r}; see what is missing with: thunderagent table check ({message})"
         )
-    if code in ("ResourceNotFoundException", "TableNotFoundException"):
+    if code in ("ResourceNotFound", "ResourceNotFoundException", "TableNotFoundException"):
         return TableMissing(f"{place} does not exist; create it with: thunderagent table create")
     if code in EXPIRED:
         return CredentialsExpired(
@@ -170,23 +187,26 @@ def _of_reply(error: Any, action: str, place: Place) -> StoreError:
         )
     if code in DENIED:
         return AccessDenied(
-            f"not allowed: dynamodb:{action} on {place}; add the action to the policy ({code}: {message})"
+            f"not allowed: dynamodb:{_PERMISSIONS.get(action, action)} on {place}; add the action to the policy "
+            f"({code}: {message})"
         )
     if code in THROTTLES:
         return StoreThrottled(f"{action} was throttled by {place}: {message}{_reasons(error.response)}")
     if code in PASSING or status >= 500:
         return StoreUnavailable(f"{place} cannot do {action} now ({code}: {message})")
-    if code == "ValidationException":
+    if code in ("ValidationError", "ValidationException"):
         return _of_validation(message, action, place)
+    if code == "UnknownOperationException":
+        return StoreRejected(f"{place} does not know {action} ({message})")
     return StoreError(f"{action} failed for {place} ({code}: {message})")
 
 
 def _of_validation(message: str, action: str, place: Place) -> StoreError:
     if "item size" in message.lower():
-        return Rejected(
+        return StoreRejected(
             f"the row is too large for {place} ({message}): keep the data elsewhere, store a reference to it"
         )
-    return Rejected(f"{action} was not accepted by {place} ({message})")
+    return StoreRejected(f"{action} was not accepted by {place} ({message})")
 
 
 def _is_of_index(message: str) -> bool:
