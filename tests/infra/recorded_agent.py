@@ -14,6 +14,7 @@ RECORD: Final = "RECORD_ACTIONS"
 """Variable with the file."""
 
 PERMISSIONS: Final = {
+    "BatchExecuteStatement": "PartiQLInsert",
     "SendMessageBatch": "SendMessage",
     "DeleteMessageBatch": "DeleteMessage",
     "ChangeMessageVisibilityBatch": "ChangeMessageVisibility",

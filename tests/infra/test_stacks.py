@@ -133,6 +133,7 @@ def spoken(document: Mapping[str, Any]) -> dict[str, Any]:
             statements.append({key: value for key, value in statement.items() if key != "Condition"})
         else:
             many = [f"{action}Batch" for action in actions if f"{action}Batch" in MANY]
+            many += ["dynamodb:BatchExecuteStatement" for action in actions if action == "dynamodb:PartiQLInsert"]
             statements.append({**statement, "Action": [*actions, *many]})
     return {"Version": "2012-10-17", "Statement": statements}
 
