@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from thunderagent.events import Event
+from thunderagent.outlet import without_waiting
 
 Listener = Callable[[Event], object]
 T = TypeVar("T")
@@ -65,4 +66,4 @@ def _tell(listener: Callable[[T], object], what: T) -> None:
     except Exception as error:
         name = type(what).__name__ if isinstance(what, Event) else "events"
         with suppress(Exception):  # the log goes there too: its reader may be gone, or its disk full
-            sys.stderr.write(f"a listener of {name} failed: {error!r}\n")
+            without_waiting(sys.stderr).write(f"a listener of {name} failed: {error!r}\n")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -95,7 +96,9 @@ def handler(event: Mapping[str, Any], context: object) -> dict[str, Any]:
     with _guard:
         if _canary is None:
             settings = load_settings()
-            configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
+            configure_logging(
+                settings.log_level, as_json=settings.log_json, redact=settings.log_redact, stream=sys.stderr
+            )
             namespace = settings.cloudwatch_namespace
             _canary = Canary(settings, CloudWatch(namespace, now=time.time) if namespace is not None else None)
         return _canary.run()

@@ -18,6 +18,7 @@ from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.executor import run_handler
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
+from thunderagent.outlet import end_lines, open_outlets
 from thunderagent.pacing import OTHER_CODE_S
 from thunderagent.settler import Raised, Ran, Returned, Stopped, raised
 from thunderagent.task import Lease, Task
@@ -28,6 +29,7 @@ def _child(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # the agent began it with them blocked
+    open_outlets()
     told = os.fdopen(descriptor, "w", encoding="utf-8")
     guard = threading.Lock()
 
@@ -60,7 +62,7 @@ def _child(descriptor: int) -> None:
                 outcome = run_handler(job, context)
     tell(_answer(outcome))
     told.close()
-    sys.stdout.flush()
+    end_lines()
     os._exit(0)  # threads that the handler left behind must not keep the slot
 
 

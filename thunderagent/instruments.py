@@ -12,6 +12,7 @@ from thunderagent.companion import Companion, Repeated
 from thunderagent.measuring import MEASURE_S, QueueMeasure
 from thunderagent.meter import Meter
 from thunderagent.metrics import Metric
+from thunderagent.outlet import dropped_lines
 from thunderagent.prometheus import is_installed
 from thunderagent.settings import Settings
 
@@ -62,6 +63,7 @@ def _gauges(agent: Agent) -> Iterator[tuple[Metric, str, float]]:
     """What can be looked up at any moment, so that also a page in the first minute of an agent has it."""
     yield metrics.SLOTS_USED, "", float(agent.running)
     yield metrics.SLOTS, "", float(agent.vitals.slots)
+    yield metrics.LINES_DROPPED, "", float(dropped_lines())
     skew_s = getattr(agent.store.clock, "skew", None)
     if skew_s is not None:
         yield metrics.CLOCK_SKEW, "", skew_s

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 Fact = tuple[str, Any]
@@ -20,23 +20,27 @@ _encode: Final = json.JSONEncoder(default=str, ensure_ascii=False).encode
 _escape: Final[Callable[[str], str]] = json.encoder.encode_basestring
 
 
+def utc(at: datetime) -> str:
+    """As `2026-07-14T07:30:00.250000Z`: the same moment is the same text on every host, whatever `TZ` says."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
 class Stamps:
-    """The time for lines; what does not change within a second is made once."""
+    """The time for lines as `utc` tells it; what does not change within a second is made once."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._known = (-1, "", "")
+        self._known = (-1, "")
 
     def iso(self) -> str:
-        """As `2026-07-14T09:30:00.250000+02:00`."""
+        """The time now."""
         now = self._now()
         second = int(now)
-        known, head, zone = self._known
+        known, head = self._known
         if known != second:
-            text = datetime.fromtimestamp(second).astimezone().isoformat()
-            head, zone = text[:19], text[19:]
-            self._known = (second, head, zone)
-        return f"{head}.{int((now - second) * 1e6):06d}{zone}"
+            head = utc(datetime.fromtimestamp(second, UTC))[:19]
+            self._known = (second, head)
+        return f"{head}.{int((now - second) * 1e6):06d}Z"
 
 
 class LogWriter:
@@ -64,7 +68,8 @@ class LogWriter:
     ) -> None:
         self._stream = stream
         self._guard = guard
-        self._line = self._json if as_json else self._text
+        self.line: Callable[[str, str, Iterable[Fact]], str] = self._json if as_json else self._text
+        """Makes a line of a level, a message and facts."""
         self._plain = plain
         self._stamps = Stamps(now)
         core: Any = getattr(logger, "_core", None)
@@ -90,7 +95,7 @@ class LogWriter:
 
     def write(self, lines: Iterable[tuple[str, str, Iterable[Fact]]]) -> None:
         """Write lines, each of a level, a message and facts, at once; the caller leaves out facts that are None."""
-        text = "".join([self._line(*line) for line in lines])
+        text = "".join([self.line(*line) for line in lines])
         if text:
             with self._guard:
                 self._stream.write(text)
@@ -112,4 +117,4 @@ class LogWriter:
     def _text(self, level: str, message: str, facts: Iterable[Fact]) -> str:
         at, plain = self._stamps.iso().replace("T", " ", 1)[:23], self._plain
         shown = " ".join([f"{name}={plain(value)}" for name, value in facts])
-        return f"{at} {level: <7} {message} {shown}\n"
+        return f"{at}Z {level: <7} {message} {shown}\n"

@@ -205,6 +205,9 @@ HEALTHY: Final = Metric(
 )
 THREADS_DIED: Final = _counter("threads died", Group.LEASES, "Threads of the agent that ended by an error.")
 AGENTS_RETIRED: Final = _counter("agents retired", Group.LEASES, "Agents that drained by themselves.")
+LINES_DROPPED: Final = _counter(
+    "lines dropped", Group.LEASES, "Log lines and other output of the agent that nobody took in time."
+)
 
 STORE_FAILURES: Final = _counter("store failures", Group.STORE, "Calls to the store that failed.")
 STORE_REQUESTS: Final = _counter("store requests", Group.STORE, "Requests to DynamoDB.")

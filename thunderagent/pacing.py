@@ -250,6 +250,12 @@ HOOKS_END_S: Final = 2.0
 HOOK_TOLD_S: Final = 60.0
 """Shortest time between two complaints about one hook."""
 
+LINES_END_S: Final = 1.0
+"""How long a process that ends waits for a reader to take its last lines."""
+
+LINES_LOOK_S: Final = 0.01
+"""Time between two looks whether it has."""
+
 SPANS_END_S: Final = 2.0
 """How long finished spans may take to be sent when a process ends."""
 

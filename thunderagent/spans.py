@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent.errors import ConfigurationError
+from thunderagent.outlet import without_waiting
 from thunderagent.pacing import SPANS_END_S
 from thunderagent.settings import has_package
 from thunderagent.traceparent import checked
@@ -96,7 +97,7 @@ def _quietly(send: Any, seconds: float) -> None:
     try:
         send(int(seconds * 1000))
     except Exception as error:
-        sys.stderr.write(f"spans could not be sent: {type(error).__name__}\n")
+        without_waiting(sys.stderr).write(f"spans could not be sent: {type(error).__name__}\n")
 
 
 def current() -> str | None:

@@ -23,7 +23,8 @@ from thunderagent import events, fleet_events, router_events, websocket_events
 from thunderagent.bus import EventBus
 from thunderagent.events import Event
 from thunderagent.executor import Running
-from thunderagent.logwriter import LogWriter
+from thunderagent.logwriter import LogWriter, utc
+from thunderagent.outlet import outlet_of, without_waiting
 from thunderagent.redaction import Redactor
 from thunderagent.traceparent import CURRENT, trace_id
 
@@ -134,7 +135,10 @@ _OURS: Final = frozenset({"at", "line"})
 def configure_logging(
     level: str = "INFO", *, as_json: bool = False, stream: TextIO | None = None, redact: str = ""
 ) -> None:
-    """Send log lines of this process to a stream, standard error by default.
+    """Send log lines of this process to a stream.
+
+    By default that is standard error, and no thread waits for its reader: see `outlet`. A stream that is given is
+    written in the thread of the line.
 
     Secrets are taken out of facts, messages and exceptions, see `redaction`; `redact` names further facts, with commas
     between. Tracebacks are printed without the values of variables, which may be secrets. The format is fixed text and
@@ -142,7 +146,7 @@ def configure_logging(
     """
     global _least, _redactor, _writer
     _redactor = Redactor(redact)
-    to, guard = stream or sys.stderr, threading.Lock()
+    to, guard = stream or without_waiting(sys.stderr), threading.Lock()
     _least = logger.level(level.upper()).no
     logger.configure(
         handlers=[
@@ -157,7 +161,9 @@ def configure_logging(
         ],
         patcher=_as_json if as_json else _as_text,
     )
-    _writer = LogWriter(logger, to, guard, as_json=as_json, plain=_plain)
+    _writer = writer = LogWriter(logger, to, guard, as_json=as_json, plain=_plain)
+    if (outlet := outlet_of(to)) is not None:
+        outlet.said = lambda number: writer.line("WARNING", "log lines were dropped", [("lines", number)])
 
 
 def warn(sentence: str) -> None:
@@ -277,7 +283,7 @@ def _as_text(record: Record) -> None:
     extra = record["extra"]
     record["message"] = _redactor.text(record["message"])
     extra["line"] = " ".join(f"{name}={_plain(value)}" for name, value in _shown(extra))
-    extra["at"] = record["time"].isoformat(" ", "milliseconds")[:23]
+    extra["at"] = utc(record["time"]).replace("T", " ", 1)[:23] + "Z"
 
 
 def _shown(extra: dict[Any, Any]) -> list[tuple[str, Any]]:
@@ -297,7 +303,7 @@ def _plain(value: Any) -> str:
 def _as_json(record: Record) -> None:
     extra = record["extra"]
     line: dict[str, Any] = {
-        "time": record["time"].isoformat(),
+        "time": utc(record["time"]),
         "level": record["level"].name,
         "message": _redactor.text(record["message"]),
         **dict(_shown(extra)),

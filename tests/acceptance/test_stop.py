@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import Place, Start
-from tests.acceptance.processes import Marks, is_alive, until
-from thunderagent.pacing import HURRY_S
+from tests.acceptance.conftest import SETTINGS, Place, Start
+from tests.acceptance.processes import COMMAND, LONG_S, Marks, environment, is_alive, until
+from thunderagent.pacing import HURRY_S, LINES_END_S
 from thunderagent.task import Status
 
 pytestmark = pytest.mark.processes
@@ -99,3 +104,71 @@ def test_a_handler_that_ignores_everything_does_not_keep_the_process_alive(
     assert agent.log.lines("agent stopped")[-1]["stuck"] == 1
     back = place.task(task.id)
     assert (back.status, back.retry_count, back.crash_count) == (Status.PENDING, 0, 0)
+
+
+NOISY = 40
+"""Handlers, each of which prints 40 KB; a pipe holds 64."""
+
+
+def test_a_log_pipe_that_nobody_reads_stops_neither_handlers_nor_the_signal(
+    sqlite_place: Place, tmp_path: Path
+) -> None:
+    place = sqlite_place
+    with piped_agent(place, tmp_path) as (agent, _):
+        tasks = [
+            place.client.enqueue(f"noisy.{('sync', 'async', 'sync', 'isolated')[one % 4]}", {}) for one in range(NOISY)
+        ]
+        for task in tasks:
+            done = place.wait(task.id, Status.SUCCESS)
+            assert (done.fence, done.retry_count, done.crash_count) == (1, 0, 0)
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(HURRY_S + LINES_END_S + SLACK_S) == 0
+    assert place.client.agents() == []
+
+
+def test_a_log_pipe_that_is_read_again_tells_what_is_missing(sqlite_place: Place, tmp_path: Path) -> None:
+    place = sqlite_place
+    with piped_agent(place, tmp_path) as (agent, reader):
+        tasks = [place.client.enqueue("noisy.sync", {}) for _ in range(NOISY)]
+        for task in tasks:
+            place.wait(task.id, Status.SUCCESS)
+
+        def note() -> str | None:
+            notes = [note for one in place.client.agents() for note in one.info["health"]["notes"]]
+            return next((note for note in notes if "were dropped" in note), None)
+
+        dropped = int(until(note, LONG_S, "a note on dropped lines").split()[0])
+        agent.send_signal(signal.SIGTERM)
+        text = b""
+        while piece := os.read(reader, 1 << 16):
+            text += piece
+        assert agent.wait(HURRY_S + LINES_END_S + SLACK_S) == 0
+    lines = text.decode().splitlines()
+    printed = [line for line in lines if " says its line number " in line]
+    assert f"thunderagent: {dropped} lines were dropped here, which nobody took in time" in lines
+    assert len(printed) == NOISY * 1000 - dropped
+    assert any('"agent stopped"' in line for line in lines)
+
+
+@contextmanager
+def piped_agent(place: Place, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """An agent whose standard output and standard error are one pipe, and the end of it that should be read."""
+    reader, writer = os.pipe()
+    try:
+        agent = subprocess.Popen(
+            [COMMAND, "run", "workjobs", "--json"],
+            env=environment(**SETTINGS, store=place.url),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            start_new_session=True,
+        )
+    finally:
+        os.close(writer)
+    try:
+        yield agent, reader
+    finally:
+        agent.kill()
+        agent.wait(LONG_S)
+        os.close(reader)

@@ -14,7 +14,7 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "grants region_writes errors attributes names versions task conditions writes shared_writes pacing "
+    0: "grants outlet region_writes errors attributes names versions task conditions writes shared_writes pacing "
     "dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
     "rings traceparent redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
     "alarms readings dashboard hysteresis canary_targets",
@@ -167,6 +167,7 @@ SLEEPERS: Final[dict[str, tuple[int, str]]] = {
         2,
         "a file that is opened by many processes at once is locked for an instant, and while another writes; bounded",
     ),
+    "outlet": (1, "a process at its end waits for a reader of its last lines; bounded"),
 }
 """Modules of the engine that may call `time.sleep`: how often, and why that delays nobody's stop."""
 

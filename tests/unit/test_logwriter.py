@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from thunderagent.logwriter import Stamps
 from thunderagent.telemetry import LEVELS, Telemetry, configure_logging
 
 SUCCEEDED = events.TaskSucceeded(task_id="a", job="b", queue="c", fence=1, attempt=1, seconds=0.25)
-STAMP = len("2026-07-14 09:30:00.250")
+STAMP = len("2026-07-14 09:30:00.250Z")
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def without_time(line: str, *, as_json: bool) -> Any:
     """What must be the same; the time must be one."""
     assert line.endswith("\n")
     if not as_json:
-        datetime.fromisoformat(line[:STAMP])
+        assert datetime.fromisoformat(line[:STAMP]).tzinfo is not None
         return line[STAMP:]
     told = json.loads(line)
     assert datetime.fromisoformat(told.pop("time")).tzinfo is not None
@@ -213,10 +213,29 @@ def test_a_line_has_left_the_process_when_it_is_written() -> None:
     assert raw.getvalue().endswith(b"}\n")
 
 
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+@pytest.mark.parametrize("way", ["by events", "by the logger"])
+def test_the_time_of_a_line_does_not_move_with_the_zone_of_its_host(
+    as_json: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, told = set_up(as_json=as_json), Telemetry(EventBus())
+    for zone in ("UTC", "Asia/Tokyo", "America/New_York"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        told.listen(SUCCEEDED) if way == "by events" else logger.info("from a handler")
+    monkeypatch.undo()
+    time.tzset()
+    lines = stream.getvalue().splitlines()
+    times = [json.loads(line)["time"] if as_json else line[:STAMP] for line in lines]
+    assert all(one.endswith("Z") for one in times)
+    moments = [datetime.fromisoformat(one).timestamp() for one in times]
+    assert max(abs(moment - time.time()) for moment in moments) < 600
+
+
 def test_the_time_is_told_to_the_microsecond_with_its_zone() -> None:
     moments = [1784014200.25, 1784014200.999999, 1784014201.0, 1784014200.5]
     stamps = Stamps(iter(moments).__next__)
     for moment in moments:
         told = datetime.fromisoformat(stamps.iso())
         assert told.timestamp() == pytest.approx(moment, abs=1.1e-6)
-        assert told.utcoffset() == datetime.fromtimestamp(moment).astimezone().utcoffset()
+        assert told.utcoffset() == timedelta(0)

@@ -24,8 +24,9 @@ OF_SOURCES = {
     metrics.READ_UNITS,
     metrics.WRITE_UNITS,
     metrics.THROTTLES,
+    metrics.LINES_DROPPED,
 }
-"""What the store tells when it is asked, and no event."""
+"""What the store or the process tells when it is asked, and no event."""
 
 
 def test_one_name_gives_both_names() -> None:

@@ -101,7 +101,7 @@ def test_a_poll_is_counted_and_writes_nothing(text: io.StringIO) -> None:
 def test_a_text_line_is_read_by_people(text: io.StringIO) -> None:
     Telemetry(EventBus()).listen(events.TaskRetried(**ABOUT, error="ValueError: bad\n  at x.py:3", delay_s=1.5))
     [line] = text.getvalue().splitlines()
-    assert re.match(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} WARNING task will be retried ", line)
+    assert re.match(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z WARNING task will be retried ", line)
     assert "task_id=a job=test.job queue=default fence=3 attempt=2" in line
     assert r'error="ValueError: bad\n  at x.py:3"' in line
     assert line.endswith("delay_s=1.500")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from dataclasses import asdict
 from typing import Annotated, Any, Final, NoReturn
@@ -29,6 +28,7 @@ from thunderagent.cli.output import (
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.equipment import equip
 from thunderagent.errors import ConfigurationError, ThunderAgentError
+from thunderagent.outlet import end_lines, open_outlets
 from thunderagent.pauses import Pause, PauseKind
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
@@ -58,6 +58,7 @@ def run(
         settings = load_settings(
             store=store, slots=slots, log_json=log_json or None, log_level=log_level, queues=_queues(queue, slots)
         )
+        open_outlets()
         configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
         find_here()
         bus = EventBus()
@@ -88,8 +89,7 @@ def _served(agent: Agent) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    end_lines()
     os._exit(code)
 
 

@@ -97,6 +97,8 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     draining: bool = False
     paused: bool = False
+    lines_dropped: int = 0
+    """Log lines, and other lines of its standard streams, that nobody took in time."""
     held_for: str = ""
     """Why it holds itself back, such as the region that has no grant; empty: somebody has paused it."""
 
@@ -268,6 +270,11 @@ def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
         yield (
             "the doorbell does not work: tasks may start up to a poll later; the agent's log says why "
             "(doorbell does not work), and it is tried again"
+        )
+    if facts.lines_dropped:
+        yield (
+            f"{facts.lines_dropped} lines of its log or its other output were dropped, as nobody took them in time: "
+            "look at what reads its standard output and standard error"
         )
     told = [
         job

@@ -15,6 +15,7 @@ from thunderagent.health.judgement import Facts, Health, Limits, QueueFacts, jud
 from thunderagent.health.marks import Marks
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.listener import THREAD, Listener
+from thunderagent.outlet import dropped_lines
 from thunderagent.poller import QueuePoller
 from thunderagent.recycling import Held
 from thunderagent.redaction import Redactor
@@ -139,6 +140,7 @@ class Vitals:
             queues=tuple(self._queues(now)),
             draining=self._is_draining(),
             paused=self._controls.is_agent_paused,
+            lines_dropped=dropped_lines(),
             held_for=self._redacted(self._controls.held_for),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
@@ -197,9 +198,11 @@ class Router:
                 self._logs = False
                 try:
                     settings = load_settings()
-                    configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
+                    configure_logging(
+                        settings.log_level, as_json=settings.log_json, redact=settings.log_redact, stream=sys.stderr
+                    )
                 except ConfigurationError:
-                    configure_logging()
+                    configure_logging(stream=sys.stderr)
                 Telemetry(self.bus)
 
     def _event(self, data: Mapping[str, Any]) -> dict[str, Any]:

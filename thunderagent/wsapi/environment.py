@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -135,9 +136,9 @@ def _logged() -> EventBus:
     """A bus whose events become log lines, as agents write them with the same settings."""
     try:
         settings = load_settings()
-        configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
+        configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact, stream=sys.stderr)
     except ConfigurationError:
-        configure_logging()
+        configure_logging(stream=sys.stderr)
     bus = EventBus()
     Telemetry(bus)
     return bus
