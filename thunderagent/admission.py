@@ -7,33 +7,43 @@ slot or the key.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from typing import Final
 
 from thunderagent import events
 from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError
+from thunderagent.errors import StoreError, StoreUnavailable
 from thunderagent.free_slots import FreeSlots
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import keep_line_open
-from thunderagent.pacing import UNDECIDED_S
+from thunderagent.pacing import UNDECIDED_S, unread_delay
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.settler import Outcome, Refused, Undecided
+from thunderagent.settler import Outcome, Raised, Refused, Undecided
 from thunderagent.sifter import Sifter
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import Candidate, Lease, Row, Task, UniqueScope
+
+UNREAD_KEPT: Final = 10_000
+"""Tasks whose payloads could not be read of which an agent knows how often; the oldest are forgotten."""
 
 
 class Admission:
     """The slots and keys of what one agent runs. Called in the agent's loop."""
 
-    def __init__(self, store: TaskStore, jobs: Registry, settings: Settings, bus: EventBus) -> None:
+    def __init__(
+        self, store: TaskStore, jobs: Registry, settings: Settings, bus: EventBus, *, rng: random.Random
+    ) -> None:
         self._store = store
+        self._rng = rng
+        self._unread: dict[str, int] = {}
+        """How often the payload of a task could not be read here."""
         self._jobs = jobs
         self._settings = settings
         self._bus = bus
@@ -52,7 +62,30 @@ class Admission:
         return self.lines.due
 
     def refusals(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
-        """What becomes of the tasks for which no slot of their limit is free; the others have one now."""
+        """What becomes of the tasks that cannot be run: their payloads could not be read, or no slot of their limit is
+        free. The others have one now."""
+        unreadable = self._unreadable(leases)
+        return unreadable | self._over_limit([lease for lease in leases if lease.task_id not in unreadable])
+
+    def _unreadable(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
+        """A payload that may be read later costs its task nothing but time; any other is an error of that task."""
+        outcomes: dict[str, Outcome] = {}
+        for lease in leases:
+            task_id, error = lease.task_id, lease.task.payload_error
+            times = self._unread.pop(task_id, 0) + 1
+            if isinstance(error, StoreUnavailable):
+                self._unread[task_id] = times
+                delay = unread_delay(times, self._rng)
+                outcomes[task_id] = Undecided(delay)
+                what = f"the payload of {task_id}: {error}"
+                self._bus.emit(events.StoreFailed(during="reading a payload", error=what, next_try_s=delay))
+            elif error is not None:
+                outcomes[task_id] = Raised(f"the payload could not be read: {error}")
+        while len(self._unread) > UNREAD_KEPT:
+            del self._unread[next(iter(self._unread))]
+        return outcomes
+
+    def _over_limit(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
         limited = [(lease, limit) for lease in leases if (limit := self.limit_of(lease.task)) is not None]
         if not limited:
             return {}

@@ -149,7 +149,8 @@ class Agent:
             guard_s=settings.clock_guard_s,
             sweep_s=settings.sweep_s,
             keep_failed_s=policy.keep_failed_s,
-            is_held=self._workload.held.__contains__,
+            is_held=self._workload.is_here,
+            is_stray=self._workload.is_stray,
             monotonic=self._monotonic,
             epoch=lambda: self.gate.epoch,
             limit=self._workload.admission.limit_of,
@@ -326,7 +327,7 @@ class Agent:
 
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
-        idle_s = min(self._workload.choice.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
+        idle_s = min(self._workload.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
         self._workload.gather(self._gatekeeper.idle_s(idle_s))
         self._gatekeeper.look()
         self._commit(claim=not self._stops)

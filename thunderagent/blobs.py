@@ -14,7 +14,15 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
-from thunderagent.errors import AccessDenied, ConfigurationError, CredentialsExpired, StoreError, StoreUnavailable
+from thunderagent.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CredentialsExpired,
+    CredentialsMissing,
+    StoreError,
+    StoreUnavailable,
+    TextGone,
+)
 
 PREFIX: Final = "thunderagent/"
 _EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "InvalidAccessKeyId")
@@ -28,10 +36,12 @@ class S3Blobs:
     Args:
         bucket: name of the bucket.
         client: S3 client; None: one from the environment, made on first use in each process.
+        hasty: requests fail within seconds, for callers that try again by themselves.
     """
 
-    def __init__(self, bucket: str, client: Any = None) -> None:
+    def __init__(self, bucket: str, client: Any = None, *, hasty: bool = False) -> None:
         self.bucket = bucket
+        self._read_s, self._attempts = (5, 2) if hasty else (10, 4)
         self._given = client
         self._made: Any = None
         self._pid = 0
@@ -56,9 +66,10 @@ class S3Blobs:
         """The text of a reference, from whatever bucket it names.
 
         Raises:
-            StoreError: the reference is not one of S3, or there is no such object.
-            AccessDenied: `s3:GetObject` is not allowed.
-            StoreUnavailable: S3 did not answer.
+            TextGone: there is no such object.
+            AccessDenied: `s3:GetObject` is not allowed; without `s3:ListBucket` S3 says so of a missing object too.
+            StoreUnavailable: S3 did not answer, or there are no credentials now.
+            StoreError: the reference is not one of S3, its bucket does not exist, or the object is no text.
         """
         bucket, _, name = ref.removeprefix("s3://").partition("/")
         if not ref.startswith("s3://") or not name:
@@ -67,6 +78,8 @@ class S3Blobs:
             text: str = self._client.get_object(Bucket=bucket, Key=name)["Body"].read().decode()
         except (ClientError, BotoCoreError) as error:
             self._fail(error, "GetObject", ref)
+        except UnicodeDecodeError as error:
+            raise StoreError(f"{ref} is not a text that was stored here: {error}") from error
         return text
 
     @property
@@ -76,14 +89,16 @@ class S3Blobs:
         with self._guard:
             if self._made is None or self._pid != os.getpid():
                 config = Config(
-                    connect_timeout=2, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 4}
+                    connect_timeout=2,
+                    read_timeout=self._read_s,
+                    retries={"mode": "standard", "total_max_attempts": self._attempts},
                 )
                 self._made, self._pid = boto3.Session().client("s3", config=config), os.getpid()
             return self._made
 
     def _fail(self, error: ClientError | BotoCoreError, action: str, ref: str) -> NoReturn:
         if isinstance(error, (NoCredentialsError, PartialCredentialsError, NoRegionError)):
-            raise ConfigurationError(
+            raise CredentialsMissing(
                 f"{ref} needs AWS credentials and a region ({error}): set AWS_PROFILE, or AWS_ACCESS_KEY_ID, "
                 "AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
             ) from error
@@ -97,8 +112,13 @@ class S3Blobs:
             ) from error
         if code in _EXPIRED:
             raise CredentialsExpired(f"the AWS credentials for {ref} are expired or unknown ({error})") from error
+        if code == "NoSuchKey":
+            raise TextGone(f"{ref} is gone: it was deleted, by hand or by a lifecycle rule of the bucket") from error
         if code in _DENIED:
-            raise AccessDenied(f"not allowed: s3:{action} on {ref}; add the action to the policy ({error})") from error
+            gone = ", or there is no such object, as S3 says the same without s3:ListBucket" * (action == "GetObject")
+            raise AccessDenied(
+                f"not allowed: s3:{action} on {ref}{gone}; add the action to the policy ({error})"
+            ) from error
         if code in _PASSING or status >= 500:
             raise StoreUnavailable(f"{action} is not possible now for {ref} ({error})") from error
         raise StoreError(f"{action} failed for {ref} ({error})") from error

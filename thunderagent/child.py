@@ -14,7 +14,7 @@ from functools import partial
 from typing import IO, Any
 
 from thunderagent import errors
-from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.context import Cancel, Context, Fail, ParentResults, Snooze
 from thunderagent.executor import run_handler
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
@@ -45,7 +45,8 @@ def _child(descriptor: int) -> None:
     row = {name: value for name, value in orders["row"].items() if value is not None}
     task = Task.from_row(row)
     lease = Lease(task=task, owner=orders["owner"], fence=task.fence, lease_s=orders["lease_s"], held_from=0.0)
-    context = _ChildContext(lease, orders["parents"], tell)
+    unread = {name: errors.StoreError(text) for name, text in orders.get("unread", {}).items()}
+    context = _ChildContext(lease, ParentResults(orders["parents"], unread), tell)
     if place := orders.get("push"):
         context.use_push(partial(_push, place), tuple(place))
     threading.Thread(target=_obey, args=(inbox, context), name="orders", daemon=True).start()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thunderagent.errors import ConfigurationError, TaskStopped
+from thunderagent.errors import ConfigurationError, StoreError, TaskStopped
 from thunderagent.jsondata import dump_json
 from thunderagent.task import Lease
 
@@ -40,6 +40,26 @@ class Fail:
     """A handler's answer: FAILED at once, whatever retries are left."""
 
     reason: str
+
+
+class ParentResults(Mapping[str, Any]):
+    """Results of parents by task id. To ask for one that could not be read raises why."""
+
+    def __init__(self, results: Mapping[str, Any], unread: Mapping[str, StoreError]) -> None:
+        self._results = results
+        self.unread = unread
+
+    def __getitem__(self, task_id: str) -> Any:
+        if task_id in self.unread:
+            raise self.unread[task_id]
+        return self._results[task_id]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._results
+        yield from self.unread
+
+    def __len__(self) -> int:
+        return len(self._results) + len(self.unread)
 
 
 class Context:
@@ -136,7 +156,10 @@ class Context:
             self._progress = text
 
     def parent_results(self) -> Mapping[str, Any]:
-        """Results of the tasks this one depends on, by task id; None for a parent that left no result."""
+        """Results of the tasks this one depends on, by task id; None for a parent that left no result.
+
+        To ask for one that could not be read raises a `StoreError`; the others are there.
+        """
         return self._parents() if self._parents else {}
 
     def push(self, user_id: str, message: Any) -> int:

@@ -40,6 +40,7 @@ inputs and broken dependencies, and each says what to do.
         ├── StoreRejected         … for good: the engine does not take this write or question, now or later
         ├── TableMissing          … the table or its index does not exist
         ├── AccessDenied          … a permission is missing
+        ├── TextGone              … a payload or result that is kept apart from its row is not there any more
         └── SchemaMismatch        … the database was written by another version
 """
 
@@ -216,6 +217,10 @@ class TableMissing(StoreError):
 
 class AccessDenied(StoreError):
     """A permission is missing."""
+
+
+class TextGone(StoreError):
+    """The payload or the result of the task is gone."""
 
 
 class SchemaMismatch(StoreError):

@@ -74,7 +74,7 @@ class Gatekeeper:
             self._bus.emit(fleet_events.GrantEnded(region=gate.region, epoch=self._epoch, reason=gate.why_closed))
             self._was_open = False
         if not is_open:  # claims that may have happened: whoever has the grant next takes them
-            self._workload.in_doubt.clear()
+            self._workload.doubts.forget()
             self._workload.admission.postpone(HURRY_S)  # nor does anybody come out of a line
         if is_open and not self._was_open:
             self._was_open, self._epoch, self._stop_all_at = True, grant.epoch, math.inf

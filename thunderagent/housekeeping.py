@@ -192,8 +192,7 @@ class Housekeeping:
         left = {poller.room: poller.free for poller in self._pollers.values()}
 
         def lease_s(task: Task) -> float | None:
-            here = self._workload.held.keys() | self._workload.handoffs.offered.keys()
-            if task.job_value not in self._jobs.by_value or task.task_id in here:
+            if task.job_value not in self._jobs.by_value or self._workload.is_here(task.task_id):
                 return None
             job = self._jobs[task.job]
             poller = self._pollers.get((task.queue, job.kind))

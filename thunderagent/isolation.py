@@ -20,7 +20,7 @@ from typing import IO, Any, Final
 
 from thunderagent import errors
 from thunderagent.child_end import reap
-from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.context import Cancel, Context, Fail, ParentResults, Snooze
 from thunderagent.errors import TaskStopped
 from thunderagent.executor import Done, Running, Scope, no_scope
 from thunderagent.jsondata import Unstorable
@@ -121,13 +121,15 @@ def _deaf() -> Iterator[None]:
 def _instructions(running: Running, *, traces: bool = False) -> dict[str, Any]:
     lease = running.lease
     parents = running.context.parent_results() if lease.task.depends_on else {}
+    unread = parents.unread if isinstance(parents, ParentResults) else {}
     return {
         "module": running.job.handler.__module__,
         "job": running.job.name,
         "row": {**lease.task.to_row(), "waitingFor": None, "dependents": None},
         "owner": lease.owner,
         "lease_s": lease.lease_s,
-        "parents": dict(parents),
+        "parents": {name: parents[name] for name in parents if name not in unread},
+        "unread": {name: str(error) for name, error in unread.items()},
         "traceparent": CURRENT.get(),
         "traces": traces,
         "push": running.context.push_place,

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from thunderagent import shared_writes, writes
 from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, PayloadTooLarge, StoreError
+from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, ThunderAgentError
 from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
 from thunderagent.names import key_problem
 from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
@@ -170,10 +170,10 @@ class Keys:
         if (other := seen.promised) is not None:
             if not self._pass(seen, other, promise=seen.row["payload"]):
                 return None
-            answer = put(self._store.texts.inflate([other])[0])
+            answer = put(other)  # as it stands there: whoever promised it has kept its payload
             if answer.error is not None and not isinstance(answer.error, DuplicateTask):
                 raise answer.error
-            return answer.task if has_key(answer.task, task) else None
+            return self._store.texts.inflate([answer.task])[0] if has_key(answer.task, task) else None
         if seen.may_come and promise is None:
             return _Taken(_under(task, seen.held_by, shards), seen.fence)
         if self._keep_out(seen, task) and self._pass(seen, task, promise=promise):
@@ -216,7 +216,7 @@ class Keys:
 
     def _promise(self, task: Task) -> str:
         stored = self._store.texts.put_payload(task)
-        if isinstance(stored, PayloadTooLarge):
+        if isinstance(stored, ThunderAgentError):
             raise stored
         return promise_of(stored)
 

@@ -43,7 +43,7 @@ class LostLeases:
     A lease is over when its expiry and the guard are past on the shared clock, or when its beats stood still for a
     whole lease and the guard on our own monotonic clock (counted from after the read that saw them first). Without a
     usable shared clock only the second counts. A lease of an earlier epoch of the regions is over at once; so is one of
-    our own that we let go when the grant of our region ended.
+    our own that we let go when the grant of our region ended, or that came of a claim which we had given up.
     """
 
     def __init__(
@@ -55,8 +55,10 @@ class LostLeases:
         monotonic: Callable[[], float] = time.monotonic,
         epoch: Callable[[], int] = lambda: 0,
         owner: str = "",
+        is_stray: Callable[[Task], bool] = lambda task: False,
     ) -> None:
         self._store = store
+        self._is_stray = is_stray
         self._epoch = epoch
         self._owner = owner
         self._is_held = is_held
@@ -103,7 +105,7 @@ class LostLeases:
         if task.status is not Status.RUNNING or task.lock_time is None or task.lease_sec is None:
             return False
         known = self._sightings.get(task.task_id)
-        if self.was_let_go(task):
+        if self.has_strayed(task) or self.was_let_go(task):
             return True
         if self.has_moved(task):
             return self._has_no_holder(task, known, now)
@@ -131,6 +133,10 @@ class LostLeases:
         if known.hb != task.hb or not known.is_overwritten:
             known = self._sightings[task.task_id] = _Sighting(known.fence, task.hb, now, now, is_overwritten=True)
         return now - known.since > (task.lease_sec or 0.0) + self._guard_s
+
+    def has_strayed(self, task: Task) -> bool:
+        """Whether it came of a claim of ours that we had given up, and can be given back under our grant."""
+        return self._is_stray(task) and not self.has_moved(task)
 
     def was_let_go(self, task: Task) -> bool:
         """Whether we have held it and let it go, as a grant ended that our region has again."""
@@ -160,6 +166,7 @@ class Janitor:
         epoch: Callable[[], int] = lambda: 0,
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,
+        is_stray: Callable[[Task], bool] = lambda task: False,
     ) -> None:
         """Make one.
 
@@ -177,6 +184,7 @@ class Janitor:
             epoch: that of the region's grant, 0 where there is one region.
             limit: of a task that is given up.
             freed: told of a slot that was freed, with the row of its limit.
+            is_stray: whether a claim of this agent was carried out when the agent had given it up.
         """
         self._store = store
         self._bus = bus
@@ -188,7 +196,15 @@ class Janitor:
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
         self._keys = Keys(store)
-        self.lost = LostLeases(store, guard_s=guard_s, is_held=is_held, monotonic=monotonic, epoch=epoch, owner=owner)
+        self.lost = LostLeases(
+            store,
+            guard_s=guard_s,
+            is_held=is_held,
+            monotonic=monotonic,
+            epoch=epoch,
+            owner=owner,
+            is_stray=is_stray,
+        )
 
     def take_over(
         self,
@@ -207,12 +223,16 @@ class Janitor:
             the leases won; each task goes on RUNNING, here.
         """
         mine: list[tuple[Task, float]] = []
+        strays: list[Task] = []
         for task in self.lost.recheck() if lanes is None else self.lost.find(lanes):
             has_moved = self.lost.has_moved(task) or self.lost.was_let_go(task)
-            if task.crash_count >= self._max_crashes and not has_moved:
+            if self.lost.has_strayed(task):
+                strays.append(task)
+            elif task.crash_count >= self._max_crashes and not has_moved:
                 self._give_up(task)
             elif (lease_s := wanted(task)) is not None:  # that a region was lost is not the fault of its tasks
                 mine.append((replace(task, crash_count=task.crash_count - has_moved), lease_s))
+        self._put_back(strays)
         if not mine:
             return []
         before = {task.task_id: task for task, _ in mine}
@@ -222,6 +242,15 @@ class Janitor:
             lost_agent = before[lease.task_id].lease_owner or "?"
             self._bus.emit(events.TaskTakenOver(**about(lease), lost_agent=lost_agent))
         return exchanged.leases
+
+    def _put_back(self, strays: Sequence[Task]) -> None:
+        """Undo claims of ours that were carried out late: nothing has run, and no agent was lost."""
+        now = self._store.clock.now()
+        leases = [Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0) for task in strays]
+        batch = [writes.put_back(one, due=one.task.created_at + writes.JUST_BEHIND_S, now=now) for one in leases]
+        for lease, after in zip(leases, self._store.apply(batch) if batch else (), strict=True):
+            if after is not None:
+                self._bus.emit(events.TaskReleased(**about(lease)))
 
     def _give_up(self, task: Task) -> None:
         now = self._store.clock.now()

@@ -77,6 +77,11 @@ def outage_delays(rng: random.Random, cap_s: float = 30.0) -> Iterator[float]:
         seconds = min(cap_s, seconds * 2)
 
 
+def unread_delay(times: int, rng: random.Random) -> float:
+    """Wait of a task whose payload could not be read for the `times`-th time: 2 s doubling to 300 s, jittered."""
+    return jittered(min(300.0, 2.0 ** min(times, 10)), rng)
+
+
 def wait_delays() -> Iterator[float]:
     """Waits between looks at a task that a client waits for: 50 ms growing by half to 2 s."""
     seconds = 0.05

@@ -189,9 +189,13 @@ class QueuePoller:
 
     def began(self) -> None:
         """A task takes a slot."""
+        self.refusals.over()
+        self.reserve()
+
+    def reserve(self) -> None:
+        """A task takes a slot, or a claim of which it is not known whether it happened."""
         self.running += 1
         self.room.running += 1
-        self.refusals.over()
         if self.free <= 0:
             self._wait_for_room()
 

@@ -67,7 +67,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The handler was not run: nobody could say whether a slot of its limit is free."""
+    """The handler was not run, for a reason that may pass: nobody could say whether a slot of its limit is free, or its
+    payload could not be read."""
 
     delay_s: float
 
@@ -138,7 +139,8 @@ def settle(
     * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done;
     * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE, FAILED;
     * an error: PENDING after a backoff, or FAILED when it is fatal or no retry is left;
-    * no slot of its limit was free: BLOCKED, in line; unknown: PENDING later, nothing used up;
+    * no slot of its limit was free: BLOCKED, in line; unknown, or its payload could not be read now: PENDING later,
+      nothing used up;
     * stopped by a cancel: DONE; by the time limit: an error; by a drain: PENDING at once, nothing used up.
     """
     task = lease.task
@@ -270,5 +272,7 @@ def story(outcome: Outcome) -> str:
             return str(why)
         case Raised(error=error):
             return error.partition("\n")[0]
+        case Refused() | Undecided():
+            return "the handler was not run"
         case _:
             return "the handler returned"

@@ -22,7 +22,7 @@ from thunderagent.conditions import Write
 from thunderagent.errors import DuplicateTask, StoreError
 from thunderagent.port import Applied, Blobs, Engine
 from thunderagent.task import Candidate, Lane, Lease, Page, Row, Status, Task, timestamp
-from thunderagent.texts import Texts
+from thunderagent.texts import Texts, is_same_payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """Outcome of an exchange: one answer for each settlement, the leases won, the claims lost and those in doubt."""
+    """Outcome of an exchange: one answer for each settlement, the leases won, the claims lost and those in doubt.
+
+    A lease whose payload could not be read has the reason in its task, as `payload_error`.
+    """
 
     settled: list[Settled]
     leases: list[Lease]
@@ -143,8 +146,11 @@ class TaskStore:
         ]
 
     def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
-        """Tasks by id with payload and result; ids without a task are left out."""
-        return {task.task_id: task for task in self.texts.inflate(list(self.peek(task_ids).values()))}
+        """Tasks by id with payload and result; ids without a task are left out.
+
+        A text that cannot be read concerns its task alone, which has the reason as `payload_error` or `result_error`.
+        """
+        return {task.task_id: task for task in self.texts.inflate(self.peek(task_ids).values())}
 
     def peek(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """As `get`, without the texts that are kept outside of their rows."""
@@ -319,8 +325,9 @@ class TaskStore:
             return Enqueued(task, created=False, error=answer.error)
         if answer.won or answer.row is None:
             return Enqueued(task, created=True)
-        [existing] = self.texts.inflate([Task.from_row(answer.row)])
-        is_same = (existing.version, existing.payload_text) == (task.version, task.payload_text)
+        found = Task.from_row(answer.row)
+        is_same = found.version == task.version and is_same_payload(found, task)
+        [existing] = self.texts.inflate([found])
         if existing.job == task.job and (is_same or existing.version != task.version):
             return Enqueued(existing, created=is_same and existing.submitted_at == task.submitted_at)
         return Enqueued(
@@ -353,11 +360,7 @@ class TaskStore:
                 lost.append(one.candidate)
         errors = [one.error for one in settled] + [answer.error for answer, _ in answers]
         error = next(filter(None, errors), None)
-        try:
-            leases = self._whole(list(won_leases.values()))
-        except StoreError as failure:  # ours, but not whole: look again
-            doubts += [Doubt(one, sent) for one in wanted if one.candidate.task_id in won_leases]
-            leases, error = [], failure
+        leases = self._whole(list(won_leases.values()))
         return Exchanged(settled=settled, leases=leases, lost=lost, doubts=doubts, error=error)
 
     def _whole(self, leases: list[Lease]) -> list[Lease]:

@@ -99,7 +99,7 @@ class Streams:
                 return None
             return room(task)
 
-        leases = self._janitor.take_over(lanes, ours, self._workload.doubt)
+        leases = self._janitor.take_over(lanes, ours, self._workload.doubts.add)
         self._workload.begin_all(leases, how="taken over from a lost agent")
         self._lost_since = {name: since for name, since in self._lost_since.items() if name in lost}
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.errors import ConfigurationError
+from thunderagent.errors import ConfigurationError, StoreError
 from thunderagent.names import job_value, parse_job
 
 Row = dict[str, Any]
@@ -206,6 +206,8 @@ class Task:
     kind: str = "batch"
     payload_text: str = "null"
     payload_ref: str | None = None
+    payload_error: StoreError | None = None
+    """Why the payload, which is kept apart from the row, could not be read; no attribute."""
     retry_count: int = 0
     """Handler errors so far. It grows when a retry is written; snooze, drain and lost agents leave it alone."""
     max_retry: int | None = None
@@ -232,6 +234,8 @@ class Task:
     progress_text: str | None = None
     result_text: str | None = None
     result_ref: str | None = None
+    result_error: StoreError | None = None
+    """Why the result, which is kept apart from the row, could not be read; no attribute."""
     error: str | None = None
     errors: tuple[Mapping[str, Any], ...] = ()
     """The last ten failed attempts, oldest first."""
@@ -283,12 +287,24 @@ class Task:
 
     @property
     def payload(self) -> Any:
-        """The payload as JSON data."""
+        """The payload as JSON data.
+
+        Raises:
+            StoreError: it is kept apart from the row, and could not be read.
+        """
+        if self.payload_error is not None:
+            raise self.payload_error
         return json.loads(self.payload_text)
 
     @property
     def result(self) -> Any:
-        """The result as JSON data; None until the task has succeeded."""
+        """The result as JSON data; None until the task has succeeded.
+
+        Raises:
+            StoreError: it is kept apart from the row, and could not be read.
+        """
+        if self.result_error is not None:
+            raise self.result_error
         return None if self.result_text is None else json.loads(self.result_text)
 
     @property

@@ -23,10 +23,17 @@ from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
 from thunderagent.choice import Choice, Chosen
-from thunderagent.context import Context
+from thunderagent.context import Context, ParentResults
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.errors import AgentDraining, StoreError, StreamFailed, StreamStopped, TaskCancelled
+from thunderagent.doubts import Doubts
+from thunderagent.errors import (
+    AgentDraining,
+    StoreError,
+    StreamFailed,
+    StreamStopped,
+    TaskCancelled,
+)
 from thunderagent.events import Event
 from thunderagent.executor import Executors, Running
 from thunderagent.gate import Gate
@@ -37,8 +44,19 @@ from thunderagent.pacing import GATHER_S
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Refused, Settlement, Stopped, Undecided, about, raised, settle, story
-from thunderagent.store import Doubt, Exchanged, TaskStore, Wanted
+from thunderagent.settler import (
+    Outcome,
+    Policy,
+    Refused,
+    Settlement,
+    Stopped,
+    Undecided,
+    about,
+    raised,
+    settle,
+    story,
+)
+from thunderagent.store import Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
 
@@ -118,9 +136,11 @@ class Workload:
         self._policy = policy
         self._inbox: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
         self._backlog: list[_Ended] = []
-        self.in_doubt: list[Doubt] = []
         self._batch = 0
-        self.admission = Admission(store, jobs, settings, bus)
+        self.admission = Admission(store, jobs, settings, bus, rng=self._rng)
+        self.doubts = Doubts(
+            store, bus, self._rng, owner=owner, jobs=jobs, pollers=pollers, lost=self.admission.lines.lost
+        )
         self.choice = Choice(
             pollers,
             jobs,
@@ -134,7 +154,25 @@ class Workload:
     @property
     def is_empty(self) -> bool:
         """True when nothing is held, nothing is handed over, and no claim is in doubt."""
-        return not self.held and not self.in_doubt and not self.handoffs.offered
+        return not self.held and not self.doubts.ids and not self.handoffs.offered
+
+    @property
+    def here(self) -> set[str]:
+        """Ids of the tasks that this agent must not claim: they run here, perhaps still, or may be ours already."""
+        return {*self.held, *self.handoffs.offered, *self.doubts.ids}
+
+    def is_here(self, task_id: str) -> bool:
+        """Whether it is one of `here`."""
+        return task_id in self.held or task_id in self.handoffs.offered or task_id in self.doubts.ids
+
+    def is_stray(self, task: Task) -> bool:
+        """Whether a claim of ours was carried out when we had given it up: the task is ours, and never ran here."""
+        is_ours = (task.status, task.lease_owner) == (Status.RUNNING, self._owner)
+        return is_ours and not self.doubts.has_run(task) and not self.is_here(task.task_id)
+
+    def idle_s(self) -> float:
+        """Seconds until there is something to ask the store for; not over 0 for at once."""
+        return min(self.doubts.idle_s(), self.choice.idle_s())
 
     def done(self, running: Running, outcome: Outcome) -> None:
         """An executor says how a handler ended; any thread."""
@@ -162,7 +200,7 @@ class Workload:
         self._batch = found
 
     def begin_all(self, leases: Sequence[Lease], *, how: str = "claimed") -> None:
-        """Run the handlers of tasks that were claimed or taken over; those with a limit need a slot of it."""
+        """Run the handlers of tasks that were claimed or taken over, unless `Admission` has another outcome."""
         refused = self.admission.refusals(leases) if not self.is_closing else {}
         for lease in leases:
             self.begin(lease, how=how, instead=refused.get(lease.task_id))
@@ -219,10 +257,6 @@ class Workload:
         context.journal.moved(clock.now(), "leased", how)
         return context
 
-    def doubt(self, doubts: Sequence[Doubt]) -> None:
-        """Look at these claims and takeovers without an answer before anything else is claimed."""
-        self.in_doubt += doubts
-
     def end(self, running: Running, outcome: Outcome) -> None:
         """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
         self._receive(_Ended(running, outcome))
@@ -240,13 +274,12 @@ class Workload:
         return committed
 
     def _exchange(self, *, claim: bool) -> Committed:
-        self._resolve_doubts()
+        self.begin_all([lease for lease in self.doubts.resolve() if lease.task_id not in self.held])
         is_open = self._gate.is_open
         claim = claim and not (is_open and any(one.settlement for one in self._backlog))
         settling = self._decide() if is_open else self._wait_for_grant()
         # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
-        here = self.held.keys() | self.handoffs.offered.keys()
-        chosen = self.choice.choose(here) if claim else Chosen()
+        chosen = self.choice.choose(self.here) if claim else Chosen()
         heard = self.controls.heard()
         batch = chosen.all
         if not settling and not batch:
@@ -286,7 +319,7 @@ class Workload:
             lease, was_stopped = ended.running.lease, isinstance(ended.outcome, Stopped)
             if self.is_closing or was_stopped or self._gate.epoch > (lease.task.region_epoch or 0):
                 self._backlog.remove(ended)
-                self._let_go(ended)
+                self._drop(ended)
                 if not was_stopped:
                     self._bus.emit(events.SettleRefused(**about(lease), verb="settle"))
         return []
@@ -304,7 +337,7 @@ class Workload:
                     # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
                     ended.settlement = self._settle(running, raised(error), now)
             if ended.settlement is None:
-                self._let_go(ended)
+                self._drop(ended)
             else:
                 settling.append(ended)
         self._backlog = list(settling)
@@ -328,6 +361,11 @@ class Workload:
 
     def _keep(self, key: str, text: str, expire_at: float) -> str | None:
         return self._store.texts.keep(key, text, expire_at=expire_at)
+
+    def _drop(self, ended: _Ended) -> None:
+        """Let go of a task whose row may be ours for a while: its lease was lost, and nothing may be written."""
+        self.doubts.ran(ended.running.lease)
+        self._let_go(ended)
 
     def _let_go(self, ended: _Ended) -> None:
         running = ended.running
@@ -375,7 +413,7 @@ class Workload:
             )
 
     def _claimed(self, wanted: Mapping[Served, list[Wanted]], exchanged: Exchanged) -> None:
-        self.in_doubt += exchanged.doubts
+        self.doubts.add(exchanged.doubts)
         won: dict[Served, list[str]] = {served: [] for served in wanted}
         for lease in exchanged.leases:
             if (served := (lease.task.queue, self._jobs[lease.task.job].kind)) in won:
@@ -386,16 +424,10 @@ class Workload:
         for served, tried in wanted.items():
             self._pollers[served].took(won[served], exchanged.lost, tried)
 
-    def _resolve_doubts(self) -> None:
-        """Look whether claims without an answer did happen, before anything else is claimed."""
-        if self.in_doubt:
-            leases = self._store.resolve(self.in_doubt, owner=self._owner)
-            for one in {doubt.wanted.candidate for doubt in self.in_doubt}:
-                if one.task_id not in {lease.task_id for lease in leases}:
-                    self.admission.lines.lost(one)
-            self.in_doubt.clear()
-            self.begin_all([lease for lease in leases if lease.task_id not in self.held])
-
     def _parent_results(self, task: Task) -> Mapping[str, Any]:
         parents = self._store.get(task.depends_on)
-        return {name: parents[name].result if name in parents else None for name in task.depends_on}
+        unread = {name: one.result_error for name, one in parents.items() if one.result_error is not None}
+        known = {
+            name: parents[name].result if name in parents else None for name in task.depends_on if name not in unread
+        }
+        return ParentResults(known, unread)

@@ -371,10 +371,10 @@ def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -
         faulty.fail("claim", Fault.LOST_REPLY)
         faulty.fail("get", *[Fault.LOST_REQUEST] * 3)  # nor can it look whether the claim happened
         task = stage.client.enqueue(once, None)
-        eventually(lambda: stage.agent._workload.in_doubt)
+        eventually(lambda: stage.agent._workload.doubts.ids)
         stage.agent.gate.grant = no_grant("cut off", 1)
         stage.agent.wake()
-        eventually(lambda: not stage.agent._workload.in_doubt)
+        eventually(lambda: not stage.agent._workload.doubts.ids)
         faulty.calm()
         stage.agent.gate.grant = opened(3)
         stage.agent.wake()

@@ -111,7 +111,7 @@ class Hand:
 
     def __init__(self, site: Site, store: TaskStore, name: str = "agent-1") -> None:
         self.site, self.store, self.name = site, store, name
-        self._admission = Admission(store, Registry(a_job(JOB)), settings(), EventBus())
+        self._admission = Admission(store, Registry(a_job(JOB)), settings(), EventBus(), rng=random.Random(0))
 
     def claim(self) -> Lease | None:
         entries = self.store.ready(Lane(), limit=10).entries

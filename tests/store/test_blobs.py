@@ -18,8 +18,10 @@ from thunderagent.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,
+    CredentialsMissing,
     StoreError,
     StoreUnavailable,
+    TextGone,
     ThunderAgentError,
 )
 from thunderagent.port import MAX_TEXT_BYTES
@@ -54,8 +56,8 @@ def _goes_through(stand: Stand, blobs: S3Blobs) -> None:
     store = TaskStore(stand.store.engine, blobs=blobs)
     assert only(store.enqueue([task])).created
     assert store.get([task.task_id])[task.task_id].payload_text == task.payload_text
-    with pytest.raises(StoreError, match="THUNDERAGENT_BLOB_BUCKET"):
-        stand.now()
+    with pytest.raises(StoreUnavailable, match="THUNDERAGENT_BLOB_BUCKET"):
+        _ = stand.now().payload
 
 
 @pytest.mark.parametrize("ref", ["item:t1#payload", "s3://", "s3://large", "s3://large/", "http://large/x"])
@@ -67,8 +69,24 @@ def test_what_is_no_reference_is_refused(client: Any, ref: str) -> None:
 def test_a_missing_bucket_and_a_missing_object_are_told(client: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"s3://nowhere/.*does not exist.*THUNDERAGENT_BLOB_BUCKET"):
         S3Blobs("nowhere", client).put("k", "x")
-    with pytest.raises(StoreError, match="GetObject failed for s3://large/gone"):
+    with pytest.raises(TextGone, match="s3://large/gone is gone"):
         S3Blobs("large", client).get("s3://large/gone")
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        S3Blobs("nowhere", client).get("s3://nowhere/gone")
+
+
+def test_a_refusal_of_s3_names_both_of_its_causes(client: Any) -> None:
+    """Where `s3:ListBucket` is missing, a missing object is a 403 as well."""
+    with Stubber(client) as stub:
+        stub.add_client_error("get_object", "AccessDenied", "told", 403)
+        with pytest.raises(AccessDenied, match=r"not allowed: s3:GetObject on s3://a/b, or there is no such object"):
+            S3Blobs("large", client).get("s3://a/b")
+
+
+def test_an_object_that_is_no_text_is_told(client: Any) -> None:
+    client.put_object(Bucket="large", Key="odd", Body=b"\xff")
+    with pytest.raises(StoreError, match="s3://large/odd is not a text that was stored here"):
+        S3Blobs("large", client).get("s3://large/odd")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +117,8 @@ def test_each_refusal_has_its_kind(client: Any, code: str, status: int, kind: ty
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
-        (aws.NoCredentialsError(), ConfigurationError),
-        (aws.NoRegionError(), ConfigurationError),
+        (aws.NoCredentialsError(), CredentialsMissing),
+        (aws.NoRegionError(), CredentialsMissing),
         (aws.EndpointConnectionError(endpoint_url="http://x"), StoreUnavailable),
         (aws.ReadTimeoutError(endpoint_url="http://x"), StoreUnavailable),
     ],

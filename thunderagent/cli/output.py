@@ -99,9 +99,11 @@ def tell(what: Any, as_json: bool) -> None:
 
 def as_dict(task: Task) -> dict[str, Any]:
     row = {**task.to_row(), "queue": task.queue, "attempt": task.attempt, "status": str(task.status)}
+    errors = {"payload": task.payload_error, "result": task.result_error}
     for name in ("payload", "result", "progress"):
         if name in row:
-            row[name] = getattr(task, name)
+            row[name] = getattr(task, name) if errors.get(name) is None else None
+    row |= {f"{name}Error": str(error) for name, error in errors.items() if error is not None}
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in row.items()}
 
 
@@ -123,7 +125,7 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
             yield name, moment(at)
     if task.started_at and task.finished_at:
         yield "seconds", seconds(task)
-    yield "payload", escape(task.payload_text[:2000])
+    yield "payload", escape(_text(task.payload_text, task.payload_error))
     if task.unique_key is not None:
         yield "unique key", escape(f"{task.unique_key} ({task.unique_scope})")
     if task.limit_key is not None:
@@ -135,12 +137,16 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
         yield from _stream_details(task)
     if task.progress_text:
         yield "progress", escape(task.progress_text)
-    if task.result_text is not None:
-        yield "result", escape(task.result_text[:2000])
+    if task.result_text is not None or task.result_error is not None:
+        yield "result", escape(_text(task.result_text or "", task.result_error))
     if task.error:
         yield "error", escape(task.error)
     if task.done_reason:
         yield "reason", escape(task.done_reason)
+
+
+def _text(text: str, error: Exception | None) -> str:
+    return text[:2000] if error is None else f"cannot be read: {error}"
 
 
 def _stream_details(task: Task) -> Iterator[tuple[str, str]]:

@@ -124,7 +124,8 @@ def enqueue(
 def _end(task: Task) -> str:
     """How a task ended: a line for people, and for one that did not succeed where to read on."""
     if task.status is Status.SUCCESS:
-        return f"{task.status} {task.result_text or 'null'}"
+        unread = f"(its result cannot be read: {task.result_error})" if task.result_error else None
+        return f"{task.status} {unread or task.result_text or 'null'}"
     why = _first_line(task)
     return f"{task.status}{': ' * bool(why)}{why}\nsee: thunderagent explain {shlex.quote(task.task_id)}"
 

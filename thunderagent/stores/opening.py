@@ -22,5 +22,5 @@ def open_store(settings: Settings, *, for_agent: bool = False) -> TaskStore:
             S3Blobs,
         )  # boto3 is slow to import and an embedded store does not need it
 
-        blobs = S3Blobs(settings.blob_bucket)
+        blobs = S3Blobs(settings.blob_bucket, hasty=for_agent)
     return TaskStore(open_engine(settings.store, hasty=for_agent), blobs=blobs)

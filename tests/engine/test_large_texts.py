@@ -1,0 +1,405 @@
+"""Agents whose tasks have payloads and results apart from their rows, some of which cannot be read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.engine.support import LONG_S, Stage, put, seen, serving
+from tests.stands import eventually
+from thunderagent import events
+from thunderagent.client import Client
+from thunderagent.context import Context
+from thunderagent.errors import (
+    AccessDenied,
+    ConfigurationError,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+    TextGone,
+)
+from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.job import Job, job
+from thunderagent.port import MAX_TEXT_BYTES
+from thunderagent.settings import Settings
+from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Row, Status, Task
+
+LARGE = "x" * MAX_TEXT_BYTES
+
+
+class Bucket:
+    """A bucket in memory; what is in `broken` cannot be read."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.broken: dict[str, Exception] = {}
+        self.reads = Counter[str]()
+
+    def put(self, key: str, text: str) -> str:
+        ref = f"s3://bucket/{key}"
+        if ref.partition("#")[0] in self.broken:
+            raise self.broken[ref.partition("#")[0]]
+        self.texts[ref] = text
+        return ref
+
+    def get(self, ref: str) -> str:
+        task = ref.removeprefix("s3://bucket/").partition("#")[0]
+        self.reads[task] += 1
+        if task in self.broken:
+            raise self.broken[task]
+        if ref not in self.texts:
+            raise TextGone(f"{ref} is gone")
+        return self.texts[ref]
+
+
+class Apart(FaultyEngine):
+    """An engine that keeps texts over 64 bytes apart from their rows, as DynamoDB does with larger ones."""
+
+    inline_bytes = 64
+
+    def __init__(self) -> None:
+        super().__init__(SqliteEngine(MEMORY))
+        self.texts: dict[str, str] = {}
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        self.texts |= texts
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+        return self._once("get_texts", lambda: {key: self.texts[key] for key in keys if key in self.texts})
+
+
+class Blind(FaultyEngine):
+    """An engine that cannot read the rows of some tasks."""
+
+    def __init__(self) -> None:
+        super().__init__(SqliteEngine(MEMORY))
+        self.unreadable: set[str] = set()
+
+    def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
+        if self.unreadable & set(task_ids):
+            raise StoreUnavailable("injected: no row of these can be read")
+        return super().get(task_ids)
+
+
+class Work:
+    """A job that counts its runs and knows what it was given."""
+
+    def __init__(self) -> None:
+        self.runs: Counter[str] = Counter()
+        self.given: dict[str, Any] = {}
+
+    def job(self, **options: Any) -> Job[dict[str, str]]:
+        def handler(ctx: Context, payload: dict[str, str]) -> str:
+            self.runs[ctx.task_id] += 1
+            self.given[ctx.task_id] = payload
+            return "done"
+
+        return job("test.job", **options)(handler)
+
+
+def _store(bucket: Bucket) -> TaskStore:
+    return TaskStore(SqliteEngine(MEMORY), blobs=bucket)
+
+
+def _batch(client: Client, names: Sequence[str]) -> list[Task]:
+    payloads = [{"text": LARGE + name} for name in names]
+    put = client.enqueue_many("test.job", payloads, task_ids=names)
+    assert [one.error for one in put] == [None] * len(names)
+    return [one.task for one in put]
+
+
+FOR_GOOD = {
+    "denied": AccessDenied("not allowed: s3:GetObject, or there is no such object"),
+    "gone": TextGone("the text is gone"),
+    "no bucket": ConfigurationError("the bucket does not exist"),
+    "broken bucket": ZeroDivisionError("a bucket of somebody else"),
+}
+FOR_NOW = {"no answer": StoreUnavailable("503 Slow Down"), "throttled": StoreThrottled("too much")}
+
+
+@pytest.mark.parametrize("why", FOR_GOOD)
+def test_a_payload_that_cannot_be_read_fails_its_task_alone(why: str) -> None:
+    bucket, work = Bucket(), Work()
+    client = Client(store := _store(bucket), Settings())
+    tasks = _batch(client, ["a", "bad", "c", "d"])
+    bucket.broken["bad"] = FOR_GOOD[why]
+    with serving(work.job(max_retry=0), store=store, slots=8) as stage:
+        ended = {task.id: stage.end_of(task) for task in tasks}
+        assert stage.record.of(events.TaskTakenOver) == []
+    assert {name: task.status for name, task in ended.items()} == {
+        **dict.fromkeys("acd", Status.SUCCESS),
+        "bad": Status.FAILED,
+    }
+    assert f"the payload could not be read: {FOR_GOOD[why]}" in str(ended["bad"].error) or why == "broken bucket"
+    assert (ended["bad"].crash_count, dict(work.runs)) == (0, {"a": 1, "c": 1, "d": 1})
+
+
+@pytest.mark.parametrize("why", FOR_NOW)
+def test_a_payload_that_cannot_be_read_now_waits_alone_and_loses_nothing(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = list[int]()
+
+    def noted(times: int, rng: object) -> float:
+        delays.append(times)
+        return 0.05
+
+    monkeypatch.setattr("thunderagent.admission.unread_delay", noted)
+    bucket, work = Bucket(), Work()
+    client = Client(store := _store(bucket), Settings())
+    tasks = _batch(client, ["a", "bad", "c", "d"])
+    bucket.broken["bad"] = FOR_NOW[why]
+    with serving(work.job(max_retry=0), store=store, slots=8, max_crashes=0) as stage:
+        for name in "acd":
+            assert stage.end_of(next(task for task in tasks if task.id == name)).status is Status.SUCCESS
+        eventually(lambda: bucket.reads["bad"] >= 3)
+        told = stage.record.wait(events.StoreFailed, where=lambda one: one.during == "reading a payload")
+        assert str(FOR_NOW[why]) in told[0].error
+        assert "bad" in told[0].error
+        bucket.broken.clear()
+        ended = stage.end_of(tasks[1])
+    assert (ended.status, ended.retry_count, ended.crash_count) == (Status.SUCCESS, 0, 0)
+    assert delays[:3] == [1, 2, 3], "it waits longer each time"
+    assert (work.runs["bad"], work.given["bad"]) == (1, {"text": LARGE + "bad"})
+
+
+def test_texts_that_cannot_be_read_hold_up_no_task_whose_payload_is_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thunderagent.admission.unread_delay", lambda times, rng: 0.05)
+    engine, work = Apart(), Work()
+    client = Client(store := TaskStore(engine), Settings())
+    large = client.enqueue("test.job", {"text": "y" * 100}, task_id="large")
+    small = client.enqueue("test.job", {"text": "y"}, task_id="small")
+    engine.chance("get_texts", Fault.THROTTLED, 1.0)
+    with serving(work.job(), store=store, slots=4) as stage:
+        eventually(lambda: work.runs["small"])
+        eventually(lambda: ("get_texts", Fault.THROTTLED) in engine.hits)
+        engine.calm()
+        assert stage.end_of(large).crash_count == stage.end_of(small).crash_count == 0
+    assert dict(work.runs) == {"large": 1, "small": 1}
+
+
+def test_a_payload_that_is_gone_says_how_to_bring_it_back_and_does_so() -> None:
+    engine, work = Apart(), Work()
+    payload = {"text": "y" * 100}
+    client = Client(store := TaskStore(engine), Settings())
+    task = client.enqueue("test.job", payload, task_id="a")
+    engine.texts.clear()
+    with serving(work.job(max_retry=0), store=store) as stage:
+        ended = stage.end_of(task)
+        assert ended.status is Status.FAILED
+        assert "is gone" in str(ended.error)
+        assert "enqueue its task once more with the same task_id and payload, then retry it" in str(ended.error)
+        assert client.enqueue("test.job", payload, task_id="a").status is Status.FAILED
+        client.retry("a")
+        assert stage.end_of(task).status is Status.SUCCESS
+    assert work.given["a"] == payload
+
+
+@pytest.mark.parametrize("why", [*FOR_GOOD, *FOR_NOW])
+def test_one_that_cannot_be_read_hides_no_others_from_a_client(why: str) -> None:
+    bucket, error = Bucket(), {**FOR_GOOD, **FOR_NOW}[why]
+    client = Client(_store(bucket), Settings())
+    _batch(client, ["a", "bad", "c"])
+    bucket.broken["bad"] = error
+    listed = {task.id: task for task in client.list()}
+    assert {name for name, task in listed.items() if task.payload_error is None} == {"a", "c"}
+    assert listed["a"].payload == {"text": LARGE + "a"}
+    for bad in (listed["bad"], client.get("bad"), client.store.get(["bad", "a"])["bad"]):
+        with pytest.raises(StoreError):
+            _ = bad.payload
+    assert client.enqueue("test.job", {"text": LARGE + "bad"}, task_id="bad").id == "bad"
+    assert client.cancel("bad").status is Status.DONE
+    assert client.wait("bad").status is Status.DONE
+
+
+def test_one_payload_that_cannot_be_kept_hides_no_others_of_its_batch() -> None:
+    bucket = Bucket()
+    client = Client(_store(bucket), Settings())
+    bucket.broken["s3://bucket/bad"] = StoreUnavailable("503 Slow Down")
+    outcomes = client.enqueue_many(
+        "test.job", [{"text": LARGE + name} for name in ("a", "bad", "c")], task_ids=["a", "bad", "c"]
+    )
+    assert [str(one.error) for one in outcomes] == ["None", "503 Slow Down", "None"]
+    assert {task.id for task in client.list()} == {"a", "c"}
+
+
+def test_a_unique_key_is_found_taken_although_its_tasks_payload_cannot_be_read() -> None:
+    bucket = Bucket()
+    client = Client(_store(bucket), Settings())
+    first = client.enqueue("test.job", {"text": LARGE}, unique_key="k")
+    bucket.broken[first.id] = AccessDenied("not allowed")
+    again = client.enqueue("test.job", {"text": LARGE}, unique_key="k")
+    assert (again.id, again.payload_error) == (first.id, bucket.broken[first.id])
+
+
+@job("test.child", isolation="process", max_retry=0)
+def child_in_a_process(ctx: Context, payload: dict[str, str]) -> list[str]:
+    return _results_of(ctx)
+
+
+@job("test.child", max_retry=0)
+def child_in_a_thread(ctx: Context, payload: dict[str, str]) -> list[str]:
+    return _results_of(ctx)
+
+
+def _results_of(ctx: Context) -> list[str]:
+    results = ctx.parent_results()
+    assert sorted(results) == ["a", "bad"]
+    try:
+        return [results["a"][-1], results["bad"]]
+    except StoreError as error:
+        return [results["a"][-1], str(error)]
+
+
+@pytest.mark.parametrize("child", [child_in_a_thread, child_in_a_process], ids=["thread", "process"])
+def test_a_parents_result_that_cannot_be_read_hides_not_those_of_others(child: Job[dict[str, str]]) -> None:
+    bucket = Bucket()
+
+    @job("test.parent")
+    def parent(ctx: Context, payload: dict[str, str]) -> str:
+        return LARGE + ctx.task_id
+
+    with serving(parent, child, store=_store(bucket)) as stage:
+        for name in ("a", "bad"):
+            stage.end_of(stage.client.enqueue(parent, {}, task_id=name))
+        bucket.broken["bad"] = AccessDenied("not allowed")
+        ended = stage.end_of(stage.client.enqueue(child, {}, depends_on=["a", "bad"]))
+        assert ended.result == ["a", "not allowed"]
+
+
+# Claims in doubt
+
+
+def test_a_doubt_that_cannot_be_resolved_holds_up_no_claims() -> None:
+    engine, work = Blind(), Work()
+    client = Client(store := TaskStore(engine), Settings())
+    doubtful = client.enqueue("test.job", {}, task_id="doubtful")
+    engine.fail("claim", Fault.LOST_REPLY)
+    engine.unreadable.add("doubtful")
+    with serving(work.job(), store=store, slots=2) as stage:
+        eventually(lambda: stage.agent._workload.doubts.ids)
+        for number in range(5):
+            put(TaskStore(engine.behind), f"other-{number}")
+            stage.agent.wake()
+        eventually(lambda: sum(work.runs.values()) == 5)
+        assert stage.agent._workload.doubts.ids
+        [room] = {poller.room for poller in stage.agent._pollers.values()}
+        eventually(lambda: (room.running, room.slots) == (1, 2))  # the doubt keeps its slot
+        engine.unreadable.clear()
+        ended = stage.end_of(doubtful)
+        assert (ended.status, ended.fence, ended.crash_count, ended.errors) == (Status.SUCCESS, 1, 0, ())
+        eventually(lambda: room.running == 0)
+    assert work.runs["doubtful"] == 1
+
+
+def test_a_doubt_ends_with_its_lease() -> None:
+    """What came of it then is for the sweep; the slot is free."""
+    engine, work = Blind(), Work()
+    client = Client(store := TaskStore(engine), Settings())
+    client.enqueue("test.job", {}, task_id="doubtful")
+    engine.fail("claim", Fault.LOST_REQUEST)
+    engine.unreadable.add("doubtful")
+    with serving(work.job(lease_s=1.0), store=store, slots=1, sweep_s=30.0) as stage:
+        eventually(lambda: stage.agent._workload.doubts.ids)
+        [room] = {poller.room for poller in stage.agent._pollers.values()}
+        assert room.free == 0
+        eventually(lambda: work.runs["doubtful"])
+    assert work.runs["doubtful"] == 1
+
+
+# Claims that are carried out late
+
+
+def _claim_late(stage: Stage, task: Task, *, owner: str | None = None, lease_s: float = 3600.0) -> int:
+    """A request of the agent from before, which the table carries out now; the answer is the fence."""
+    [lease] = TaskStore(stage.store.engine).claim([Wanted(seen(task), lease_s)], owner=owner or stage.agent.name)
+    return lease.fence
+
+
+def test_a_claim_that_is_carried_out_late_costs_neither_a_lease_nor_a_crash() -> None:
+    work = Work()
+    with serving(work.job(max_retry=0), max_crashes=0, sweep_s=0.2) as stage:
+        stage.client.pause(queue="default")
+        stage.record.wait(events.Paused)
+        task = stage.client.enqueue("test.job", {})
+        fence = _claim_late(stage, task)
+        [released] = stage.record.wait(events.TaskReleased)
+        assert (released.task_id, released.fence) == (task.id, fence)
+        row = stage.client.get(task)
+        assert (row.status, row.crash_count, row.errors) == (Status.PENDING, 0, ())
+        stage.client.resume(queue="default")
+        ended = stage.end_of(task)
+        assert (ended.status, ended.crash_count, ended.fence) == (Status.SUCCESS, 0, fence + 1)
+        assert stage.record.of(events.TaskTakenOver) == []
+    assert work.runs[task.id] == 1
+
+
+def test_the_claim_of_another_agent_is_left_alone() -> None:
+    with serving(Work().job(), sweep_s=0.1) as stage:
+        stage.client.pause(queue="default")
+        stage.record.wait(events.Paused)
+        task = stage.client.enqueue("test.job", {})
+        _claim_late(stage, task, owner="another:1")
+        own = stage.client.enqueue("test.job", {})
+        _claim_late(stage, own)
+        stage.record.wait(events.TaskReleased)
+        assert stage.client.get(task).status is Status.RUNNING
+
+
+def test_a_task_that_ran_here_and_lost_its_lease_is_no_late_claim() -> None:
+    """It has run: the next run shows as a lost agent's, after its lease."""
+    engine, started, go = FaultyEngine(SqliteEngine(MEMORY)), threading.Semaphore(0), threading.Event()
+    fences: list[int] = []
+
+    @job("test.job", lease_s=1.5, heartbeat_s=0.3)
+    def handler(ctx: Context, payload: dict[str, str]) -> None:
+        fences.append(ctx.fence)
+        started.release()
+        while not go.is_set():
+            ctx.wait(0.01)
+            ctx.check()
+
+    with serving(handler, store=TaskStore(engine), sweep_s=0.2, max_crashes=3) as stage:
+        task = stage.client.enqueue(handler, {})
+        assert started.acquire(timeout=LONG_S)
+        engine.chance("renew", Fault.LOST_REQUEST, 1.0)
+        stage.record.wait(events.LeaseLost)
+        engine.calm()
+        assert started.acquire(timeout=LONG_S)
+        go.set()
+        ended = stage.end_of(task)
+        assert (ended.crash_count, len(ended.errors), fences) == (1, 1, [1, 2])
+        assert stage.record.of(events.TaskReleased) == []
+
+
+def test_a_lost_takeover_of_a_task_that_ran_here_does_not_run_under_the_same_fence() -> None:
+    """The row says RUNNING by us, as it did before the takeover whose request was lost."""
+    engine, started, go = FaultyEngine(SqliteEngine(MEMORY)), threading.Semaphore(0), threading.Event()
+    fences: list[int] = []
+
+    @job("test.job", lease_s=1.5, heartbeat_s=0.3)
+    def handler(ctx: Context, payload: dict[str, str]) -> None:
+        fences.append(ctx.fence)
+        started.release()
+        while not go.is_set():
+            ctx.wait(0.01)
+            ctx.check()
+
+    with serving(handler, store=TaskStore(engine), sweep_s=0.2) as stage:
+        task = stage.client.enqueue(handler, {})
+        assert started.acquire(timeout=LONG_S)
+        engine.chance("renew", Fault.LOST_REQUEST, 1.0)
+        engine.fail("take over", Fault.LOST_REQUEST)
+        stage.record.wait(events.LeaseLost)
+        eventually(lambda: ("take over", Fault.LOST_REQUEST) in engine.hits)
+        engine.calm()
+        assert started.acquire(timeout=LONG_S)
+        go.set()
+        assert stage.end_of(task).crash_count == 1
+    assert fences == [1, 2]
