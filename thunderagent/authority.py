@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from thunderagent import region_writes
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import ThunderAgentError
 from thunderagent.events import StoreFailed, StoreRecovered
@@ -113,7 +113,7 @@ class Arbiter:
         lag_s: Callable[[Record], float | None] = lambda record: None,
         newest_epoch: Callable[[], int] = lambda: 0,
         beaten: Callable[[], None] = lambda: None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         rng: random.Random | None = None,
     ) -> None:
         self._engine = engine

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
 
+from thunderagent.clock import since_boot
 from thunderagent.pacing import OTHERS_S
 from thunderagent.poller import QueuePoller
 from thunderagent.store import AgentInfo, TaskStore
@@ -47,7 +47,7 @@ class Fleet:
         owner: str,
         max_streams: int,
         jobs: Collection[str] = (),
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         """Make one.
 

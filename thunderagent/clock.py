@@ -19,6 +19,18 @@ from typing import Final, Protocol
 DRIFT: Final = 1e-4
 """How far two quartz clocks part per second, rounded up: 100 parts per million."""
 
+_BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def since_boot() -> float:
+    """Seconds since this machine started, those included in which it slept; nobody can set them.
+
+    `time.monotonic` stands still in suspend and hibernation, so a lease counted on it outlives its time. Only Linux
+    has this clock (CLOCK_BOOTTIME); elsewhere the answer is that of `time.monotonic`. A virtual machine that its
+    hypervisor pauses counts nothing on either.
+    """
+    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
+
 
 class SharedClock(Protocol):
     """The time on which `lockTime` and `createdAt` are."""
@@ -58,16 +70,20 @@ class DateClock:
     so the offset of that clock to ours is between D - r and D + 1 - s. Bounds of many replies are intersected; they
     widen slowly with age, and a reply that contradicts them all (the service's clock was set) starts afresh.
 
-    Offsets are kept to the monotonic clock: setting the host's clock changes nothing.
+    Offsets are kept to a clock that nobody can set: setting the host's clock changes nothing, nor does its sleep.
+
+    Args:
+        monotonic: that clock.
+        host: the clock of this machine, to tell how far it is off.
     """
 
     def __init__(
         self,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         host: Callable[[], float] = time.time,
     ) -> None:
-        self._monotonic = monotonic
+        self.monotonic = monotonic
         self._host = host
         self._guard = threading.Lock()
         self._low: float | None = None
@@ -75,7 +91,7 @@ class DateClock:
         self._at = 0.0
 
     def observe(self, date: str | None, *, sent: float, received: float) -> None:
-        """Learn from one reply; `sent` and `received` are monotonic seconds. A missing or broken date is no news."""
+        """Learn from one reply; `sent` and `received` are seconds of `monotonic`. A broken date is no news."""
         try:
             second = parsedate_to_datetime(date or "").timestamp()
         except (TypeError, ValueError):
@@ -113,6 +129,6 @@ class DateClock:
             if self._low is None:
                 host = self._host()
                 return host, host
-            moment = self._monotonic()
+            moment = self.monotonic()
             age = max(0.0, moment - self._at) * DRIFT
             return moment + self._low - age, moment + self._high + age

@@ -7,12 +7,12 @@ often than once in `COMPANION_AGAIN_S`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from thunderagent import events
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.pacing import COMPANION_AGAIN_S, COMPANION_JOIN_S, COMPANIONS_END_S
 
 
@@ -85,7 +85,7 @@ class Companions:
         bus: EventBus,
         *,
         hooks: Sequence[Companion] = (),
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         """Make them; none runs before `start`.
 
@@ -154,7 +154,7 @@ def _end_all(ends: Mapping[str, Callable[[], object]]) -> tuple[str, ...]:
     threads = {name: threading.Thread(target=end, name=f"end of {name}", daemon=True) for name, end in ends.items()}
     for thread in threads.values():
         thread.start()
-    until = time.monotonic() + COMPANIONS_END_S
+    until = since_boot() + COMPANIONS_END_S
     for thread in threads.values():
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(max(0.0, until - since_boot()))
     return tuple(name for name, thread in threads.items() if thread.is_alive())

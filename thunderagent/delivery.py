@@ -6,12 +6,12 @@ The engine only puts an event into the queue: a hook that is slow or hangs holds
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.events import Event
 from thunderagent.fleet_events import HookFailed
 from thunderagent.hooks import EventHook
@@ -30,7 +30,7 @@ class Complaints:
         monotonic: the clock.
     """
 
-    def __init__(self, bus: EventBus, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bus: EventBus, *, monotonic: Callable[[], float] = since_boot) -> None:
         self._bus = bus
         self._monotonic = monotonic
         self._guard = threading.Lock()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from thunderagent.clock import since_boot
 from thunderagent.context import Context
 from thunderagent.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.job import Job
@@ -35,7 +35,7 @@ class Running:
     context: Context
     lease_margin: float
     beat_s: float
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=since_boot)
     next_beat: float = 0.0
     settling: bool = False
     lost: bool = False
@@ -185,7 +185,7 @@ class LoopExecutor:
         *,
         governor: Governor | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self.governor = governor or Governor()
         self._done = done

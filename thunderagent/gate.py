@@ -7,10 +7,10 @@ which epoch it is made.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
+from thunderagent.clock import since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import RegionPassive
 from thunderagent.grants import NO_REGIONS, Grant, no_grant
@@ -34,7 +34,7 @@ class Gate:
         monotonic: the clock on which grants end.
     """
 
-    def __init__(self, region: str | None = None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, region: str | None = None, *, monotonic: Callable[[], float] = since_boot) -> None:
         self.region = region
         self._monotonic = monotonic
         self.grant = NO_REGIONS if region is None else no_grant("the arbiter was not asked yet")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import Final
 
 from thunderagent import events
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.errors import (
     LeaseLost,
     StoreError,
@@ -60,7 +60,7 @@ class Heartbeat:
         *,
         tick_s: float,
         rng: random.Random | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         gate: Gate | None = None,
     ) -> None:
         self._store = store

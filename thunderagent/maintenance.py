@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
@@ -52,7 +52,7 @@ class LostLeases:
         *,
         guard_s: float,
         is_held: Callable[[str], bool] = lambda task_id: False,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         epoch: Callable[[], int] = lambda: 0,
         owner: str = "",
         is_stray: Callable[[Task], bool] = lambda task: False,
@@ -162,7 +162,7 @@ class Janitor:
         sweep_s: float,
         keep_failed_s: float,
         is_held: Callable[[str], bool] = lambda task_id: False,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         epoch: Callable[[], int] = lambda: 0,
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,

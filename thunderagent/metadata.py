@@ -8,12 +8,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import ConfigurationError, ThunderAgentError
 
 ENDPOINT: Final = "http://169.254.169.254"
@@ -64,7 +64,7 @@ class Metadata:
         endpoint: str | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self.endpoint = endpoint or os.environ.get(VARIABLE) or ENDPOINT
         parts = urlsplit(self.endpoint)

@@ -7,12 +7,12 @@ digits. It is on the path of each task, so it does little: a lock, and an entry 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from thunderagent import events, fleet_events, metrics
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.events import Event
 from thunderagent.metrics import BETWEEN, MOST_LABELS, OTHER, Dimension, Kind, Metric
 from thunderagent.prices import store_dollars
@@ -34,7 +34,7 @@ class Meter:
         monotonic: the clock by which a gauge is old.
     """
 
-    def __init__(self, bus: EventBus, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bus: EventBus, *, monotonic: Callable[[], float] = since_boot) -> None:
         self._monotonic = monotonic
         self._guard = threading.Lock()
         self._counters: dict[Series, float] = {}

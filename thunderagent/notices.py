@@ -6,11 +6,11 @@ nothing, and waits for the end of the machine; should the notice be withdrawn, i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from thunderagent import fleet_events
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.companion import Repeated
 from thunderagent.metadata import Metadata, MetadataUnavailable, Outlook
 from thunderagent.pacing import NOTICES_RARELY_S, NOTICES_S
@@ -36,7 +36,7 @@ class Notices(Repeated):
         retire: Callable[[str], None],
         hold: Callable[[str | None], None],
         every_s: float = NOTICES_S,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         super().__init__("notices", every_s, self.look)
         self._metadata = metadata

@@ -7,10 +7,10 @@ in that region: the arbiter's row is read before, at most once in five seconds.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import RegionPassive
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Record, scope_id
@@ -33,7 +33,7 @@ class AskedGate(Gate):
     """
 
     def __init__(
-        self, region: str, scope: str, arbiter: Callable[[], Engine], *, monotonic: Callable[[], float] = time.monotonic
+        self, region: str, scope: str, arbiter: Callable[[], Engine], *, monotonic: Callable[[], float] = since_boot
     ) -> None:
         super().__init__(region, monotonic=monotonic)
         self._scope = scope

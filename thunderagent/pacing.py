@@ -271,7 +271,8 @@ PROBE_S: Final = 5.0
 """Longest wait for more of a request at the port for probes; the whole request may take twice as long."""
 
 NOTICES_S: Final = 5.0
-"""Time between two questions to an EC2 instance whether it is to be taken away; a spot one tells two minutes before."""
+"""Time between two questions to an EC2 instance whether it is to be taken away; a spot one tells two minutes before,
+and of hibernation in the moment in which it begins."""
 
 NOTICES_RARELY_S: Final = 60.0
 """The same when it does not answer."""

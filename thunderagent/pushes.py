@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
 from thunderagent.jsondata import dump_json
 from thunderagent.port import Engine
@@ -136,7 +136,7 @@ class Pusher:
         connections: Callable[[], Engine],
         *,
         timeout_s: float = PUSH_S,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self._post = post
         self._open = connections

@@ -11,13 +11,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from thunderagent import shared_writes, writes
-from thunderagent.clock import SharedClock
+from thunderagent.clock import SharedClock, since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import DuplicateTask, StoreError
 from thunderagent.port import Applied, Blobs, Engine
@@ -118,7 +117,7 @@ class TaskStore:
         engine: Engine,
         *,
         blobs: Blobs | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self.engine = engine
         self.texts = Texts(engine, blobs)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 from thunderagent import events
 from thunderagent.bus import EventBus
+from thunderagent.clock import since_boot
 from thunderagent.context import Context
 from thunderagent.errors import (
     AgentDraining,
@@ -135,7 +136,7 @@ class StreamContext(Context):
         exclusive: bool = True,
         grace_s: float = 30.0,
         on_hold: bool = False,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Make a context; agents do it.

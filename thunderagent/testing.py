@@ -16,6 +16,7 @@ from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
 from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
+from thunderagent.clock import since_boot
 from thunderagent.errors import ConfigurationError, StreamStopped, WaitTimeout
 from thunderagent.events import Event
 from thunderagent.fasttime import FastLoop as FastLoop
@@ -108,7 +109,7 @@ class Recorder:
 
 def memory_store(clock: FakeClock | None = None) -> TaskStore:
     """A store in memory, on a clock that moves by hand if one is given."""
-    monotonic = clock.monotonic if clock else time.monotonic
+    monotonic = clock.monotonic if clock else since_boot
     return TaskStore(SqliteEngine(MEMORY, clock=clock), monotonic=monotonic)
 
 
@@ -147,7 +148,7 @@ def make_lease(job: Job[Any] | str = "test", payload: Any = None, *, lease_s: fl
         "last_agent": "agent-1",
     }
     task = Task(**(values | fields))
-    return Lease(task=task, owner=task.lease_owner or "", fence=task.fence, lease_s=lease_s, held_from=time.monotonic())
+    return Lease(task=task, owner=task.lease_owner or "", fence=task.fence, lease_s=lease_s, held_from=since_boot())
 
 
 async def run_stream(

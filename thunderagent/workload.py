@@ -214,6 +214,8 @@ class Workload:
             instead = Stopped(TaskCancelled(CANCELLED))
         elif task.desired_state == Desired.STOPPED:
             instead = Stopped(StreamStopped())
+        elif instead is None and self._store.monotonic() >= lease.deadline(LEASE_MARGIN):
+            instead = Stopped(AgentDraining("the lease was over before the handler began, as this machine stood still"))
         try:
             context = self._context(lease, job, how)
         except StreamFailed as error:

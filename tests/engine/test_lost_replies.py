@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.engine.support import LONG_S, Stage, serving
+from tests.engine.support import LONG_S, Recorder, Stage, serving, settings
 from thunderagent import events
+from thunderagent.agent import Agent
+from thunderagent.client import Client
+from thunderagent.conditions import Write
 from thunderagent.context import Context, Fail
 from thunderagent.errors import StoreUnavailable
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import Job, job
+from thunderagent.port import Applied, Engine
+from thunderagent.registry import Registry
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Status, Task
+from thunderagent.testing import FakeClock, memory_store
 
 Payload = dict[str, Any]
 LOSSES = pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.REPEATED], ids=["unanswered", "repeated by the SDK"])
@@ -230,3 +237,50 @@ def _when(holds: Any) -> bool:
         never.wait(0.02)
         left -= 0.02
     return bool(holds())
+
+
+class Sleeper(FaultyEngine):
+    """The store of a machine that sleeps while the reply to a claim is on its way."""
+
+    def __init__(self, engine: Engine, clock: FakeClock) -> None:
+        super().__init__(engine)
+        self._time = clock
+        self.sleeps_s = 0.0
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        answers = super().apply(batch)
+        if any(write.verb == "claim" for write in batch):
+            self._time.advance(self.sleeps_s)
+            self.sleeps_s = 0.0
+        return answers
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_machine_that_sleeps_over_the_reply_to_its_claim_begins_nothing(is_taken: bool) -> None:
+    clock, runs = FakeClock(), list[str]()
+
+    @job("test.job")
+    def handler(ctx: Context, payload: Payload) -> None:
+        runs.append(ctx.task_id)
+
+    store = memory_store(clock)
+    client, engine = Client(store, settings()), Sleeper(store.engine, clock)
+    agent = Agent(
+        TaskStore(engine, monotonic=clock.monotonic), Registry(handler), settings(lease_s=30.0), first_poll_s=0.0
+    )
+    record, workload = Recorder(agent.bus), agent._workload
+    workload.executors = SimpleNamespace(start=lambda running: runs.append(running.lease.task_id))  # type: ignore[assignment]
+    client.enqueue(handler, {}, task_id="a")
+    engine.sleeps_s = 29.0
+    workload.commit(claim=True)
+    assert runs == []
+    if is_taken:
+        clock.advance(30.0)
+        [_] = store.take_over([(store.peek(["a"])["a"], 300.0)], owner="other")
+    workload.gather(0.0)
+    workload.commit(claim=False)
+    task = store.peek(["a"])["a"]
+    if is_taken:
+        assert (task.lease_owner, len(record.of(events.SettleRefused))) == ("other", 1)
+        return
+    assert (task.status, task.crash_count, task.retry_count) == (Status.PENDING, 0, 0), "it goes back, nothing used up"

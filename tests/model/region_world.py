@@ -1,15 +1,16 @@
 """Two regions of agents over one arbiter and one global table, in one thread, and everything that can happen to them.
 
 Authorities, gates, stores and sweeps are the real ones; time is set by hand. Every call of an agent to the arbiter or
-to its table takes time in which the others go on, and in which the agent may be stopped as by SIGSTOP or a paused
-machine: also between the look at the grant and the moment when a write leaves. Whoever is stopped in the middle of a
-call goes on only after those who were stopped in the middle of theirs meanwhile; that is all that is left out.
+to its table takes time in which the others go on, and in which the agent may be stopped as by SIGSTOP, or its machine
+sleeps: also between the look at the grant and the moment when a write leaves. What is stopped in the middle of a call
+goes on only after those that were stopped in the middle of theirs meanwhile; that is all that is left out.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from thunderagent.dependents import Dependents
 from thunderagent.errors import RegionPassive, StoreError, StoreUnavailable
 from thunderagent.gate import Gate
 from thunderagent.gatekeeper import gated
-from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Record, scope_id
+from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.maintenance import Janitor
 from thunderagent.port import Applied, Engine
 from thunderagent.regionengine import RegionClock
@@ -139,13 +140,13 @@ class Road:
 
         agent, world = self._agent, self._agent.world
         world.check_gate(agent, names)
-        gate_epoch = agent.gate.epoch
+        grant = agent.gate.grant
 
         def leave() -> list[Applied]:
-            world.note_ghosts(agent, gate_epoch, names)
+            world.note_ghosts(agent, grant, names)
             before = world.rows(agent.region, names)
             answers = do()
-            world.note_writes(agent, gate_epoch, batch, before, answers)
+            world.note_writes(agent, grant.epoch, batch, before, answers)
             return answers
 
         return self._answers(names, lambda: self._travel("write", leave))
@@ -178,12 +179,17 @@ class Road:
     def _perhaps_stopped(self) -> None:
         world = self._agent.world
         if world.dice.random() < world.faults.stopped:
-            world.seen["stopped in a call"] += 1
-            world.wait(self._agent, world.dice.choice([15.0, 40.0, 90.0]))
+            seconds = world.dice.choice([15.0, 40.0, 90.0])
+            if world.dice.random() < 0.5:
+                world.seen["asleep in a call"] += 1
+                self._agent.sleep(seconds)
+            else:
+                world.seen["stopped in a call"] += 1
+            world.wait(self._agent, seconds)
 
 
 class Agent:
-    """One process: its clock runs a little wrong, and a crash forgets everything."""
+    """One process on a machine of its own: its clocks run a little wrong, and a crash forgets everything."""
 
     def __init__(self, world: World, region: str, number: int) -> None:
         self.world, self.region = world, region
@@ -191,6 +197,9 @@ class Agent:
         self.rate = 1.0 + world.dice.uniform(-0.03, 0.03)
         self.skew_s = world.dice.choice([0.0, 0.3, -0.3, -600.0, 600.0])
         self._zero = world.dice.uniform(0.0, 1e6)
+        self._slept_s = 0.0
+        self._wakes_at = -math.inf
+        self.monotonic = self._since_boot if world.counts_sleep else self._awake
         self.is_busy = self.is_dead = False
         self.stopped_until = 0.0
         self.gate = Gate(region, monotonic=self.monotonic)
@@ -233,8 +242,19 @@ class Agent:
         self.doubts: list[Doubt] = []
         self.drain_since: float | None = None
 
-    def monotonic(self) -> float:
+    def _since_boot(self) -> float:
         return self._zero + self.rate * self.world.clock.monotonic()
+
+    def _awake(self) -> float:
+        """What `time.monotonic` says: it stands still while the machine sleeps."""
+        asleep_s = self._slept_s - max(0.0, self._wakes_at - self.world.clock.monotonic())
+        return self._since_boot() - self.rate * asleep_s
+
+    def sleep(self, seconds: float) -> None:
+        """The machine is suspended; no thread of the agent does anything meanwhile."""
+        now = self.world.clock.monotonic()
+        self._slept_s += max(0.0, now + seconds - max(now, self._wakes_at))
+        self._wakes_at = max(self._wakes_at, now + seconds)
 
     # What its threads do
 
@@ -328,10 +348,14 @@ class Event:
 class World:
     """All of it, from a seed."""
 
-    def __init__(self, seed: int, *, goes_back: bool = False, skew_s: float = 0.9 * CLOCK_ERROR_S) -> None:
+    def __init__(
+        self, seed: int, *, goes_back: bool = False, skew_s: float = 0.9 * CLOCK_ERROR_S, counts_sleep: bool = True
+    ) -> None:
         self.dice = random.Random(seed)
         self.clock = FakeClock()
         self.goes_back = goes_back
+        self.counts_sleep = counts_sleep
+        """Whether agents count on a clock that goes on while their machines sleep."""
         self.faults = Faults()
         self.table = GlobalTableSim(
             REGIONS, lag_s=lambda *link: self.dice.choice([0.2, 0.5, 1.0, 3.0]), clock=self.clock
@@ -439,6 +463,11 @@ class World:
         """As SIGSTOP and SIGCONT do, between two calls."""
         agent.stopped_until = self.clock.monotonic() + seconds
 
+    def suspend(self, agent: Agent, seconds: float) -> None:
+        """Its machine sleeps, between two calls."""
+        self.stop_for_a_while(agent, seconds)
+        agent.sleep(seconds)
+
     def enqueue(self, region: str) -> None:
         name, engine = f"t{len(self.names)}", self.table.engine(region)
         now = timestamp(engine.clock.now())
@@ -500,10 +529,12 @@ class World:
         if not agent.gate.is_open:
             raise Broken(f"{agent.name} writes {names} without a grant")
 
-    def note_ghosts(self, agent: Agent, epoch: int, names: Sequence[str]) -> None:
-        """A write arrives: after a later grant has begun, if its agent was stopped in between. That grant may be one of
-        its own region, which has not heard yet of all that was done meanwhile."""
-        if any(one.gate.is_open and one.gate.epoch > epoch for one in self.agents):
+    def note_ghosts(self, agent: Agent, grant: Grant, names: Sequence[str]) -> None:
+        """A write arrives: after a later grant has begun, or so late that its table may date it behind what is written
+        under the next, if its agent was stopped in between. That grant may be one of its own region, which has not
+        heard yet of all that was done meanwhile."""
+        is_late = agent.monotonic() > grant.valid_until + CALL_S
+        if is_late or any(one.gate.is_open and one.gate.epoch > grant.epoch for one in self.agents):
             self.ghosts.update(names)
             self.seen["ghost"] += 1
 

@@ -35,14 +35,16 @@ LEAST: Final = {
     "claim": 200,
     "take over": 20,
     "end by succeed": 200,
-    "stopped in a call": 20,
+    "stopped in a call": 10,
+    "asleep in a call": 10,
+    "suspend": 1,
     "lost reply": 20,
     "drain ordered": 1,
     "vacate ordered": 1,
 }
 """How often each must have happened in a run, so that one which tries nothing does not pass."""
 
-IN_CALLS: Final = ("lost request", "lost reply", "stopped in a call")
+IN_CALLS: Final = ("lost request", "lost reply", "stopped in a call", "asleep in a call")
 """Faults of single calls."""
 
 
@@ -99,6 +101,9 @@ FAULTS: Final[dict[str, Callable[[World, str, list[Agent]], None]]] = {
     "stop": lambda world, region, living: (
         world.stop_for_a_while(world.dice.choice(living), world.dice.choice([5.0, 20.0, 60.0])) if living else None
     ),
+    "suspend": lambda world, region, living: (
+        world.suspend(world.dice.choice(living), world.dice.choice([20.0, 60.0, 3600.0])) if living else None
+    ),
     "crash": lambda world, region, living: world.kill(world.dice.choice(living)) if len(living) > 1 else None,
     "start": lambda world, region, living: world.start(region) if len(living) < AGENTS else None,
     "drain": lambda world, region, living: world.order("drain", region),
@@ -122,9 +127,9 @@ def faults(world: World) -> int:
     return sum(world.seen[name] for name in (*FAULTS, *IN_CALLS))
 
 
-def run(seed: int, most: int) -> World:
+def run(seed: int, most: int, *, counts_sleep: bool = True) -> World:
     """So many faults from a seed, then the end of all of them, and of all tasks."""
-    world = World(seed, goes_back=seed % 2 == 0)
+    world = World(seed, goes_back=seed % 2 == 0, counts_sleep=counts_sleep)
     try:
         while faults(world) < most:
             world.run(world.dice.choice([0.3, 1.0, 3.0, 10.0, 30.0]))
@@ -145,3 +150,10 @@ def test_whatever_happens_at_most_one_region_acts_and_every_task_ends(seed: int)
     tried = run(seed, FAULTS_A_RUN).seen
     missing = [name for name, least in LEAST.items() if tried[name] < least]
     assert not missing, f"the run has not tried what it is about: {tried}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_clock_that_stands_still_while_a_machine_sleeps_two_regions_would_act(seed: int) -> None:
+    """As on `time.monotonic`: these worlds must be able to show it."""
+    with pytest.raises(Broken, match="both regions have a valid grant"):
+        run(seed, FAULTS_A_RUN, counts_sleep=False)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.stands import Stand
 from tests.store.wire import lost_replies
-from thunderagent.clock import DRIFT, DateClock, HostClock
+from thunderagent.clock import DRIFT, DateClock, HostClock, since_boot
 
 EPOCH = 1_760_000_000
 
@@ -88,6 +88,39 @@ def test_old_bounds_widen_as_fast_as_clocks_may_drift(rate: float) -> None:
     world.ask()
     assert world.clock.earliest() <= world.true <= world.clock.latest()
     assert world.clock.latest() - world.clock.earliest() < 1.2
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux counts the seconds of its sleep")
+def test_seconds_count_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= since_boot() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    real = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: real(which) + 3600 * (which == time.CLOCK_BOOTTIME))
+    assert since_boot() >= before + 3600
+    assert DateClock().monotonic() >= before + 3600, "it is what everything counts on by itself"
+
+
+@pytest.mark.parametrize("slept", ["on the way", "between two"])
+def test_a_machine_that_slept_still_knows_the_time(slept: str) -> None:
+    world = World()
+    world.ask()
+    if slept == "on the way":  # the reply is read an hour after it came
+        world.ask(back_s=3600.0)
+    else:
+        world.true += 3600.0
+    assert world.clock.earliest() <= world.true <= world.clock.latest()
+
+
+def test_an_engine_times_its_requests_on_the_clock_of_what_it_learns(
+    dynamo_stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another one than its bounds, the sleep of a machine would shift the time of all leases."""
+    engine, noted = dynamo_stand.dynamo, list[tuple[float, float]]()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.clock, "monotonic", iter([100.0, 3700.0]).__next__)
+        patched.setattr(engine.clock, "observe", lambda date, *, sent, received: noted.append((sent, received)))
+        engine.get(["nobody"])
+    assert noted == [(100.0, 3700.0)]
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Mon, 99 Foo 2026 99:99:99 GMT"])

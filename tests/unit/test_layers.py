@@ -193,6 +193,35 @@ def test_a_call_of_sleep_is_found() -> None:
     assert calls_of_sleep(ast.parse("from time import sleep")) == [1]
 
 
+AWAKE: Final[dict[str, str]] = {
+    "clock": "where the system has no other clock",
+    "stores.sqlite": "waits for the lock of a file, which is not free sooner when the machine has slept",
+    "stores.table": "waits for a table that is being made",
+    "client": "a caller waits for a task",
+    "commands": "a caller waits for a stream",
+    "drain_commands": "a caller waits for agents",
+    "cli.streams": "a command waits",
+    "cli.top": "the pace of a picture",
+    "health.probes": "how long a request may stay open",
+    "local": "waits for a process",
+    "fasttime": "time in tests",
+    "travel": "time in tests",
+    "testing": "waits in tests",
+}
+"""Modules that may count on `time.monotonic`, which stands still while the machine sleeps: no lease hangs on it."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_counts_leases_and_sightings_goes_on_while_the_machine_sleeps(name: str) -> None:
+    found = [
+        node.lineno
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.monotonic", "time.monotonic_ns")
+    ]
+    assert name in AWAKE or not found, f"{name}:{found} counts on a clock that stands still in suspend: use since_boot"
+    assert name not in AWAKE or found, f"take {name} out of the list"
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_no_module_is_too_long_to_be_read_at_once(name: str) -> None:
     longest, _ = LONGER.get(name, (LONGEST, ""))

@@ -13,7 +13,6 @@ import asyncio
 import random
 import secrets
 import ssl
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from thunderagent.canary.exchange import Conversation, Unexpected
 from thunderagent.canary.result import ProbeResult, Step
 from thunderagent.canary.tokens import Tokens, TokenUnavailable
 from thunderagent.canary_targets import is_region
+from thunderagent.clock import since_boot
 from thunderagent.pacing import Backoff
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
@@ -70,7 +70,7 @@ class Prober:
         who: str = "",
         budget_s: float = BUDGET_S,
         context: ssl.SSLContext | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self.observer = observer
         self._tokens = tokens

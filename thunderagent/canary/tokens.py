@@ -12,7 +12,6 @@ import os
 import shlex
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thunderagent.canary_targets import From, TokenSource
+from thunderagent.clock import since_boot
 from thunderagent.errors import ThunderAgentError
 
 LARGEST: Final = 16_384
@@ -53,7 +53,7 @@ class Tokens:
         ConfigurationError: the text names no source.
     """
 
-    def __init__(self, source: str | None, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, source: str | None, *, monotonic: Callable[[], float] = since_boot) -> None:
         self._source = source
         if source is not None:
             TokenSource.parse(source)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from thunderagent.bus import EventBus
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult
+from thunderagent.clock import since_boot
 from thunderagent.events import Event
 from thunderagent.fleet_events import CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.hysteresis import Hysteresis
@@ -56,7 +57,7 @@ class CanaryWatch:
         every_s: float = 30.0,
         told: dict[str, Any] | None = None,
         now: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         rng: random.Random | None = None,
     ) -> None:
         self._targets = dict(targets)

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from thunderagent.clock import since_boot
 from thunderagent.doorbell import Wanted
 from thunderagent.errors import ConfigurationError, DoorbellError
 from thunderagent.pacing import EAGER_POLL_S, STAND_BACK_S
@@ -65,7 +66,7 @@ class SqsDoorbell:
         url: str,
         *,
         make_client: Callable[[str, Config], Any] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Make one; nothing is contacted.

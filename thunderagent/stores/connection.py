@@ -9,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent import purposes
-from thunderagent.clock import DateClock
+from thunderagent.clock import DateClock, since_boot
 from thunderagent.errors import ConfigurationError, CredentialsExpired
 from thunderagent.stores.consumed import Consumed, throttle_reasons
 from thunderagent.stores.failures import Place, Refused, code_of, translate
@@ -149,9 +148,9 @@ class Connection:
         with _building:
             if self._client is not expired:
                 return True
-            if time.monotonic() - self._renewed_at < RENEW_PAUSE_S:
+            if since_boot() - self._renewed_at < RENEW_PAUSE_S:
                 return False
-            self._renewed_at = time.monotonic()
+            self._renewed_at = since_boot()
             self._client, self._pid = self._build(), os.getpid()
             return True
 
@@ -182,7 +181,7 @@ class Connection:
         return None if guard is None or key is None or action == "GetItem" else partial(guard, key["taskId"]["S"])
 
     def _note_sent(self, **_: Any) -> None:
-        self._sent.at = time.monotonic()
+        self._sent.at = self.clock.monotonic()
         if (guard := getattr(self._sent, "guard", None)) is not None:
             guard()
 
@@ -194,7 +193,7 @@ class Connection:
             self.consumed.add_throttle(reasons)
         if response_dict is not None:
             date = response_dict["headers"].get("date")
-            self.clock.observe(date, sent=self._sent.at, received=time.monotonic())
+            self.clock.observe(date, sent=self._sent.at, received=self.clock.monotonic())
 
 
 def is_loopback(endpoint: str | None) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Final
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import StoreUnavailable
 
 LOOK_S: Final = 1.0
@@ -45,7 +45,7 @@ class OpenedFile:
         Raises:
             StoreUnavailable: it was another file at some look, or none. Only a new connection ends that.
         """
-        now = time.monotonic()
+        now = since_boot()
         if self._known is not None and now >= self._next_look and not self._problem:
             self._next_look = now + LOOK_S
             self._problem = self._seen()

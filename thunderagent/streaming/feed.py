@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import ConfigurationError, StreamFailed, TaskStopped
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
@@ -91,7 +91,7 @@ class Feed(Generic[M]):
         snapshot: Snapshot | None = None,
         overlap: bool = False,
         on_hold: bool = False,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         """Make a feed; nothing runs before it is iterated. The arguments are those of `StreamContext.connect`.
 

@@ -7,11 +7,11 @@ looks which of them still have a row, and sends to those to find out which are s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import StoreError, ThunderAgentError
 from thunderagent.port import Applied, Engine
 from thunderagent.websocket_messages import Kind, encode
@@ -49,7 +49,7 @@ class Connections:
         now: Callable[[], float],
         post: Callable[[str, str], bool] | None = None,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self._engine = engine
         self._now = now

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import ConfigurationError, StoreUnavailable
 
 MAX_AGE_S: Final = 600.0
@@ -43,7 +43,7 @@ class Keys:
         monotonic: seconds of a clock that nobody sets.
     """
 
-    def __init__(self, fetch: Callable[[], str], *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, fetch: Callable[[], str], *, monotonic: Callable[[], float] = since_boot) -> None:
         self._fetch = fetch
         self._monotonic = monotonic
         self._guard = threading.Lock()
@@ -112,7 +112,7 @@ def read_jwks(text: str) -> list[Jwk]:
     return usable
 
 
-def fetch_url(url: str, *, monotonic: Callable[[], float] = time.monotonic) -> Callable[[], str]:
+def fetch_url(url: str, *, monotonic: Callable[[], float] = since_boot) -> Callable[[], str]:
     """What reads the JWKS at a URL, within a bounded time and size.
 
     Raises:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import ClientClosed
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
@@ -190,7 +190,7 @@ class Session:
         return self._options.verdict(end)
 
     def _heard(self, took_s: float) -> None:
-        self._replica.heard(time.monotonic())
+        self._replica.heard(since_boot())
         self.latency_s = took_s
 
     def _receive(self, raw: str | bytes) -> None:
@@ -203,7 +203,7 @@ class Session:
             case {"type": Kind.STATE, "version": int(version), "state": dict(state), **others}:
                 region = text_of(others.get("region"))
                 is_behind = others.get("client_ahead") is True
-                found = self._replica.observed(state, version, region, time.monotonic(), is_behind=is_behind)
+                found = self._replica.observed(state, version, region, since_boot(), is_behind=is_behind)
                 self.again(*found)
                 return True
         return False

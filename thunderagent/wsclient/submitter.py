@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 from typing import Final
 
+from thunderagent.clock import since_boot
 from thunderagent.errors import ChangeRefused
 from thunderagent.pacing import LONGEST_PAUSE_S, OVERTAKEN, PASSING, PASSING_LEAST_S
 from thunderagent.streaming.connection import Connection
@@ -77,12 +77,12 @@ class Submitter:
                 return self._passing()
             case {"type": Kind.SAVED, "version": int(version)}:
                 self._start_afresh()
-                is_stale = self._replica.saved(change.id, version, text_of(answer.get("region")), time.monotonic())
+                is_stale = self._replica.saved(change.id, version, text_of(answer.get("region")), since_boot())
                 self._settled(change, version)
                 return 0.0 if not is_stale or await self._session.read(connection) else self._passing()
             case {"type": Kind.CONFLICT, "version": int(version), "state": dict(state)}:
                 region = text_of(answer.get("region"))
-                self._session.again(*self._replica.conflict(sent, state, version, region, time.monotonic()))
+                self._session.again(*self._replica.conflict(sent, state, version, region, since_boot()))
                 self._conflicts += 1
                 return OVERTAKEN.delay(self._conflicts - 2, self._rng) if self._conflicts > 1 else 0.0
             case {"type": Kind.ERROR}:
