@@ -154,9 +154,9 @@ class Heartbeat:
         """End the threads; the last of the agent's to stop."""
         self._stop.set()
         self._early.set()
-        until = time.monotonic() + HEARTBEAT_JOIN_S
+        until = since_boot() + HEARTBEAT_JOIN_S
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, until - since_boot()))
 
     @property
     def has_ended(self) -> bool:
