@@ -166,12 +166,8 @@ class Admission:
         Raises:
             StoreError: the store did not answer.
         """
-        turn_s = self._settings.sweep_s * 0.9
-        return self._sweep.run(
-            self.lines.lanes,
-            numbers_of(self._jobs.values()),
-            is_my_turn=lambda: self._store.take_turn("lines", owner=owner, lasts_s=turn_s),
-        )
+        numbers, turn_s = numbers_of(self._jobs.values()), self._settings.sweep_s * 0.9
+        return self._sweep.run(self.lines.lanes, numbers, owner=owner, turn_s=turn_s)
 
     def _let_out(self, task: Task) -> None:
         self._bus.emit(events.TaskLetOut(task_id=task.task_id, queue=task.queue))

@@ -7,43 +7,59 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from thunderagent import shared_writes
 from thunderagent.limits import Slots, holders_of, number_of, rows_of
-from thunderagent.lines import entries, let_out, line_value, pages_of_open_lines
+from thunderagent.lines import PAGE, PAGES, keys_of, let_out, line_value
 from thunderagent.pacing import LINE_CLOSES_S, LINE_SWEEP_S
+from thunderagent.shared_writes import LINE_STATUS
 from thunderagent.store import TaskStore
+from thunderagent.sweeps import Rounds, fleet_rounds
 from thunderagent.task import Candidate, Lane, Row, Task
 
 AT_ONCE: Final = 100
 """Tasks of one line that one sweep lets out."""
 
+PLACES_KEPT: Final = 1000
+"""Long lines of which an agent remembers how far it has read; of others it reads the head and what is next to it."""
+
 
 class LineSweep:
     """Looks after all open lines; one agent of the fleet does so in each `sweep_s`. Called in the agent's loop."""
 
-    def __init__(self, store: TaskStore, slots: Slots, *, told: Callable[[Task], None] = lambda task: None) -> None:
+    def __init__(
+        self,
+        store: TaskStore,
+        slots: Slots,
+        *,
+        told: Callable[[Task], None] = lambda task: None,
+        most: int = PAGE * PAGES,
+    ) -> None:
         """Make one.
 
         Args:
             store: where the lines are.
             slots: know whose leases are over.
             told: told of tasks that were let out of their line into their queue, for any agent.
+            most: tasks in one lane of a line that are read at its head, and again behind that.
         """
         self._store = store
         self._slots = slots
         self._told = told
-        self._after: Any = None
+        self._most = most
+        self._places: dict[str, Any] = {}
 
-    def run(self, lanes: Sequence[Lane], numbers: Mapping[str, int], *, is_my_turn: Callable[[], bool]) -> int:
+    def run(self, lanes: Sequence[Lane], numbers: Mapping[str, int], *, owner: str, turn_s: float) -> int:
         """Look after all open lines: free slots of leases that are over, let out who waits for a free slot, and close
         lines that have been empty for long. Bounded in time: the next sweep goes on where this one stops.
 
         Args:
             lanes: all that are known.
             numbers: of the limits of jobs that this agent has; of others the row tells.
-            is_my_turn: asked once when there is an open line at all.
+            owner: the agent, which takes the turn when there is an open line at all.
+            turn_s: length of the turn.
 
         Returns:
             how many tasks were let out.
@@ -52,18 +68,13 @@ class LineSweep:
             StoreError: the store did not answer.
         """
         number, until = 0, self._store.monotonic() + LINE_SWEEP_S
-        has_turn = False
-        after, self._after = self._after, None
-        for keys, behind in pages_of_open_lines(self._store, after):
-            if not keys:
-                continue
-            if not has_turn and not is_my_turn():
-                return 0
-            has_turn = True
-            number += self._sweep(keys, lanes, numbers)
-            if self._store.monotonic() >= until:
-                self._after = behind
-                break
+        if not self._store.engine.page(LINE_STATUS, limit=1).entries:
+            return 0
+        with fleet_rounds(self._store, "lines", owner=owner, lasts_s=turn_s) as rounds:
+            for found in rounds.pages(LINE_STATUS) if rounds is not None else ():
+                number += self._sweep(keys_of(found), lanes, numbers)
+                if self._store.monotonic() >= until:
+                    break
         return number
 
     def _sweep(self, keys: Sequence[str], lanes: Sequence[Lane], numbers: Mapping[str, int]) -> int:
@@ -97,13 +108,27 @@ class LineSweep:
         start (paused, or no agent has it) holds up another."""
         number, seen = 0, Counter[tuple[Lane, str]]()
         for lane in lanes:
-            for one in entries(self._store, key, lane):
+            for one in self._entries(line_value(lane, key)):
                 seen[lane, one.job] += 1
                 if seen[lane, one.job] <= free:
                     yield one
                     number += 1
                 if number >= AT_ONCE:
                     return
+
+    def _entries(self, value: str) -> Iterator[Candidate]:
+        """The tasks that are due at the head of a line, and of those far behind another part in each sweep."""
+        until = self._store.clock.latest()
+        head = Rounds(self._store, most=self._most)
+        yield from chain.from_iterable(head.pages(value, until=until))
+        behind = self._places.pop(value, head.places.get(value))
+        if behind is None or not head.places:
+            return
+        part = Rounds(self._store, most=self._most, places={value: behind})
+        yield from chain.from_iterable(part.pages(value, until=until))
+        self._places |= part.places
+        while len(self._places) > PLACES_KEPT:
+            del self._places[next(iter(self._places))]
 
     def _close(self, key: str, lanes: Sequence[Lane], row: Row, number: int) -> None:
         seen_at = row.get("updatedAt")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from thunderagent import shared_writes, writes
 from thunderagent.limits import Limit
@@ -44,8 +44,19 @@ def line_of(status_value: str) -> str | None:
 
 def open_lines(store: TaskStore) -> Iterator[str]:
     """Keys of the limits with an open line."""
-    for keys, _ in pages_of_open_lines(store, None):
-        yield from keys
+    after = None
+    while True:
+        page = store.engine.page(LINE_STATUS, limit=PAGE, after=after)
+        yield from keys_of(page.entries)
+        after = page.after
+        if after is None:
+            return
+
+
+def keys_of(entries: Iterable[Candidate]) -> list[str]:
+    """Keys of the limits that entries with the status of open lines name."""
+    prefix = limit_id("")
+    return [one.task_id.removeprefix(prefix) for one in entries if one.task_id.startswith(prefix)]
 
 
 def keep_line_open(store: TaskStore, limit: Limit, row: Row | None) -> None:
@@ -106,17 +117,6 @@ def let_out(store: TaskStore, several: Iterable[Candidate]) -> list[Task]:
     now = store.clock.now()
     batch = [writes.leave_line(one, now=now) for one in several]
     return [task for task in store.apply(batch) if task is not None] if batch else []
-
-
-def pages_of_open_lines(store: TaskStore, after: Any) -> Iterator[tuple[list[str], Any]]:
-    """Keys of limits with open lines, and where to go on behind them."""
-    while True:
-        page = store.engine.page(LINE_STATUS, limit=PAGE, after=after)
-        prefix = limit_id("")
-        yield [one.task_id.removeprefix(prefix) for one in page.entries if one.task_id.startswith(prefix)], page.after
-        after = page.after
-        if after is None:
-            return
 
 
 def seconds_of(value: object) -> float:

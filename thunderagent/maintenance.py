@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,13 +16,14 @@ from thunderagent.limits import Limit, Taken, free_slots, limit_of
 from thunderagent.settler import about
 from thunderagent.shared_writes import holder
 from thunderagent.store import Doubt, TaskStore
-from thunderagent.task import Candidate, Lane, Lease, Row, Status, Task
+from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
+from thunderagent.task import Lane, Lease, Row, Status, Task
 
 RECHECKED: Final = 500
 """Rows that one look at leases which should be over reads at most."""
 
-PAGES_A_SWEEP: Final = 100
-"""Index pages of 100 entries that one sweep of one lane reads at most; the rest comes with the next."""
+REMEMBERED: Final = 50_000
+"""Running tasks of which one agent remembers when their beats stood still; of others the shared clock alone tells."""
 
 
 @dataclass(slots=True)
@@ -33,6 +34,9 @@ class _Sighting:
     hb: int | None
     since: float
     look_again: float
+    lap: int = 0
+    """The lap of its lane in which the index showed it last."""
+    lane: str = ""
     is_overwritten: bool = False
     """The row is that of an earlier epoch with a smaller fence: a late write of a lost region."""
 
@@ -56,7 +60,12 @@ class LostLeases:
         epoch: Callable[[], int] = lambda: 0,
         owner: str = "",
         is_stray: Callable[[Task], bool] = lambda task: False,
+        most: int = ENTRIES_A_SWEEP,
+        remembered: int = REMEMBERED,
     ) -> None:
+        self._rounds = Rounds(store, most=most)
+        self._remembered = remembered
+        self._laps: Counter[str] = Counter()
         self._store = store
         self._is_stray = is_stray
         self._epoch = epoch
@@ -68,24 +77,30 @@ class LostLeases:
 
     def find(self, lanes: Sequence[Lane]) -> list[Task]:
         """The tasks of these lanes that may be taken over. Reads only rows that are new or should have expired."""
-        seen: set[str] = set()
         lost: list[Task] = []
-        for lane in lanes:
-            for entries in _pages(self._store, lane.value(Status.RUNNING)):
-                seen.update(entry.task_id for entry in entries)
-                now = self._monotonic()
-                due = [
-                    entry.task_id
-                    for entry in entries
-                    if ((known := self._sightings.get(entry.task_id)) is None or known.look_again <= now)
-                    and not self._is_held(entry.task_id)  # what we hold ourselves the heartbeat looks after
-                ]
-                if due:
-                    rows = self._store.peek(due)
-                    lost += [task for task in rows.values() if self._is_lost(task, self._monotonic())]
-        for task_id in self._sightings.keys() - seen:
-            del self._sightings[task_id]
+        ended: dict[str, int] = {}
+        for value in [lane.value(Status.RUNNING) for lane in lanes]:
+            for entries in self._rounds.pages(value):
+                lost += self._look_at([entry.task_id for entry in entries], value)
+            if value not in self._rounds.places:
+                ended[value] = self._laps[value]
+                self._laps[value] += 1
+        self._sightings = {
+            task_id: known for task_id, known in self._sightings.items() if known.lap >= ended.get(known.lane, 0)
+        }
         return lost
+
+    def _look_at(self, task_ids: Sequence[str], value: str) -> list[Task]:
+        """Of tasks that the index shows as running, the lost ones; what is not due yet is not read."""
+        now, due = self._monotonic(), []
+        for task_id in task_ids:
+            if (known := self._sightings.get(task_id)) is not None:
+                known.lap = self._laps[value]
+            # what we hold ourselves the heartbeat looks after
+            if (known is None or known.look_again <= now) and not self._is_held(task_id):
+                due.append(task_id)
+        rows = self._store.peek(due) if due else {}
+        return [task for task in rows.values() if self._is_lost(task, self._monotonic())]
 
     def recheck(self) -> list[Task]:
         """Those that are known and should have expired by now; reads no index."""
@@ -97,8 +112,9 @@ class LostLeases:
         ][:RECHECKED]
         rows = self._store.peek(due) if due else {}
         for task_id in due:
-            if task_id not in rows or rows[task_id].status is not Status.RUNNING:
-                del self._sightings[task_id]
+            known = self._sightings.pop(task_id)
+            if task_id in rows and rows[task_id].status is Status.RUNNING:
+                self._sightings[task_id] = known  # behind the others: each has its turn
         return [task for task in rows.values() if self._is_lost(task, self._monotonic())]
 
     def _is_lost(self, task: Task, now: float) -> bool:
@@ -110,7 +126,7 @@ class LostLeases:
         if self.has_moved(task):
             return self._has_no_holder(task, known, now)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):
-            known = self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
+            known = self._remember(task, _Sighting(task.fence, task.hb, now, now))
         clock = self._store.clock
         still_for = now - known.since
         if still_for > task.lease_sec + self._guard_s:
@@ -128,15 +144,24 @@ class LostLeases:
         Such a holder writes its own row again with its next heartbeat: it has the time of a lease for that.
         """
         if known is None or known.fence <= task.fence:  # if it is left to another agent now, `recheck` finds it again
-            self._sightings[task.task_id] = _Sighting(task.fence, task.hb, now, now)
+            self._remember(task, _Sighting(task.fence, task.hb, now, now))
             return True
         if known.hb != task.hb or not known.is_overwritten:
-            known = self._sightings[task.task_id] = _Sighting(known.fence, task.hb, now, now, is_overwritten=True)
+            known.hb, known.since, known.look_again, known.is_overwritten = task.hb, now, now, True
         return now - known.since > (task.lease_sec or 0.0) + self._guard_s
 
     def has_strayed(self, task: Task) -> bool:
         """Whether it came of a claim of ours that we had given up, and can be given back under our grant."""
         return self._is_stray(task) and not self.has_moved(task)
+
+    def _remember(self, task: Task, sighting: _Sighting) -> _Sighting:
+        """Keep it while there is room. Without room, one whose beats move makes room for one that may stand still."""
+        sighting.lane = task.lane.value(Status.RUNNING)
+        sighting.lap = self._laps[sighting.lane]
+        was_known = self._sightings.pop(task.task_id, None) is not None
+        if len(self._sightings) < self._remembered - was_known:
+            self._sightings[task.task_id] = sighting
+        return sighting
 
     def was_let_go(self, task: Task) -> bool:
         """Whether we have held it and let it go, as a grant ended that our region has again."""
@@ -167,6 +192,7 @@ class Janitor:
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,
         is_stray: Callable[[Task], bool] = lambda task: False,
+        most: int = ENTRIES_A_SWEEP,
     ) -> None:
         """Make one.
 
@@ -185,6 +211,7 @@ class Janitor:
             limit: of a task that is given up.
             freed: told of a slot that was freed, with the row of its limit.
             is_stray: whether a claim of this agent was carried out when the agent had given it up.
+            most: index entries of one lane that one sweep reads.
         """
         self._store = store
         self._bus = bus
@@ -204,7 +231,9 @@ class Janitor:
             epoch=epoch,
             owner=owner,
             is_stray=is_stray,
+            most=most,
         )
+        self._most = most
 
     def take_over(
         self,
@@ -275,17 +304,15 @@ class Janitor:
         * a parent has ended and its child was not told: tell it;
         * a parent does not know its child (the client died between the two writes): make them known to each other.
         """
-        pages = (page for lane in lanes for page in _pages(self._store, lane.value(Status.BLOCKED)))
-        first = next(pages, None)  # a turn is a write, which costs ten times as much as to see that nobody waits
-        if first is None or not self._store.take_turn("blocked", owner=self._owner, lasts_s=self._sweep_s * 0.9):
-            return
-        for entries in itertools.chain([first], pages):
-            children = [
-                task
-                for task in self._store.peek(entry.task_id for entry in entries).values()
-                if task.status is Status.BLOCKED
-            ]
-            self._heal(children)
+        values = [lane.value(Status.BLOCKED) for lane in lanes]
+        if not any(self._store.engine.page(value, limit=1).entries for value in values):
+            return  # a turn is a write, which costs ten times as much as to see that nobody waits
+        turn_s = self._sweep_s * 0.9
+        with fleet_rounds(self._store, "blocked", owner=self._owner, lasts_s=turn_s, most=self._most) as rounds:
+            for value in values:
+                for entries in rounds.pages(value) if rounds is not None else ():
+                    tasks = self._store.peek(entry.task_id for entry in entries).values()
+                    self._heal([task for task in tasks if task.status is Status.BLOCKED])
 
     def _heal(self, children: Sequence[Task]) -> None:
         names = sorted({parent for child in children for parent in child.waiting_for})
@@ -305,14 +332,3 @@ class Janitor:
         ]
         if unknown:
             self._store.apply(unknown)
-
-
-def _pages(store: TaskStore, status_value: str) -> Iterator[tuple[Candidate, ...]]:
-    after = None
-    for _ in range(PAGES_A_SWEEP):
-        page = store.engine.page(status_value, limit=100, after=after)
-        if page.entries:
-            yield page.entries
-        after = page.after
-        if after is None:
-            return

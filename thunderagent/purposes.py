@@ -91,7 +91,7 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "stop waiting",
             "stay ended",
         ),
-        Purpose.REGISTRY: ("take turn", "announce", "set controls", "sentinel"),
+        Purpose.REGISTRY: ("take turn", "keep places", "announce", "set controls", "sentinel"),
         Purpose.TASKS: ("cancel", "request cancel", "revive"),
     }.items()
     for verb in verbs

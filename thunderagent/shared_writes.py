@@ -259,6 +259,17 @@ def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
     )
 
 
+def keep_places(turn_id: str, places: Mapping[str, Any], *, owner: str) -> Write:
+    """Say where the sweep of this turn has ended, for the agent that gets the next turn."""
+    return Write(
+        verb="keep places",
+        task_id=turn_id,
+        set={"info": dict(places)} if places else {},
+        remove=() if places else ("info",),
+        require=(Is("leaseOwner", owner),),
+    )
+
+
 def announce(agent_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
     """Say that an agent is alive, and what it runs."""
     return Write(

@@ -251,14 +251,14 @@ class TaskStore:
         """
         return [Task.from_row(row) if won and row else None for won, row in self.attempt(batch)]
 
-    def take_turn(self, name: str, *, owner: str, lasts_s: float) -> bool:
-        """True for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
+    def take_turn(self, name: str, *, owner: str, lasts_s: float) -> Row | None:
+        """The row of the turn for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
         now = self.clock.now()
-        turn_id, until = f"turn:{name}", timestamp(now + lasts_s)
-        [(answer, won)] = self._apply([shared_writes.take_turn(turn_id, owner=owner, now=now, until=until)])
-        if won or answer.row is not None or answer.error:
-            return won
-        return self.found({"taskId": turn_id, "leaseOwner": owner, "lockTime": until})[0]
+        turn = shared_writes.take_turn(f"turn:{name}", owner=owner, now=now, until=timestamp(now + lasts_s))
+        [(answer, won)] = self._apply([turn])
+        is_known = won or answer.row or answer.error
+        won, row = (won, answer.row) if is_known else self.found({"taskId": turn.task_id, **turn.set})
+        return row if won else None
 
     def attempt(self, batch: Sequence[Write]) -> list[tuple[bool, Row | None]]:
         """Do writes on rows that are no tasks; for each whether it is done, and the row as it is then.

@@ -19,10 +19,10 @@ from thunderagent.job import job
 from thunderagent.limits import Limit, Slots, holders_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value
-from thunderagent.pacing import LINE_CLOSES_S
+from thunderagent.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.settler import Outcome, Raised, Returned
 from thunderagent.shared_writes import LINE_STATUS, close_line, limit_row
-from thunderagent.store import Wanted
+from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import Lane, Page, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
@@ -581,8 +581,54 @@ def test_a_line_stays_open_over_tasks_that_are_not_due_as_the_clock_was_set_back
     long_ago = clock.now() - LINE_CLOSES_S - 1.0
     store.found({**limit_row("api", number=1, now=long_ago), "status": LINE_STATUS, "createdAt": long_ago})
     sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0))
-    assert sweep.run([Lane()], {}, is_my_turn=lambda: True) == 0
+    assert sweep.run([Lane()], {}, owner="me", turn_s=-1.0) == 0
     assert store.engine.get(["limit:api"])["limit:api"].get("status") == LINE_STATUS, "nobody would look for it"
     clock.advance(61.0)
-    assert sweep.run([Lane()], {}, is_my_turn=lambda: True) == 1
+    assert sweep.run([Lane()], {}, owner="me", turn_s=-1.0) == 1
     assert store.get(["a"])["a"].status is Status.PENDING
+
+
+def line_of_two_jobs(store: TaskStore, first: int) -> None:
+    """A line with so many tasks of a job that nobody can start, and one of another job behind them."""
+    now = store.clock.now()
+    keep_line_open(store, Limit("api", 1), None)
+    for number in range(first + 1):
+        put_in_line(store, f"t{number:03}", "stuck" if number < first else "other", now - 100.0 + number / 1000)
+
+
+def put_in_line(store: TaskStore, name: str, job: str, created_at: float, key: str = "api") -> None:
+    waiting = {"status": Status.BLOCKED, "line": key, "limit_key": key}
+    task: dict[str, Any] = {"task_id": name, "job": job, "created_at": created_at, "submitted_at": created_at}
+    store.enqueue([Task(**task, **waiting)])  # type: ignore[arg-type]
+
+
+def test_a_job_that_stands_far_behind_another_in_line_is_reached() -> None:
+    store = memory_store(FakeClock())
+    line_of_two_jobs(store, 60)
+    sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0), most=10)
+    for _ in range(6):
+        sweep.run([Lane()], {"api": 1}, owner="me", turn_s=-1.0)
+    assert store.get(["t060"])["t060"].status is Status.PENDING
+    ahead = [name for name, task in store.get(f"t{one:03}" for one in range(60)).items() if task.line is None]
+    assert ahead == [f"t{one:03}" for one in range(6)], "of the others those that wait longest"
+
+
+def test_lines_behind_those_of_one_sweep_are_swept_by_the_next_agent() -> None:
+    clock = FakeClock()
+    store = memory_store(clock)
+    keys = [f"key-{number:03}" for number in range(250)]
+    for key in keys:
+        keep_line_open(store, Limit(key, 1), None)
+        put_in_line(store, f"task-{key}", "other", clock.now(), key)
+    slow = clock.monotonic
+
+    def monotonic() -> float:
+        clock.advance(LINE_SWEEP_S)
+        return slow()
+
+    store.monotonic = monotonic
+    left = []
+    for agent in ("a", "b", "c"):
+        sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0))
+        left.append(sweep.run([Lane()], {}, owner=agent, turn_s=-1.0))
+    assert left == [100, 100, 50]

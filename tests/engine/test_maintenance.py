@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from email.utils import formatdate
+from typing import Any, Final
 
 import pytest
 
@@ -12,8 +15,9 @@ from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.clock import DateClock, SharedClock
 from thunderagent.dependents import Dependents
+from thunderagent.errors import StoreError
 from thunderagent.limits import holders_of
-from thunderagent.maintenance import Janitor, LostLeases
+from thunderagent.maintenance import RECHECKED, Janitor, LostLeases
 from thunderagent.shared_writes import limit_row
 from thunderagent.store import Beat, TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
@@ -250,6 +254,86 @@ def test_other_lanes_are_not_looked_at(at: Setting) -> None:
     assert [task.task_id for task in at.lost.find([Lane("reports", 2)])] == ["a"]
 
 
+# Long lanes
+
+LIVES: Final = 1_800_000_000.0
+
+
+def many_running(at: Setting, number: int, *, lock_time: float = LIVES + 9e6) -> None:
+    """Put so many tasks that run under leases of others, in the order of their names."""
+    now = at.clock.now()
+    task = Task(
+        task_id="",
+        status=Status.RUNNING,
+        created_at=now,
+        submitted_at=now,
+        job="test.job",
+        fence=1,
+        hb=0,
+        lock_time=lock_time,
+        lease_owner="another",
+        lease_sec=300.0,
+    )
+    at.engine.put([replace(task, task_id=f"r{one:05}", created_at=now + one / 1000).to_row() for one in range(number)])
+
+
+def observer(at: Setting, **options: Any) -> LostLeases:
+    return LostLeases(at.store, guard_s=GUARD, monotonic=at.clock.monotonic, **options)
+
+
+def test_a_lost_lease_behind_ten_thousand_others_is_found(at: Setting) -> None:
+    many_running(at, 10_150)
+    at.clock.advance(60.0)
+    claimed(at.store, "lost", lease_s=300)
+    at.clock.advance(303)
+    assert [at.find(), at.find(), at.find(), at.find()] == [[], ["lost"], [], ["lost"]]
+    assert len(at.lost._sightings) == 10_151
+
+
+def test_a_part_of_a_lane_forgets_nothing_of_the_other_parts(at: Setting) -> None:
+    many_running(at, 10)
+    lost = observer(at, most=3)
+    for _ in range(4):
+        at.find(lost)
+    assert len(lost._sightings) == 10
+    at.engine.reads = 0
+    for _ in range(9):
+        at.find(lost)
+    assert at.engine.reads == 0
+    at.engine.delete([{"taskId": f"r{one:05}", "status": "RUNNING", "fence": 1} for one in range(5)])
+    for _ in range(5):
+        at.find(lost)
+    assert sorted(lost._sightings) == [f"r{one:05}" for one in range(5, 10)]
+
+
+def test_the_memory_of_beats_has_a_bound_and_each_has_its_turn_in_it(at: Setting) -> None:
+    """Without a shared clock the beats alone tell: what lives makes room for what may be lost."""
+    many_running(at, 6, lock_time=LIVES)
+    lost = LostLeases(at.elsewhere(Unusable()), guard_s=GUARD, monotonic=at.clock.monotonic, remembered=2)
+    found = set[str]()
+    for _ in range(20):
+        at.clock.advance(310.0)
+        found |= set(at.find(lost))
+        assert len(lost._sightings) <= 2
+        now = at.clock.now()
+        for name in ("r00000", "r00001", "r00002"):  # these live
+            lease = Lease(task=at.row(name), owner="another", fence=1, lease_s=300.0, held_from=0.0)
+            at.engine.apply([writes.renew(lease, now=now, until=now + 300.0)])
+        for name in found & {"r00003", "r00004"}:
+            at.store.take_over([(at.row(name), 300.0)], owner="rescuer")
+            lease = Lease(task=at.row(name), owner="rescuer", fence=2, lease_s=300.0, held_from=0.0)
+            at.engine.apply([writes.release(lease, now=now)])
+    assert found == {"r00003", "r00004", "r00005"}
+
+
+def test_leases_that_nobody_can_take_over_do_not_keep_the_others_from_being_looked_at(at: Setting) -> None:
+    many_running(at, RECHECKED + 100, lock_time=LIVES)
+    assert len(at.find()) == 0
+    at.clock.advance(303.0)
+    seen = {task.task_id for _ in range(2) for task in at.lost.recheck()}
+    assert len(seen) == RECHECKED + 100
+
+
 # Takeover
 
 
@@ -364,6 +448,46 @@ def test_giving_up_needs_neither_job_nor_slot(at: Setting) -> None:
 
 
 # Healing
+
+
+def many_blocked(at: Setting, number: int) -> None:
+    """Put so many tasks that wait for a parent which knows them all."""
+    names = [f"c{one:05}" for one in range(number)]
+    put(at.store, "open", dependents=frozenset(names))
+    now = at.clock.now()
+    task = Task(
+        task_id="",
+        status=Status.BLOCKED,
+        created_at=0.0,
+        submitted_at=now,
+        job="test.job",
+        depends_on=("open",),
+        waiting_for=frozenset({"open"}),
+    )
+    at.engine.put([replace(task, task_id=name, created_at=one / 1000).to_row() for one, name in enumerate(names)])
+
+
+def test_a_child_behind_ten_thousand_others_is_told_whichever_agent_has_the_turn(at: Setting) -> None:
+    many_blocked(at, 10_150)
+    put(at.store, "child", status=Status.BLOCKED, depends_on=("gone",), waiting_for=frozenset({"gone"}))
+    at.janitor.heal(LANES)
+    assert at.row("child").status is Status.BLOCKED
+    at.clock.advance(15)
+    at.a_janitor("another").heal(LANES)
+    assert at.row("child").status is Status.FAILED
+    assert "info" not in at.engine.get(["turn:blocked"])["turn:blocked"]
+
+
+@pytest.mark.parametrize("place", ["x", 5, [1], {"no": "place"}, [[], {}], None])
+def test_a_place_that_is_none_is_forgotten(at: Setting, place: object) -> None:
+    many_blocked(at, 5)
+    blocked(at, "gone")
+    at.store.found({"taskId": "turn:blocked", "leaseOwner": "x", "lockTime": 1.0, "info": {"BLOCKED": place, "y": 1}})
+    for _ in range(2):
+        with suppress(StoreError):
+            at.janitor.heal(LANES)
+        at.clock.advance(15)
+    assert at.row("child").status is Status.FAILED
 
 
 def blocked(at: Setting, *parents: str, name: str = "child") -> Task:

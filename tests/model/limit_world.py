@@ -237,6 +237,7 @@ class Process:
         self.store = Way(world.engine, self, rng)
         store = TaskStore(self.store, monotonic=self.clock.monotonic)
         self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
+        self.agent._workload.admission._sweep._most = 2  # instead of a thousand: a line has several parts
         self.is_alive, self.is_leaving = True, False
         self.main = Turn(self.clock, f"{name} main", self.agent.run)
         self._beat = Turn(self.clock, f"{name} heartbeat", self._beats)

@@ -237,6 +237,7 @@ class Agent:
             is_held=lambda name: name in self.held,
             monotonic=self.monotonic,
             epoch=lambda: self.gate.epoch,
+            most=3,  # instead of ten thousand: a sweep reads a part of a lane
         )
         self.held: dict[str, Held] = {}
         self.doubts: list[Doubt] = []

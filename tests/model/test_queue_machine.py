@@ -48,7 +48,7 @@ from thunderagent.store import Beat, Doubt, TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import Candidate, Lane, Lease, Status, Task
+from thunderagent.task import Candidate, Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock, Fault, FaultyEngine
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_MODEL", "0"))
@@ -58,6 +58,10 @@ KEEP_S: Final = 86400.0
 JUMP_S: Final = 600.0
 LANES: Final = [Lane(), Lane("reports")]
 ROUNDS: Final = 40
+A_PART: Final = 3
+"""Entries of one lane that one sweep reads, instead of ten thousand: a whole round takes several."""
+PARTS: Final = 10
+"""Sweeps until everything was looked at that may be in a lane, whoever has begun the round."""
 
 OUTCOMES: Final[dict[str, Outcome]] = {
     "success": Returned({"rows": 3}),
@@ -433,9 +437,10 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(ROUNDS):
             if not any(not task.status.is_terminal for task in self.audit.tasks):
                 return
-            self.time.advance(JUMP_S)
-            self._heal(agent)
-            self._take_over(agent)
+            for _ in range(PARTS):
+                self.time.advance(JUMP_S)
+                self._heal(agent)
+                self._take_over(agent)
             self._look(agent)
             self._claim(agent, agent.page)
             for lease in list(agent.leases.values()):
@@ -464,6 +469,7 @@ class QueueMachine(RuleBasedStateMachine):
             sweep_s=SWEEP_S,
             keep_failed_s=KEEP_S,
             monotonic=self.time.monotonic,
+            most=A_PART,
         )
         return SimAgent(owner, janitor)
 
@@ -571,10 +577,13 @@ class QueueMachine(RuleBasedStateMachine):
         self._act(agent)
         due = {task.task_id for task in self.audit.tasks if task.status is Status.BLOCKED and not self._waits(task)}
         turn, hits, interrupted = self._turn(), len(self.faulty.hits), self.audit.interrupted
+        has_begun = "info" in turn
         with suppress(StoreError):
             agent.janitor.heal(LANES)
             if self._turn() == turn or len(self.faulty.hits) > hits or self.audit.interrupted > interrupted:
                 return  # not our turn, or not all was done
+            if has_begun or "info" in self._turn():
+                return  # a part of the round
             for task in self.audit.tasks:
                 if task.status is Status.BLOCKED:
                     assert task.task_id not in due, "a sweep leaves nobody BLOCKED whose parents have ended"
@@ -590,8 +599,8 @@ class QueueMachine(RuleBasedStateMachine):
         doomed = Verdict.FAIL in verdicts or Verdict.CANCEL in verdicts
         return Verdict.WAIT in verdicts and not doomed
 
-    def _turn(self) -> Any:
-        return self.real.get(["turn:blocked"])
+    def _turn(self) -> Row:
+        return self.real.get(["turn:blocked"]).get("turn:blocked", {})
 
 
 class DynamoMachine(QueueMachine):

@@ -21,7 +21,8 @@ LAYERS: Final[dict[int, str]] = {
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
     2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
     3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter "
-    "admission choice doubts serving workload poller heartbeat measuring export companion notices signals executor "
+    "sweeps admission choice doubts serving workload poller heartbeat measuring export companion notices signals "
+    "executor "
     "executors delivery scopes tracing isolation child settler dependents intake maintenance housekeeping "
     "periodic stream streams handoff balance journal pauses drains controls rung ringer listener tally memory "
     "recycling child_end streaming streaming.* health health.* canary canary.*",

@@ -1,0 +1,98 @@
+"""Sweeps over lanes of any length: each reads a part, and the next goes on where it has ended.
+
+Where one agent sweeps for the whole fleet, the row of its turn keeps the places: the next turn may be another agent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from thunderagent import shared_writes
+from thunderagent.errors import StoreError
+from thunderagent.store import TaskStore
+from thunderagent.task import Candidate
+
+PAGE: Final = 100
+"""Index entries of one page."""
+
+ENTRIES_A_SWEEP: Final = 10_000
+"""Index entries of one status value that one sweep reads at most; the next sweep reads those behind them."""
+
+
+class Rounds:
+    """Reads the entries of status values in parts, round after round."""
+
+    def __init__(
+        self, store: TaskStore, *, most: int = ENTRIES_A_SWEEP, places: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            store: where the index is.
+            most: entries of one status value that one part has at most.
+            places: where to go on, by status value; else at the start.
+        """
+        self._store = store
+        self._most = most
+        self.places: dict[str, Any] = dict(places or {})
+        """Where the next part begins, of the status values whose end is not reached."""
+
+    def pages(self, status_value: str, *, until: float | None = None) -> Iterator[tuple[Candidate, ...]]:
+        """The entries of the next part, page by page. At the end of the lane its place is forgotten.
+
+        A part that ends early goes on behind the page that was read last. A place that the store refuses is forgotten.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        after, left = self.places.pop(status_value, None), self._most
+        while left > 0:
+            page = self._store.engine.page(status_value, limit=min(PAGE, left), until=until, after=after)
+            left -= PAGE
+            after = page.after
+            if after is None:
+                self.places.pop(status_value, None)
+            else:
+                self.places[status_value] = after
+            if page.entries:
+                yield page.entries
+            if after is None:
+                return
+
+
+@contextmanager
+def fleet_rounds(
+    store: TaskStore, name: str, *, owner: str, lasts_s: float, most: int = ENTRIES_A_SWEEP
+) -> Iterator[Rounds | None]:
+    """The rounds of a sweep that one agent does for all, from where the agent that did it last has ended.
+
+    Args:
+        store: where the index and the row of the turn are.
+        name: of the turn.
+        owner: the agent.
+        lasts_s: length of the turn.
+        most: see `Rounds`.
+
+    Yields:
+        the rounds; None while it is the turn of another agent.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    row = store.take_turn(name, owner=owner, lasts_s=lasts_s)
+    if row is None:
+        yield None
+        return
+    kept = row.get("info")
+    kept = kept if isinstance(kept, Mapping) else {}  # of a row made by hand
+    places = {value: place for value, place in kept.items() if isinstance(place, (list, Mapping))}
+    rounds = Rounds(store, most=most, places=places)
+    before = dict(rounds.places)
+    try:
+        yield rounds
+    finally:
+        if rounds.places != before:
+            with suppress(StoreError):  # the next sweep begins where this one did
+                store.attempt([shared_writes.keep_places(row["taskId"], rounds.places, owner=owner)])
