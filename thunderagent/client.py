@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, cast, overload
 
+from thunderagent.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
 from thunderagent.commands import id_of
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.doorbells.opening import open_doorbell
@@ -27,7 +30,7 @@ from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, Enqueued
 from thunderagent.stores.opening import open_store
-from thunderagent.task import TERMINAL, Candidate, Status, Task, UniqueScope
+from thunderagent.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
 from thunderagent.tracing import enqueuing
 
 P = TypeVar("P")
@@ -141,8 +144,8 @@ class Client(ScheduleCommands, DrainCommands):
             ConfigurationError: one of the options cannot be what it is.
             StoreError: the store did not take it.
         """
-        parents = [depends_on] if isinstance(depends_on, str) else depends_on  # a text is a sequence of letters
-        names = tuple(dict.fromkeys(map(id_of, parents)))
+        parents = [depends_on] if isinstance(depends_on, (str, Task)) else depends_on  # a text is a sequence of letters
+        names = tuple(dict.fromkeys(map(id_of, iterated("depends_on", parents))))
         new = NewTask(
             job,
             task_id,
@@ -195,7 +198,9 @@ class Client(ScheduleCommands, DrainCommands):
             one outcome for each payload, in order: an `error` there concerns that task alone.
         """
         new = NewTask(job, None, delay_s, run_at, max_retry, queue, limit_key=limit_key, limit=limit)
-        pairs = zip(payloads, task_ids, strict=True) if task_ids is not None else ((one, None) for one in payloads)
+        if on_progress is not None and not callable(on_progress):
+            check(f"on_progress is {shown(on_progress)}; use a function that takes the number of tasks")
+        pairs = _pairs(payloads, task_ids)
         outcomes: list[Enqueued] = []
         while batch := list(itertools.islice(pairs, BULK)):
             with enqueuing(new.name, traces=self.settings.traces, number=len(batch)):
@@ -216,6 +221,7 @@ class Client(ScheduleCommands, DrainCommands):
             WaitTimeout: it has not within the time; it goes on.
             TaskNotFound: there is none.
         """
+        check(seconds_problem("timeout_s", timeout_s, most=math.inf))
         until = time.monotonic() + timeout_s
         for delay in wait_delays():
             task = self.get(task_id)
@@ -229,6 +235,7 @@ class Client(ScheduleCommands, DrainCommands):
 
     async def wait_async(self, task_id: str | Task, *, timeout_s: float = 300.0) -> Task:
         """As `wait`, for coroutines; the store is read in a thread."""
+        check(seconds_problem("timeout_s", timeout_s, most=math.inf))
         until = time.monotonic() + timeout_s
         for delay in wait_delays():
             task = await asyncio.to_thread(self.get, task_id)
@@ -255,8 +262,12 @@ class Client(ScheduleCommands, DrainCommands):
             queue: only these; None: every queue.
             newest_first: or oldest first.
             limit: at most so many; None: all.
+
+        Raises:
+            ConfigurationError: one of them cannot be what it is.
         """
-        wanted = [Status(status)] if status else list(Status)
+        _check_listing(status, queue, limit)
+        wanted = list(Status) if status is None else [Status(status)]
         lanes = [lane for lane in self.store.engine.lanes() if queue is None or lane.queue == queue]
         values = [lane.value(one) for one in wanted for lane in lanes]
         if Status.BLOCKED in wanted:
@@ -293,7 +304,10 @@ class Client(ScheduleCommands, DrainCommands):
 
         Raises:
             NotAllowed: tasks of this status have not ended.
+            ConfigurationError: one of the arguments cannot be what it is.
         """
+        _check_listing(status, queue, limit)
+        check(choice_problem("status", status, Status), seconds_problem("older_than_s", older_than_s))
         if Status(status) not in TERMINAL:
             raise NotAllowed(f"{status} tasks have not ended: cancel them first")
         now = self.store.clock.now()
@@ -330,6 +344,32 @@ class Client(ScheduleCommands, DrainCommands):
                 task = tasks.get(entry.task_id)
                 if task is not None and task.status_value == entry.status_value:
                     yield task
+
+
+def _pairs(payloads: Any, task_ids: Any) -> Iterator[tuple[Any, str | None]]:
+    """Each payload with its id."""
+    values = iterated("payloads", payloads)
+    if task_ids is None:
+        return ((one, None) for one in values)
+    return _zipped(values, iterated("task_ids", task_ids))
+
+
+def _zipped(payloads: Iterable[Any], task_ids: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    missing = object()
+    for number, (payload, task_id) in enumerate(itertools.zip_longest(payloads, task_ids, fillvalue=missing)):
+        if payload is missing or task_id is missing:
+            fewer = "payloads" if payload is missing else "task_ids"
+            check(f"{fewer} has only {number} members: give one id for each payload; those before it may be put")
+        yield payload, "" if task_id is None else task_id  # a missing id is none that the caller would find again
+
+
+def _check_listing(status: object, queue: object, limit: object) -> None:
+    check(
+        None if status is None else choice_problem("status", status, Status),
+        None if limit is None else whole_problem("limit", limit, least=0, most=sys.maxsize),
+    )
+    if queue is not None:
+        Lane(cast(str, queue))
 
 
 def _late(task: Task, timeout_s: float) -> WaitTimeout:

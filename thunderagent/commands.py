@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from thunderagent import writes
+from thunderagent.arguments import check, is_storable, seconds_problem, shown, whole_problem
 from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
 from thunderagent.dependencies import OnParentFailure
@@ -21,6 +22,9 @@ from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
+
+MOST_RUNS: Final = 10_000
+"""Runs of a stream that are asked for at once."""
 
 TRIES: Final = 5
 """How often a command is tried on a task that changes under it."""
@@ -171,6 +175,7 @@ class Commands:
             NotAllowed: it is no stream, or its agent has not stopped it within the time.
             TaskNotFound: there is none.
         """
+        check(seconds_problem("timeout_s", timeout_s))
         until = time.monotonic() + timeout_s
         for delay in wait_delays():
             task = self.get(task_id)
@@ -200,6 +205,7 @@ class Commands:
         Raises:
             TaskNotFound: there is none.
         """
+        check(whole_problem("number", number, least=0, most=MOST_RUNS))
         return read_journals(self.store, self.get(task_id), runs=number)
 
     # Inside
@@ -226,5 +232,12 @@ class Commands:
 
 
 def id_of(task: str | Task) -> str:
-    """The id of a task, given it or its id."""
-    return task if isinstance(task, str) else task.task_id
+    """The id of a task, given it or its id.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    name = task.task_id if isinstance(task, Task) else task
+    if not isinstance(name, str) or not is_storable(name):
+        check(f"{shown(task)} is no task: give its id as a text, or the Task")
+    return name

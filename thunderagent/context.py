@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from thunderagent.arguments import LONGEST_S, check, seconds_problem, shown
 from thunderagent.errors import ConfigurationError, StoreError, TaskStopped
 from thunderagent.jsondata import dump_json
 from thunderagent.task import Lease
@@ -19,13 +20,19 @@ _EPOCH_SHIFT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """A handler's answer: run me again after `seconds`; no retry is used up.
+    """A handler's answer: run me again after `seconds`; no retry is used up. A negative number means at once.
 
     >>> Snooze(60)
     Snooze(seconds=60)
+
+    Raises:
+        ConfigurationError: it is not a number of seconds, or over ten years.
     """
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        check(seconds_problem("the time of a Snooze", self.seconds, least=-LONGEST_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +41,22 @@ class Cancel:
 
     reason: str = "cancelled by its handler"
 
+    def __post_init__(self) -> None:
+        check(_reason_problem("a Cancel", self.reason))
+
 
 @dataclass(frozen=True, slots=True)
 class Fail:
     """A handler's answer: FAILED at once, whatever retries are left."""
 
     reason: str
+
+    def __post_init__(self) -> None:
+        check(_reason_problem("a Fail", self.reason))
+
+
+def _reason_problem(what: str, reason: object) -> str | None:
+    return None if isinstance(reason, str) else f"the reason of {what} is {shown(reason)}; use a text"
 
 
 class ParentResults(Mapping[str, Any]):

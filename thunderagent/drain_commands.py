@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from thunderagent.arguments import check, iterated, seconds_problem, text_problem
 from thunderagent.drains import PREFIX, drain_entry, drains_of, without_old
 from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.pacing import wait_delays
-from thunderagent.pause_commands import PauseCommands, check_pause
+from thunderagent.pause_commands import LONGEST_NAME, PauseCommands, check_pause
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of
 from thunderagent.store import AgentInfo
 from thunderagent.task import Row
@@ -46,6 +48,7 @@ class DrainCommands(PauseCommands):
             ConfigurationError: the name fits several, or the reason is not one short line.
             StoreError: the store did not take it.
         """
+        check(text_problem("agent", agent, least=1, most=LONGEST_NAME))
         check_pause(None, reason)
         alive = self.store.agents()
         asked = _named(agent, alive, all_of_host=all_of_host)
@@ -80,7 +83,9 @@ class DrainCommands(PauseCommands):
             WaitTimeout: some are still there; it says what they run.
             StoreError: the store did not answer.
         """
-        names = [one if isinstance(one, str) else one.name for one in agents]
+        check(seconds_problem("timeout_s", timeout_s, most=math.inf))
+        several = [agents] if isinstance(agents, (str, AgentInfo)) else agents
+        names = [_name_of(one) for one in iterated("agents", several)]
         until = time.monotonic() + timeout_s
         for delay_s in wait_delays():
             rows = self.store.engine.get([f"agent:{name}" for name in names])
@@ -126,6 +131,12 @@ def _named(name: str, alive: Sequence[AgentInfo], *, all_of_host: bool) -> list[
             "the one, or ask for all agents of a host with --all-of-host"
         )
     return found
+
+
+def _name_of(agent: AgentInfo | str) -> str:
+    name = agent.name if isinstance(agent, AgentInfo) else agent
+    check(text_problem("the name of an agent", name, least=1, most=LONGEST_NAME))
+    return name
 
 
 def _still(row: Row) -> str:

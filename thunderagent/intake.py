@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from thunderagent import writes
+from thunderagent.arguments import LONGEST_S, MOST_RETRIES, check, choice_problem, seconds_problem, whole_problem
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents
 from thunderagent.entrance import Entrance
@@ -16,7 +17,7 @@ from thunderagent.job import Job, limit_problems
 from thunderagent.jsondata import dump_json
 from thunderagent.keys import Keys, check_unique
 from thunderagent.limits import Limit, job_limit
-from thunderagent.names import wanted_job
+from thunderagent.names import job_name_problem, wanted_job
 from thunderagent.settings import Settings
 from thunderagent.store import Enqueued, TaskStore
 from thunderagent.task import (
@@ -53,6 +54,10 @@ class NewTask:
     unique_scope: str = UniqueScope.UNTIL_DONE
     limit_key: str | None = None
     limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.job, Job):
+            check(job_name_problem(wanted_job(self.job)[0] if isinstance(self.job, str) else self.job))
 
     @property
     def name_and_version(self) -> tuple[str, int]:
@@ -91,11 +96,11 @@ class Intake:
             PayloadInvalid: the payload does not fit the job or is not JSON data, or the id cannot be one.
             ConfigurationError: one of the options cannot be what it is.
         """
+        _check_options(new)
         now = self._store.clock.now()
-        task_id = new.task_id or new_task_id(now)
+        task_id = new_task_id(now) if new.task_id is None else new.task_id
         _check_id(task_id)
         due = now + max(0.0, new.delay_s) if new.run_at is None else new.run_at
-        _check_options(new, due)
         job, max_retry = new.job, new.max_retry
         if isinstance(job, str):
             queue, kind = DEFAULT_QUEUE, "batch"
@@ -109,7 +114,7 @@ class Intake:
         return Task(
             task_id=task_id,
             status=Status.PENDING,
-            lane=Lane.of(task_id, new.queue or queue, self._settings.shards),
+            lane=Lane.of(task_id, queue if new.queue is None else new.queue, self._settings.shards),
             created_at=timestamp(due),
             submitted_at=timestamp(now),
             job=name,
@@ -204,10 +209,10 @@ class Intake:
 
 
 def _check_id(task_id: str) -> None:
-    size = len(task_id.encode(errors="replace"))
+    size = len(task_id.encode(errors="replace")) if isinstance(task_id, str) else 0
     if not 1 <= size <= 512 or "#" in task_id or task_id.startswith(RESERVED) or not task_id.isprintable():
         raise PayloadInvalid(
-            f"{task_id!r} cannot be a task_id: use 1 to 512 bytes of printable text, no '#', and none of "
+            f"{task_id!r:.600} cannot be a task_id: use 1 to 512 bytes of printable text, no '#', and none of "
             f"{', '.join(RESERVED)} at its start"
         )
 
@@ -228,15 +233,12 @@ def _limit(new: NewTask) -> Limit | None:
     return Limit(new.name_and_version[0], number)
 
 
-def _check_options(new: NewTask, due: float) -> None:
-    if new.on_parent_failure not in set(OnParentFailure):
-        raise ConfigurationError(f"on_parent_failure is {new.on_parent_failure!r}; use 'fail', 'cancel' or 'run'")
-    if not 0 <= due <= LATEST_DUE:
-        raise ConfigurationError(f"the task would be due at {due} epoch seconds; give delay_s and run_at in seconds")
-    if new.max_retry is not None and new.max_retry < 0:
-        raise ConfigurationError(f"max_retry is {new.max_retry}; it must not be negative")
-    if problems := limit_problems(new.limit, new.limit_key if new.limit is not None else None):
-        raise ConfigurationError("; ".join(problems))
-    if not new.job:
-        raise ConfigurationError("the name of the job is empty")
+def _check_options(new: NewTask) -> None:
+    check(
+        choice_problem("on_parent_failure", new.on_parent_failure, OnParentFailure),
+        seconds_problem("delay_s", new.delay_s, least=-LONGEST_S),
+        None if new.run_at is None else seconds_problem("run_at, in epoch seconds,", new.run_at, most=LATEST_DUE),
+        None if new.max_retry is None else whole_problem("max_retry", new.max_retry, least=0, most=MOST_RETRIES),
+        *limit_problems(new.limit, new.limit_key if new.limit is not None else None),
+    )
     check_unique(new.name_and_version[0], new.unique_key, new.unique_scope)

@@ -13,10 +13,11 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from thunderagent.arguments import MOST_RETRIES, SHORTEST_S, choice_problem, seconds_problem, shown, whole_problem
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.jsondata import dump_json
-from thunderagent.names import has_version, job_value, key_problem
+from thunderagent.names import has_version, job_name_problem, job_value, key_problem
 from thunderagent.pacing import Backoff
 from thunderagent.schedules import Schedule
 from thunderagent.settings import lease_problems
@@ -215,19 +216,23 @@ def make_job(
     upcasters: Mapping[int, Upcaster] | None = None,
 ) -> Job[P]:
     """What `@job` and `@stream` make of a handler."""
-    beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
-    problems = [*_option_problems(name, queue, max_retry, timeout_s, isolation, handler)]
+    problems = [*_option_problems(name, queue, max_retry, isolation, handler, fatal)]
     problems += limit_problems(limit, limit_key)
     problems += version_problems(version, upcasters or {})
     if kind == STREAM and not inspect.iscoroutinefunction(handler):
         problems.append("the handler of a stream must be a coroutine function: write `async def`")
-    for option, value in (("lease_s", lease_s), ("heartbeat_s", heartbeat_s)):
-        if value is not None and value <= 0:
-            problems.append(f"{option} is {value:g}; it must be over 0")
-    if lease_s is not None and heartbeat_s is not None:
+    times = {"timeout_s": timeout_s, "lease_s": lease_s, "heartbeat_s": heartbeat_s}
+    wrong = [seconds_problem(name, value, least=SHORTEST_S) for name, value in times.items() if value is not None]
+    problems += filter(None, wrong)
+    if not isinstance(exclusive, bool):
+        problems.append(f"exclusive is {shown(exclusive)}; use True or False")
+    if backoff is not None and not isinstance(backoff, Backoff):
+        problems.append(f"backoff is {shown(backoff)}; use Backoff(base_s=2, cap_s=300)")
+    if lease_s is not None and heartbeat_s is not None and not any(wrong):
         problems += lease_problems(lease_s, heartbeat_s, "lease_s", "heartbeat_s")
     if problems:
         raise ConfigurationError(f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+    beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
     hint = _payload_type(handler, name)
     several: Any = GenericAlias(list, (hint,))
     return Job(
@@ -238,7 +243,7 @@ def make_job(
         queue=queue,
         max_retry=max_retry,
         timeout_s=timeout_s,
-        fatal=tuple(fatal),
+        fatal=tuple(fatal) if isinstance(fatal, (tuple, list)) else (fatal,),
         isolation=isolation,
         lease_s=lease_s,
         heartbeat_s=beat,
@@ -268,24 +273,25 @@ def _option_problems(
     name: str,
     queue: str,
     max_retry: int | None,
-    timeout_s: float | None,
     isolation: str,
     handler: Callable[[Any, P], Any],
+    fatal: object,
 ) -> Iterator[str]:
-    if not name or len(name) > 128 or any(letter.isspace() for letter in name):
-        yield f"the name {name!r} must have 1 to 128 characters and no space"
-    if has_version(name):
+    if problem := job_name_problem(name):
+        yield problem
+    elif has_version(name):
         yield f"the name {name!r} must not end in a version: write version={name.rpartition('@')[2]}"
     try:
         Lane(queue)
     except ConfigurationError as error:
         yield str(error)
-    if max_retry is not None and max_retry < 0:
-        yield f"max_retry is {max_retry}; it must not be negative"
-    if timeout_s is not None and timeout_s <= 0:
-        yield f"timeout_s is {timeout_s:g}; it must be over 0"
-    if isolation not in ("thread", "process"):
-        yield f"isolation is {isolation!r}; use 'thread' or 'process'"
+    if max_retry is not None and (problem := whole_problem("max_retry", max_retry, least=0, most=MOST_RETRIES)):
+        yield problem
+    if problem := choice_problem("isolation", isolation, ("thread", "process")):
+        yield problem
+    kinds = fatal if isinstance(fatal, (tuple, list)) else (fatal,)
+    if wrong := [one for one in kinds if not (isinstance(one, type) and issubclass(one, BaseException))]:
+        yield f"fatal has {shown(wrong[0])}; use a tuple of exception types"
     if isolation == "process" and inspect.iscoroutinefunction(handler):
         yield 'isolation="process" needs a plain function; call asyncio.run() in it'
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from thunderagent.arguments import is_storable
 from thunderagent.errors import ConfigurationError
 
 NEWEST: Final = 999_999
@@ -56,6 +57,13 @@ def wanted_job(text: str) -> tuple[str, int]:
 def has_version(name: str) -> bool:
     """True for a text that ends like the version of a job, as no name of a job may."""
     return _LIKE_A_VERSION.fullmatch(name) is not None
+
+
+def job_name_problem(name: object) -> str | None:
+    """What is wrong with the name of a job, without its version; None: nothing."""
+    if isinstance(name, str) and 1 <= len(name) <= 128 and is_storable(name) and not re.search(r"\s", name):
+        return None
+    return f"the name {name!r:.80} of a job must have 1 to 128 characters and no space"
 
 
 def key_problem(name: str, value: object) -> str | None:

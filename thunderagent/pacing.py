@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from thunderagent.arguments import check, seconds_problem
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
@@ -18,6 +20,9 @@ class Backoff:
 
     base_s: float = 2.0
     cap_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        check(seconds_problem("base_s", self.base_s), seconds_problem("cap_s", self.cap_s))
 
     def delay(self, retries: int, rng: random.Random) -> float:
         """Seconds to wait after the retry number `retries`, counted from 0."""

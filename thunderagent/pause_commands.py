@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent import shared_writes
+from thunderagent.arguments import SHORTEST_S, check, seconds_problem, text_problem
 from thunderagent.commands import Commands
 from thunderagent.drains import without_old
 from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
@@ -30,7 +30,6 @@ MOST_RUNG: Final = 20
 
 LONGEST_NAME: Final = 256
 LONGEST_REASON: Final = 200
-LONGEST_S: Final = 10 * 365 * 86400.0
 
 _A: Final = {PauseKind.JOB: "a job", PauseKind.AGENT: "an agent"}
 _Info = Mapping[str, Any]
@@ -185,8 +184,7 @@ def _named(queue: str | None, job: Job[Any] | str | None, agent: str | None) -> 
     [(kind, name)] = named
     if kind is PauseKind.QUEUE:
         return kind, Lane(name).queue
-    if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
-        raise ConfigurationError(f"{name[:80]!r} cannot be the name of {_A[kind]}: use 1 to {LONGEST_NAME} letters")
+    check(text_problem(f"the name of {_A[kind]}", name, least=1, most=LONGEST_NAME))
     if kind is PauseKind.JOB and plain_job(name) != name:
         raise ConfigurationError(f"a pause is of all versions of a job: name {plain_job(name)!r}, without a version")
     return kind, name
@@ -198,11 +196,10 @@ def check_pause(for_s: float | None, reason: str | None) -> None:
     Raises:
         ConfigurationError: not for a number of seconds that makes sense, or the reason is not one short line.
     """
-    is_number = isinstance(for_s, (int, float)) and math.isfinite(for_s)
-    if for_s is not None and not (is_number and 0 < for_s <= LONGEST_S):
-        raise ConfigurationError(f"for_s is {for_s!r}; give seconds, over 0 and at most {LONGEST_S:.0f} (ten years)")
-    if reason is not None and (len(reason) > LONGEST_REASON or not reason.isprintable()):
-        raise ConfigurationError(f"the reason is {reason[:80]!r}…; use one line of at most {LONGEST_REASON} letters")
+    check(
+        None if for_s is None else seconds_problem("for_s", for_s, least=SHORTEST_S),
+        None if reason is None else text_problem("the reason", reason, most=LONGEST_REASON),
+    )
 
 
 def _with(row: Row | None, wanted: Pause, now: float) -> _Info | None:

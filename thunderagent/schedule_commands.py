@@ -10,15 +10,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from thunderagent.arguments import check, whole_problem
 from thunderagent.commands import Commands
 from thunderagent.errors import ConfigurationError, NotAllowed, TaskNotFound
 from thunderagent.job import Job
+from thunderagent.names import job_name_problem
 from thunderagent.pause_commands import check_pause
 from thunderagent.periodic import KEPT_S, is_open
 from thunderagent.schedules import State, counts_from, schedule_id, tick_id, tick_task
 from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule
 from thunderagent.task import Row, Task, timestamp
 from thunderagent.ticks import between
+
+MOST_TICKS: Final = 10_000
+"""Ticks that are asked for at once."""
 
 TRIES: Final = 10
 """How often a change is tried while agents change the row."""
@@ -95,6 +100,7 @@ class ScheduleCommands(Commands):
         Raises:
             TaskNotFound: no agent that has this job as a periodic one ever started here.
         """
+        check(whole_problem("number", number, least=0, most=MOST_TICKS))
         _, _, state = self._schedule(job)
         return _next(state, self.store.clock.now(), number)
 
@@ -177,6 +183,7 @@ class ScheduleCommands(Commands):
 
     def _schedule(self, job: Job[Any] | str) -> tuple[str, Row, State]:
         name = job.name if isinstance(job, Job) else job
+        check(job_name_problem(name))
         row_id = schedule_id(name)
         row = self.store.engine.get([row_id]).get(row_id)
         if row is None or row.get("expireAt", math.inf) < self.store.clock.earliest():

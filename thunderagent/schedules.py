@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
+from thunderagent.arguments import check, choice_problem, seconds_problem
 from thunderagent.errors import ConfigurationError
 from thunderagent.jsondata import dump_json
 from thunderagent.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
@@ -70,13 +71,9 @@ class Schedule:
     """Of the job's code that gave the schedule, and so of its payload."""
 
     def __post_init__(self) -> None:
-        if self.catch_up not in CATCH_UPS:
-            raise ConfigurationError(f"catch_up is {self.catch_up!r}; use 'none', 'last' or 'all'")
-        if self.overlap not in OVERLAPS:
-            raise ConfigurationError(f"overlap is {self.overlap!r}; use 'allow', 'skip' or 'cancel_previous'")
+        check(choice_problem("catch_up", self.catch_up, CATCH_UPS), choice_problem("overlap", self.overlap, OVERLAPS))
+        check(seconds_problem("jitter_s", self.jitter_s, most=LONGEST_JITTER_S))
         jitter_s = self.jitter_s
-        if not isinstance(jitter_s, (int, float)) or not 0 <= jitter_s <= LONGEST_JITTER_S:
-            raise ConfigurationError(f"jitter_s is {jitter_s!r}; it must be from 0 to {LONGEST_JITTER_S:g} seconds")
         if jitter_s and jitter_s >= self.spec.shortest_s:
             raise ConfigurationError(
                 f"jitter_s is {jitter_s:g}; it must be under the {self.spec.shortest_s} s from a tick to the next"

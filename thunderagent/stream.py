@@ -88,7 +88,7 @@ def stream(
             kind=STREAM,
             queue=queue,
             max_retry=max_retry,
-            fatal=(*fatal, StreamFailed),
+            fatal=(*(fatal if isinstance(fatal, (tuple, list)) else (fatal,)), StreamFailed),
             lease_s=lease_s,
             heartbeat_s=heartbeat_s,
             backoff=backoff,

@@ -79,9 +79,9 @@ class Lane:
     shard: int = 0
 
     def __post_init__(self) -> None:
-        if not _QUEUE_NAME.fullmatch(self.queue):
+        if not isinstance(self.queue, str) or not _QUEUE_NAME.fullmatch(self.queue):
             raise ConfigurationError(
-                f"{self.queue!r} cannot be the name of a queue: use 1 to 64 letters, digits, '-' or '_'"
+                f"{self.queue!r:.80} cannot be the name of a queue: use 1 to 64 letters, digits, '-' or '_'"
             )
 
     @property

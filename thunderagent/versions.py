@@ -22,6 +22,8 @@ def version_problems(version: int, upcasters: Mapping[int, Upcaster]) -> list[st
     """What is wrong with a version of a job and the upcasters that lead to it."""
     if type(version) is not int or not 1 <= version <= NEWEST:
         return [f"version is {version!r}; use a whole number from 1 to {NEWEST}"]
+    if not isinstance(upcasters, Mapping):
+        return [f"upcasters is {upcasters!r:.80}; use a mapping, such as {{1: from_1_to_2}}"]
     problems = []
     for known, upcaster in upcasters.items():
         if type(known) is not int or not 1 <= known < version:

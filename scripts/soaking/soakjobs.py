@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,14 +24,16 @@ LIMIT: Final = 3
 LARGE: Final = "x" * 2000
 
 _files: dict[int, int] = {}
+_guard = threading.Lock()
 
 
 def write(*words: object) -> None:
     """Append a line with the moment: monotonic seconds, which all processes of a machine share. It survives a kill."""
     pid = os.getpid()
-    if pid not in _files:
-        path = Path(os.environ[LEDGER]) / f"{pid}.{time.monotonic_ns()}.txt"
-        _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    with _guard:
+        if pid not in _files:
+            path = Path(os.environ[LEDGER]) / f"{pid}.{time.monotonic_ns()}.txt"
+            _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(_files[pid], (" ".join(map(str, (*words, f"{time.monotonic():.6f}"))) + "\n").encode())
 
 

@@ -804,6 +804,6 @@ def test_names_that_nobody_knows_are_doubted(at: Steps) -> None:
 @pytest.mark.parametrize("for_s", ["2h", 0, -1, float("nan"), float("inf")])
 def test_a_pause_that_lasts_no_number_of_seconds_is_refused(for_s: Any) -> None:
     client = memory_client()
-    with pytest.raises(ConfigurationError, match="give seconds"):
+    with pytest.raises(ConfigurationError, match="use a number of seconds"):
         client.pause(queue="reports", for_s=for_s)
     assert not client.pauses()

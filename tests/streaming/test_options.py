@@ -34,7 +34,7 @@ def test_the_defaults_work() -> None:
 )
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_number_that_is_not_over_zero_is_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}; it must be over 0"):
+    with pytest.raises(ConfigurationError, match=f"{name} is {value!r}; use a (number of seconds|whole number) from"):
         StreamOptions(**dict[str, Any]({name: value}))
 
 

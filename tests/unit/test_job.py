@@ -98,19 +98,19 @@ def test_all_problems_of_the_options_are_told_at_once() -> None:
         "two words",
         queue="a#b",
         max_retry=-1,
-        timeout_s=0,
         isolation="container",
         lease_s=10,
         heartbeat_s=9,
+        fatal=(3,),
     )
     assert text.startswith("the job 'two words' cannot work:\n")
     lines = text.splitlines()[1:]
     assert len(lines) == 6
     for expected in (
-        "the name 'two words' must have 1 to 128 characters and no space",
+        "the name 'two words' of a job must have 1 to 128 characters and no space",
         "'a#b' cannot be the name of a queue",
         "max_retry is -1",
-        "timeout_s is 0",
+        "fatal has 3",
         "isolation is 'container'",
         "three heartbeats must fit into a lease",
     ):
@@ -128,8 +128,8 @@ def test_a_limit_that_is_no_number_of_tasks_is_refused(limit: Any) -> None:
 
 
 def test_a_lease_of_nothing_is_refused() -> None:
-    assert "lease_s is 0; it must be over 0" in refused("x", lease_s=0)
-    assert "heartbeat_s is -1; it must be over 0" in refused("x", heartbeat_s=-1)
+    assert "lease_s is 0; use a number of seconds from 0.001" in refused("x", lease_s=0)
+    assert "heartbeat_s is -1; use a number of seconds from 0.001" in refused("x", heartbeat_s=-1)
 
 
 def test_a_lease_of_a_job_brings_a_heartbeat_of_a_third() -> None:

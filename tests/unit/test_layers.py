@@ -14,7 +14,7 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "grants outlet region_writes errors attributes names versions task conditions writes shared_writes pacing "
+    0: "arguments grants outlet region_writes errors attributes names versions task conditions writes shared_writes pacing "
     "dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
     "rings traceparent redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
     "alarms readings dashboard hysteresis canary_targets",
@@ -35,7 +35,7 @@ LAYERS: Final[dict[int, str]] = {
 
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
-    "writes": (520, "every conditional write of the queue stands here, once and nowhere else"),
+    "writes": (600, "every conditional write of the queue stands here, once and nowhere else"),
 }
 """Modules over 500 lines: how long they may be, and why they are."""
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from thunderagent.arguments import SHORTEST_S, choice_problem, seconds_problem, whole_problem
 from thunderagent.errors import ConfigurationError
 from thunderagent.streaming.ending import ConnectionEnd
 from thunderagent.streaming.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
 
 OnFull = Literal["pause", "drop_oldest", "fail"]
+MOST: Final = 2**40
+_OPTIONAL: Final = ("ping_interval_s", "idle_timeout_s", "max_connection_age_s")
 _OVER_ZERO: Final = (
     "open_timeout_s",
     "subscribe_timeout_s",
@@ -113,13 +116,20 @@ class StreamOptions:
         return verdict
 
     def _problems(self) -> Iterator[str]:
-        for name in _OVER_ZERO:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                yield f"{name} is {value!r}; it must be over 0"
-        if self.on_full not in ("pause", "drop_oldest", "fail"):
-            yield f"on_full is {self.on_full!r}; use 'pause', 'drop_oldest' or 'fail'"
-        if self.profile not in PROFILES:
-            yield f"profile is {self.profile!r}; use one of {', '.join(PROFILES)}"
-        if self.backoff_base_s > self.backoff_cap_s:
+        problems = [
+            *map(self._number_problem, _OVER_ZERO),
+            choice_problem("on_full", self.on_full, ("pause", "drop_oldest", "fail")),
+            choice_problem("profile", self.profile, PROFILES),
+        ]
+        yield from filter(None, problems)
+        backoff = ("backoff_base_s", "backoff_cap_s")
+        if not any(map(self._number_problem, backoff)) and self.backoff_base_s > self.backoff_cap_s:
             yield f"backoff_base_s is {self.backoff_base_s:g}, over backoff_cap_s, which is {self.backoff_cap_s:g}"
+
+    def _number_problem(self, name: str) -> str | None:
+        value = getattr(self, name)
+        if value is None and name in _OPTIONAL:
+            return None
+        if name.endswith("_s"):
+            return seconds_problem(name, value, least=SHORTEST_S)
+        return whole_problem(name, value, least=1, most=MOST)
