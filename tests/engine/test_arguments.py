@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -170,34 +171,42 @@ async def coroutine(ctx: Any, payload: dict[str, Any]) -> None:
     """The handler of a stream."""
 
 
+def a_job(name: str, value: Any) -> object:
+    return job(**dict[str, Any]({"name": "a.job", name: value}))(handler)
+
+
+def a_stream(name: str, value: Any) -> object:
+    return stream(**dict[str, Any]({"name": "a.stream", name: value}))(coroutine)
+
+
+def a_periodic(name: str, value: Any) -> object:
+    decorate: Callable[[Any], object] = periodic(every(1).minutes, **dict[str, Any]({name: value}))
+    return decorate(job("a.periodic")(handler))
+
+
+def options(name: str, value: Any) -> object:
+    return StreamOptions(**dict[str, Any]({name: value}))
+
+
+JOB_OPTIONS: Final = (
+    *("name", "queue", "max_retry", "timeout_s", "fatal", "isolation", "lease_s", "heartbeat_s"),
+    *("backoff", "limit", "limit_key", "version", "upcasters"),
+)
+STREAM_OPTIONS: Final = ("name", "queue", "max_retry", "fatal", "lease_s", "heartbeat_s", "backoff", "exclusive")
 MAKES: Final[dict[str, Callable[[Any], object]]] = {
     "Snooze": Snooze,
     "Cancel": Cancel,
     "Fail": Fail,
-    **{
-        f"@job {name}": lambda value, name=name: job(**{"name": "a.job", name: value})(handler)
-        for name in (
-            *("name", "queue", "max_retry", "timeout_s", "fatal", "isolation", "lease_s", "heartbeat_s"),
-            *("backoff", "limit", "limit_key", "version", "upcasters"),
-        )
-    },
-    **{
-        f"@stream {name}": lambda value, name=name: stream(**{"name": "a.stream", name: value})(coroutine)
-        for name in ("name", "queue", "max_retry", "fatal", "lease_s", "heartbeat_s", "backoff", "exclusive")
-    },
-    **{
-        f"@periodic {name}": lambda value, name=name: periodic(every(1).minutes, **{name: value})(
-            job("a.periodic")(handler)
-        )
-        for name in ("catch_up", "overlap", "jitter_s", "payload")
-    },
+    **{f"@job {name}": partial(a_job, name) for name in JOB_OPTIONS},
+    **{f"@stream {name}": partial(a_stream, name) for name in STREAM_OPTIONS},
+    **{f"@periodic {name}": partial(a_periodic, name) for name in ("catch_up", "overlap", "jitter_s", "payload")},
     "@periodic spec": lambda value: periodic(value)(job("a.periodic")(handler)),
     "every": lambda value: every(value).minutes,
     "every.at": lambda value: every(1).days.at(value),
     "Backoff base_s": lambda value: Backoff(base_s=value),
     "Backoff cap_s": lambda value: Backoff(cap_s=value),
     **{
-        f"StreamOptions {name}": lambda value, name=name: StreamOptions(**{name: value})
+        f"StreamOptions {name}": partial(options, name)
         for name in StreamOptions.__dataclass_fields__
         if name not in ("ssl", "classify")
     },
@@ -231,5 +240,5 @@ def test_ids_and_payloads_that_do_not_pair_are_told(
 
 def test_one_task_may_stand_where_several_can(client: Client) -> None:
     parent = client.enqueue("test.any", {})
-    child: Task = client.enqueue("test.any", {}, depends_on=parent)  # type: ignore[arg-type]
+    child: Task = client.enqueue("test.any", {}, **dict[str, Any](depends_on=parent))
     assert child.depends_on == (parent.id,)

@@ -14,8 +14,8 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "arguments grants outlet region_writes errors attributes names versions task conditions writes shared_writes pacing "
-    "dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
+    0: "arguments grants outlet region_writes errors attributes names versions task conditions writes shared_writes "
+    "pacing dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
     "rings traceparent redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
     "alarms readings dashboard hysteresis canary_targets",
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
