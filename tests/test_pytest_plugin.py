@@ -139,7 +139,7 @@ def test_time_jumps_to_what_is_due_next(project: pytest.Pytester) -> None:
             delays = [one.delay_s for one in thunder_events.of(TaskRetried)]
             assert len(delays) == 3 and max(delays) > 0.05
             assert 7 * 86400 <= thunder_clock.now() - at < 7 * 86400 + 60
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 60
         """,
     )
 
@@ -314,7 +314,7 @@ def test_a_pause_ends_in_its_time(project: pytest.Pytester) -> None:
             task = thunder_client.enqueue(add, {})
             run_until_idle(add)
             assert at + 7200 <= thunder_client.get(task).started_at < at + 7260
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 60
         """,
     )
 
@@ -409,7 +409,7 @@ def test_what_can_never_run_is_told_at_once_where_time_passes_by_itself(project:
         def soon():
             began = time.monotonic()
             yield
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 60
 
         @pytest.mark.parametrize("delay_s", [0.0, 86400.0])
         def test_a_job_that_nobody_has(thunder_client, thunder_clock, run_until_idle, delay_s):

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tests.stands import patience
+
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 BIN: Final = Path(sys.executable).parent
@@ -29,9 +31,9 @@ T = TypeVar("T")
 
 def until(look: Callable[[], T | None], within_s: float, what: str | Callable[[], str]) -> T:
     """What `look` finds, asked again and again; fails with `what` when there is nothing within the time."""
-    deadline = time.monotonic() + within_s
+    begun = time.monotonic()
     while not (found := look()):
-        if time.monotonic() >= deadline:
+        if time.monotonic() - begun >= within_s * patience():
             raise AssertionError(f"not within {within_s:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(LOOK_S)
     return found
@@ -194,7 +196,7 @@ class AgentProcess:
     def wait(self, within_s: float) -> int:
         """The exit code."""
         try:
-            return self.process.wait(within_s)
+            return self.process.wait(within_s * patience())
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the agent still runs after {within_s:g} s:\n{self.log.tail}") from None
 

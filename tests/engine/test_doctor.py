@@ -405,14 +405,14 @@ def test_a_check_that_hangs_is_left_behind(conf: Path, url: str) -> None:
     ended = threading.Event()
 
     def hanging(url: str) -> Engine:
-        ended.wait(30.0)
+        ended.wait(600.0)
         raise StoreUnavailable
 
     begin = time.monotonic()
     doctor = Doctor(store=url, supervisor_conf=conf, opening=hanging, limit_s=0.2)
     found = {one.check: one for one in doctor.examine()}
     ended.set()
-    assert time.monotonic() - begin < 20.0
+    assert time.monotonic() - begin < 60.0
     assert found["store"].found == "it has not ended within 0.2 s"
     assert not doctor.is_reachable
     assert found["queues"].state is State.SKIPPED

@@ -242,7 +242,7 @@ def test_the_end_does_not_wait_for_a_cloudwatch_that_is_silent(bench: Bench) -> 
     succeed(bench.bus)
     begun = time.monotonic()
     bench.export.last()
-    assert time.monotonic() - begun < FLUSH_S + 5.0  # a wire that is silent is so for a minute
+    assert time.monotonic() - begun < FLUSH_S + 30.0  # a wire that is silent is so for a minute
 
 
 def test_the_end_does_not_wait_for_what_has_no_time_limit_of_its_own(
@@ -261,7 +261,7 @@ def test_the_end_does_not_wait_for_what_has_no_time_limit_of_its_own(
     took = time.monotonic() - begun
     assert entered.is_set()
     hang.set()
-    assert took < FLUSH_S + 1.0
+    assert took < FLUSH_S + 10.0
 
 
 def test_the_end_is_bounded_while_a_minute_hangs_too(bench: Bench) -> None:
@@ -272,7 +272,7 @@ def test_the_end_is_bounded_while_a_minute_hangs_too(bench: Bench) -> None:
     thread.start()
     begun = time.monotonic()
     bench.export.last()
-    assert time.monotonic() - begun < FLUSH_S + 1.0
+    assert time.monotonic() - begun < FLUSH_S + 10.0
     bench.wire.silent.clear()
     thread.join(15)
     assert not thread.is_alive()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.stream_support import PROMPT, FeedThread, Fleet, Log, fleet, follower, subscribe
 from tests.engine.support import LONG_S, Stage
-from tests.stands import eventually
+from tests.stands import eventually, patience
 from thunderagent import events
 from thunderagent.chaos import Feed, Unanswered
 from thunderagent.conditions import Write
@@ -167,7 +167,7 @@ def test_a_stream_goes_over_without_a_gap_a_duplicate_or_a_break(show: Show) -> 
         show.log.until(seq)
         told = show.agents.store.monotonic()
         old.stop()
-        assert show.agents.store.monotonic() - told < 8.0, "it need not wait for the end of its offer"
+        assert show.agents.store.monotonic() - told < 8.0 * patience(), "it need not wait for the end of its offer"
         show.log.until(show.published + 20, fence=2)
     show.check()
     [off] = old.record.of(events.StreamHandedOff)
@@ -394,7 +394,9 @@ def test_a_stream_that_is_stopped_while_it_is_offered_ends_where_it_was_handled_
     assert show.agents.client.stop(task).status is Status.DONE
     told = show.agents.store.monotonic()
     old.join()
-    assert show.agents.store.monotonic() - told < 6.0, "it does not go on for the eleven seconds of its offer"
+    assert show.agents.store.monotonic() - told < 6.0 * patience(), (
+        "it does not go on for the eleven seconds of its offer"
+    )
     row = show.agents.row(task)
     assert (row.status, row.done_reason, row.last_seq) == (Status.DONE, "stopped", {"seq": 5, "epoch": "epoch-1"})
     show.agents.client.start(task)
@@ -443,7 +445,7 @@ def test_a_command_reaches_the_successor_and_the_one_who_offered(show: Show, com
     assert row.status is Status.DONE
     told = show.agents.store.monotonic()
     old.join()
-    assert show.agents.store.monotonic() - told < 6.0
+    assert show.agents.store.monotonic() - told < 6.0 * patience()
     assert old.record.of(events.StreamHandedOver)
     assert show.agents.row(task).last_seq == {"seq": 4, "epoch": "epoch-1"}
     assert set(show.log.fences) == {1}

@@ -20,7 +20,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from tests.stands import eventually
+from tests.stands import eventually, patience
 from thunderagent.doorbell import Doorbell
 from thunderagent.doorbells.local import BORN_S, FOLDER, SUFFIX, LocalDoorbell
 from thunderagent.doorbells.memory import MemoryDoorbell
@@ -152,12 +152,12 @@ def test_a_close_in_another_thread_ends_a_wait_where_it_can(another: Pair) -> No
         pytest.skip("a request to SQS cannot be broken off; the agent does not wait for it")
     bell.listen(0.0, everything)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(bell.listen, 5.0, everything)
+        waiting = pool.submit(bell.listen, 60.0, everything)
         begun = time.monotonic()
         bell.close()
         with suppress(DoorbellError):
-            assert waiting.result(10) == []
-        assert time.monotonic() - begun < 3
+            assert waiting.result(50) == []
+        assert time.monotonic() - begun < 50
     with pytest.raises(DoorbellError, match="closed"):
         bell.listen(0.0, everything)
 
@@ -281,7 +281,7 @@ def test_a_listener_that_does_not_read_holds_nobody_up(tmp_path: Path) -> None:
     for _ in range(2000):
         rings.ring([A])
         assert good.listen(1.0, everything) == [A]
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 10 * patience()
     assert deaf.listen(0.0, everything), "what had room is there"
     deaf.close()
     good.close()

