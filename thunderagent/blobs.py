@@ -23,6 +23,8 @@ from thunderagent.errors import (
     StoreUnavailable,
     TextGone,
 )
+from thunderagent.forks import renewed
+from thunderagent.stores.connection import build
 
 PREFIX: Final = "thunderagent/"
 _EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "InvalidAccessKeyId")
@@ -45,7 +47,7 @@ class S3Blobs:
         self._given = client
         self._made: Any = None
         self._pid = 0
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
 
     def put(self, key: str, text: str) -> str:
         """Keep a text under a key; the answer is the reference to it.
@@ -93,7 +95,7 @@ class S3Blobs:
                     read_timeout=self._read_s,
                     retries={"mode": "standard", "total_max_attempts": self._attempts},
                 )
-                self._made, self._pid = boto3.Session().client("s3", config=config), os.getpid()
+                self._made, self._pid = build(lambda: boto3.Session().client("s3", config=config)), os.getpid()
             return self._made
 
     def _fail(self, error: ClientError | BotoCoreError, action: str, ref: str) -> NoReturn:

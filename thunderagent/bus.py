@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from thunderagent.events import Event
+from thunderagent.forks import renewed
 from thunderagent.outlet import without_waiting
 
 Listener = Callable[[Event], object]
@@ -23,7 +24,7 @@ class EventBus:
 
     def __init__(self) -> None:
         self._listeners: tuple[tuple[Listener, Callable[[Sequence[Event]], object] | None], ...] = ()
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
 
     def subscribe(
         self, listener: Listener, *, several: Callable[[Sequence[Event]], object] | None = None

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Final, Protocol
 
+from thunderagent.forks import renewed
+
 DRIFT: Final = 1e-4
 """How far two quartz clocks part per second, rounded up: 100 parts per million."""
 
@@ -85,7 +87,7 @@ class DateClock:
     ) -> None:
         self.monotonic = monotonic
         self._host = host
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._low: float | None = None
         self._high = 0.0
         self._at = 0.0

@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from thunderagent.arguments import LONGEST_S, check, seconds_problem, shown
 from thunderagent.errors import ConfigurationError, StoreError, TaskStopped
+from thunderagent.forks import renewed
 from thunderagent.jsondata import dump_json
 from thunderagent.task import Lease
 
@@ -85,7 +86,8 @@ class Context:
     One context belongs to one run under one fence. All methods may be called from any thread.
     """
 
-    __slots__ = ("_guard", "_parents", "_progress", "_push", "_stop", "_stopped", "_told", "lease", "push_place")
+    _guard: ClassVar = renewed(threading.Lock())  # for a moment each, and a lock for each of them would be renewed
+    __slots__ = ("_parents", "_progress", "_push", "_stop", "_stopped", "_told", "lease", "push_place")
 
     def __init__(
         self,
@@ -103,7 +105,6 @@ class Context:
         self._stop: TaskStopped | None = None
         self._told: Callable[[TaskStopped], None] | None = None
         self._progress: str | None = None
-        self._guard = threading.Lock()
 
     @property
     def task_id(self) -> str:

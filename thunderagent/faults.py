@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.forks import renewed
 from thunderagent.port import Applied, Engine
 from thunderagent.task import Lane, Page, Row
 
@@ -86,11 +87,11 @@ class FaultyEngine:
     def __init__(self, engine: Engine, *, seed: int = 0) -> None:
         self._engine = engine
         self._rng = random.Random(seed)
-        self._guard = threading.RLock()
+        self._guard = renewed(threading.RLock())
         self._script: dict[str, deque[Fault]] = defaultdict(deque)
         self._chances: dict[tuple[str, Fault], float] = {}
         self._pages: dict[Any, deque[Page]] = {}
-        self._down = threading.Event()
+        self._down = renewed(threading.Event())
         self._down_until = [math.inf]  # siblings share it
         self.hits: list[tuple[str, Fault]] = []
         """The faults that happened, in order."""

@@ -18,7 +18,7 @@ from thunderagent.pacing import REGION_LOOK_S
 from thunderagent.port import Applied, Engine
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
-from thunderagent.stores import open_engine
+from thunderagent.stores import fixed, open_engine
 from thunderagent.task import Row
 
 
@@ -110,7 +110,7 @@ def ordering(store: TaskStore, settings: Settings) -> TaskStore:
     """
     if settings.region_arbiter is None or settings.region is None:
         return store
-    url = settings.region_arbiter
+    url = fixed(settings.region_arbiter)
     gate = AskedGate(
         settings.region, settings.region_scope, lambda: open_engine(url, hasty=True), monotonic=store.monotonic
     )

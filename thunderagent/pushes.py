@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 
 from thunderagent.clock import since_boot
 from thunderagent.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
+from thunderagent.forks import renewed
 from thunderagent.jsondata import dump_json
 from thunderagent.port import Engine
 from thunderagent.setting_problems import push_problem
@@ -56,7 +57,7 @@ class ManagementApi:
         found = _REGION.search(urlsplit(endpoint).hostname or "")
         self._region = region or (found.group(1) if found else None)
         self._client: tuple[int, Any] | None = None
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
 
     def post(self, connection: str, text: str) -> bool:
         """Send a text to a connection. False: it is gone.
@@ -142,7 +143,7 @@ class Pusher:
         self._open = connections
         self._timeout_s = timeout_s
         self._monotonic = monotonic
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._engine: Engine | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0

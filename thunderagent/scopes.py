@@ -18,6 +18,7 @@ from thunderagent.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.redaction import Redactor
 from thunderagent.settings import Settings
 from thunderagent.settler import in_words, raised
+from thunderagent.stores import fixed
 from thunderagent.tracing import carrying, run_spans
 
 Failed = Callable[[str, str], None]
@@ -55,7 +56,7 @@ def pushing(scope: Scope, settings: Settings) -> Scope:
         return scope
     from thunderagent.pushes import make_pusher  # boto3 is slow to import, and an embedded store does not need it
 
-    place = settings.push_endpoint, settings.push_connections
+    place = settings.push_endpoint, fixed(settings.push_connections)
     push = make_pusher(*place).push
 
     def with_push(running: Running) -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent.errors import ConfigurationError
+from thunderagent.forks import renewed
 from thunderagent.outlet import without_waiting
 from thunderagent.pacing import SPANS_END_S
 from thunderagent.settings import has_package
@@ -26,7 +27,7 @@ REMEDY: Final = "traces need OpenTelemetry: pip install 'thunderagent[traces]'"
 
 Attributes = dict[str, str | int | float]
 
-_starting: Final = threading.Lock()
+_starting: Final = renewed(threading.Lock())
 _ready = False
 _sender: threading.Thread | None = None
 

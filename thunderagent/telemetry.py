@@ -23,6 +23,7 @@ from thunderagent import events, fleet_events, router_events, websocket_events
 from thunderagent.bus import EventBus
 from thunderagent.events import Event
 from thunderagent.executor import Running
+from thunderagent.forks import renewed
 from thunderagent.logwriter import LogWriter, utc
 from thunderagent.outlet import outlet_of, without_waiting
 from thunderagent.redaction import Redactor
@@ -146,7 +147,7 @@ def configure_logging(
     """
     global _least, _redactor, _writer
     _redactor = Redactor(redact)
-    to, guard = stream or without_waiting(sys.stderr), threading.Lock()
+    to, guard = stream or without_waiting(sys.stderr), renewed(threading.Lock())
     _least = logger.level(level.upper()).no
     logger.configure(
         handlers=[
@@ -209,7 +210,7 @@ class Telemetry:
     """Listens to a bus, writes lines and counts."""
 
     def __init__(self, bus: EventBus) -> None:
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._counts: Counter[str] = Counter()
         self.active_connections: int | None = None
         """The gauge ActiveConnections, each half minute; None for an agent without streams."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import random
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -784,3 +786,31 @@ def test_rows_that_were_made_by_hand_stop_no_agent() -> None:
         assert unknown.jobs == ("None", "other.job")
         assert stage.is_running
     assert stage.client.agents() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_handler_may_fork_while_leases_are_renewed_and_its_children_may_enqueue(tmp_path: Path) -> None:
+    """All connections of the agent are closed before each fork: none may be in the middle of a renewal then."""
+    fork = multiprocessing.get_context("fork")
+    store = TaskStore(SqliteEngine(str(tmp_path / "tasks.db")))
+
+    @job("test.child")
+    def child(ctx: Context, payload: None) -> None: ...
+
+    @job("test.job")
+    def work(ctx: Context, payload: None) -> int:
+        ended = 0
+        for _ in range(8):
+            one = fork.Process(target=stage.client.enqueue, args=(child, None))
+            one.start()
+            one.join(LONG_S)
+            ended += one.exitcode == 0
+        return ended
+
+    with serving(work, child, store=store, lease_s=30.0, heartbeat_s=0.05) as stage:
+        tasks = [stage.client.enqueue(work, None) for _ in range(2)]
+        ended = [stage.end_of(task) for task in tasks]
+        assert [(task.result, task.fence, task.crash_count) for task in ended] == [(8, 1, 0)] * 2
+        stage.record.wait(events.TaskSucceeded, 18)
+        assert len(list(stage.client.list(status="SUCCESS", limit=None))) == 18
+        assert not stage.record.of(events.LeaseLost)

@@ -92,7 +92,7 @@ class Setting:
     def elsewhere(self, clock: SharedClock) -> TaskStore:
         """The same rows, seen by a host with another clock."""
         engine = Counting(MEMORY, clock=clock)
-        engine._open = self.engine._open  # type: ignore[method-assign]
+        engine._link = self.engine._link
         return TaskStore(engine, monotonic=self.clock.monotonic)
 
 

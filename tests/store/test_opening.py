@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from thunderagent.client import Client
 from thunderagent.errors import ConfigurationError
-from thunderagent.stores import open_engine
+from thunderagent.stores import fixed, open_engine
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import SqliteEngine
 
@@ -27,7 +30,9 @@ LOCAL = "http://127.0.0.1:4566"
 def test_a_sqlite_url_names_a_file_and_comes_back(url: str, path: str) -> None:
     engine = open_engine(url)
     assert isinstance(engine, SqliteEngine)
-    assert (engine.path, engine.url) == (path, url)
+    whole = path if path == ":memory:" else os.path.abspath(path)
+    assert engine.path == whole
+    assert engine.url == (url if path == whole else f"sqlite:///{whole}")
 
 
 @pytest.mark.parametrize(
@@ -93,3 +98,35 @@ def test_an_embedded_store_does_not_load_boto3() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_relative_path_is_that_of_the_moment_in_which_the_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that changes its folder, before its first task or after it, goes on with the file that it named."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    client = Client.from_settings(store="sqlite:///tasks.db")
+    engine = SqliteEngine("tasks.db")
+    arbiter = fixed("sqlite:///arbiter.db")
+    monkeypatch.chdir("elsewhere")
+    sibling = engine.sibling()
+    client.enqueue("report.build", {"n": 1}, task_id="a")
+    client.close()
+    client.enqueue("report.build", {"n": 2}, task_id="b")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client.enqueue("report.build", {"n": 3}, task_id="c")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    for one in (engine, sibling, client.store.engine):
+        assert set(one.get(["a", "b", "c"])) == {"a", "b", "c"}
+        assert one.url == f"sqlite:///{tmp_path}/tasks.db"
+        one.close()
+    assert list(Path.cwd().iterdir()) == []
+    assert arbiter == f"sqlite:///{tmp_path}/arbiter.db"
+    for same in ("sqlite:////var/tasks.db", "sqlite://:memory:", "dynamodb://TaskTable?region=eu-central-1"):
+        assert fixed(same) == same

@@ -261,9 +261,9 @@ def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
 def test_commits_are_durable_and_readers_never_wait(path: str) -> None:
     engine = SqliteEngine(path)
     engine.check()
-    connection = engine._open()
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    with engine._reading() as cursor:
+        assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert cursor.execute("PRAGMA synchronous").fetchone() == (2,)
     engine.close()
 
 
@@ -291,6 +291,28 @@ def test_a_new_file_that_others_are_opening_is_waited_for(path: str) -> None:
         assert not other.in_transaction, "it was not waited for"
         release.join()
         engine.close()
+
+
+@pytest.mark.parametrize("ends", ["", "import sys; sys.exit()", "import atexit; atexit.register(shop.client.stats)"])
+def test_a_client_that_lives_in_a_module_ends_with_its_process_in_silence(tmp_path: Path, ends: str) -> None:
+    """As in each manage.py: what the client's own modules name may be gone before it."""
+    (tmp_path / "shop.py").write_text(
+        "from thunderagent.client import Client\nclient = Client.from_settings(store='sqlite:///tasks.db')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", f"import shop; shop.client.enqueue('a.b', {{}})\n{ends}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[2]), str(tmp_path)))},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "tasks.db-wal").exists() or ends.startswith("import atexit"), "its connection was closed"
+    engine = SqliteEngine(str(tmp_path / "tasks.db"))
+    assert engine.count("PENDING") == 1
+    engine.close()
 
 
 # The file is another now, or may not be used

@@ -16,7 +16,7 @@ PACKAGE: Final = Path(thunderagent.__file__).parent
 LAYERS: Final[dict[int, str]] = {
     0: "arguments grants outlet region_writes errors attributes names versions task conditions writes shared_writes "
     "pacing dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
-    "rings traceparent redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
+    "rings traceparent forks redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
     "alarms readings dashboard hysteresis canary_targets",
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
     2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
@@ -197,6 +197,7 @@ def test_a_call_of_sleep_is_found() -> None:
 AWAKE: Final[dict[str, str]] = {
     "clock": "where the system has no other clock",
     "stores.sqlite": "waits for the lock of a file, which is not free sooner when the machine has slept",
+    "stores.sqlite_link": "how long a fork waits for threads that are inside",
     "stores.table": "waits for a table that is being made",
     "texts": "how long one look at texts may take",
     "outlet": "waits for lines that are to be written",

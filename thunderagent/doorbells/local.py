@@ -21,6 +21,7 @@ from typing import Final
 
 from thunderagent.doorbell import Wanted
 from thunderagent.errors import DoorbellError
+from thunderagent.forks import renewed
 from thunderagent.rings import MAX_BYTES, Ring, pack, parse
 
 FOLDER: Final = "-bells"
@@ -57,7 +58,7 @@ class LocalDoorbell:
         self._database = path
         self.folder = path.with_name(path.name + FOLDER)
         self.is_healthy = hasattr(socket, "AF_UNIX")
-        self._listening = threading.Lock()
+        self._listening = renewed(threading.Lock())
         self._socket: socket.socket | None = None
         self._name = ""
         self._pid = 0

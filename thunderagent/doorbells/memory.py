@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from thunderagent.doorbell import Wanted
 from thunderagent.errors import DoorbellError
+from thunderagent.forks import renewed
 from thunderagent.rings import Ring, pack, parse
 
 HEARD = 1000
@@ -18,7 +19,7 @@ class MemoryHub:
     """Where the doorbells of a process meet."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._listeners: tuple[queue.Queue[str | None], ...] = ()
 
     def join(self) -> queue.Queue[str | None]:

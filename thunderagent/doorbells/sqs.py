@@ -25,6 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from thunderagent.clock import since_boot
 from thunderagent.doorbell import Wanted
 from thunderagent.errors import ConfigurationError, DoorbellError
+from thunderagent.forks import renewed
 from thunderagent.pacing import EAGER_POLL_S, STAND_BACK_S
 from thunderagent.rings import Ring, Verb, pack, parse
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
@@ -81,7 +82,7 @@ class SqsDoorbell:
         self._make_client = make_client or _make_client
         self._monotonic = monotonic
         self._now = now
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._clients: dict[str, Any] = {}
         self._pid = 0
         self._next_try = -math.inf
@@ -89,7 +90,7 @@ class SqsDoorbell:
         self._is_near = is_loopback(url)
         self._used: list[str] = []
         self._useless: list[str] = []
-        self._closed = threading.Event()
+        self._closed = renewed(threading.Event())
         self.is_healthy = True
         self.problem = ""
         """What went wrong when something was sent last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -11,6 +12,7 @@ from thunderagent.port import Engine
 
 SQLITE_EXAMPLE: Final = "sqlite:///thunderagent.db"
 DYNAMODB_EXAMPLE: Final = "dynamodb://TaskTable?region=eu-central-1"
+_FILE: Final = "sqlite:///"
 _TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 _DYNAMODB_KEYS: Final = ("region", "endpoint")
 
@@ -18,7 +20,8 @@ _DYNAMODB_KEYS: Final = ("region", "endpoint")
 def open_engine(url: str, *, hasty: bool = False) -> Engine:
     """The engine of a store's URL. Nothing is read yet, except that DynamoDB makes its client.
 
-    * `sqlite:///thunderagent.db`: a file, relative to the working directory; `sqlite:////var/tasks.db`: absolute;
+    * `sqlite:///thunderagent.db`: a file, relative to the working directory of this moment; wherever the process goes
+      later, the engine stays with it; `sqlite:////var/tasks.db`: absolute;
     * `sqlite://:memory:`: gone with the process, for tests;
     * `dynamodb://TaskTable?region=eu-central-1`, with `&endpoint=http://127.0.0.1:4566` for a local engine.
 
@@ -37,6 +40,12 @@ def open_engine(url: str, *, hasty: bool = False) -> Engine:
         f"the store {url!r} is neither sqlite:// nor dynamodb://; "
         f"write for example {SQLITE_EXAMPLE} or {DYNAMODB_EXAMPLE}"
     )
+
+
+def fixed(url: str) -> str:
+    """The URL of a store that is opened later, with the path that it has from the working directory of now."""
+    path = url.removeprefix(_FILE)
+    return url if path in (url, "", "/") else _FILE + os.path.abspath(path)
 
 
 def _open_sqlite(url: str, rest: str) -> Engine:

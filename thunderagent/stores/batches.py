@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from thunderagent import purposes
 from thunderagent.errors import StoreError, StoreRejected, StoreThrottled, StoreUnavailable
+from thunderagent.forks import renewed
 from thunderagent.pacing import batch_delays
 from thunderagent.port import Applied
 from thunderagent.stores import expressions
@@ -48,7 +49,7 @@ class Batches:
         self._threads = threads
         self._sleep = sleep
         self._random = random.Random()
-        self._guard = threading.Lock()
+        self._guard = renewed(threading.Lock())
         self._pool: ThreadPoolExecutor | None = None
         self._pool_pid = 0
         self._may_insert: bool | None = None

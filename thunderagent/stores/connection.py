@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,12 +19,14 @@ from urllib.parse import urlsplit
 import boto3
 import botocore.session
 from botocore import xform_name
+from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent import purposes
 from thunderagent.clock import DateClock, since_boot
 from thunderagent.errors import ConfigurationError, CredentialsExpired
+from thunderagent.forks import renewed
 from thunderagent.stores.consumed import Consumed, throttle_reasons
 from thunderagent.stores.failures import Place, Refused, code_of, translate
 
@@ -38,18 +41,23 @@ _METERED: Final = frozenset(
     {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchExecuteStatement"}
 )
 
-_building = threading.Lock()
+_building: Final = renewed(threading.Lock())
 """Sessions and clients are made one at a time: botocore's loaders are not safe in threads."""
 
 _descriptions: Any = None
 
 
-def _unlock_in_child() -> None:
-    global _building
-    _building = threading.Lock()
+_clients: Final[set[weakref.ref[Any]]] = set()
 
 
-os.register_at_fork(after_in_child=_unlock_in_child)
+def _close_idle() -> None:
+    """Close the sockets that no request uses: no child inherits them, and the client goes on with others."""
+    for found in list(_clients):
+        if (client := found()) is not None:
+            client.close()
+
+
+os.register_at_fork(before=_close_idle, after_in_child=_clients.clear)
 
 
 def client_config(purpose: Purpose, connections: int) -> Config:
@@ -160,11 +168,13 @@ class Connection:
             local = is_loopback(place.endpoint)
             session = new_session(local=local)
             region = place.region or session.region_name or (LOCAL_REGION if local else None)
-            client: Any = session.client(
-                "dynamodb",
-                region_name=region,
-                endpoint_url=place.endpoint,
-                config=client_config(self.purpose, self.connections),
+            client: Any = _noted(
+                session.client(
+                    "dynamodb",
+                    region_name=region,
+                    endpoint_url=place.endpoint,
+                    config=client_config(self.purpose, self.connections),
+                )
             )
         except BotoCoreError as error:
             raise translate(error, "the first connection", place) from error
@@ -208,7 +218,14 @@ def is_loopback(endpoint: str | None) -> bool:
 def build(make: Callable[[], T]) -> T:
     """Make a session or a client while no other thread makes one."""
     with _building:
-        return make()
+        return _noted(make())
+
+
+def _noted(made: T) -> T:
+    """What was made; a client lets go of its idle sockets before each fork."""
+    if isinstance(made, BaseClient):
+        _clients.add(weakref.ref(made, _clients.discard))
+    return made
 
 
 def new_session(*, local: bool) -> boto3.Session:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from thunderagent.forks import renewed
 from thunderagent.purposes import Purpose
 from thunderagent.stores.failures import THROTTLES, is_duplicate
 
@@ -56,7 +57,7 @@ class Consumed(Spent):
     enabled: bool = False
     _by_purpose: dict[Purpose, Spent] = field(default_factory=dict, repr=False)
     _throttles: dict[str, int] = field(default_factory=dict, repr=False)
-    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _guard: threading.Lock = field(default_factory=lambda: renewed(threading.Lock()), repr=False)
 
     def add(self, action: str, reply: Mapping[str, Any], purpose: Purpose = Purpose.OTHER) -> None:
         """Count one reply."""

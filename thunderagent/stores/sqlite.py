@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,17 +24,19 @@ from thunderagent.errors import AccessDenied, ConfigurationError, SchemaMismatch
 from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied
 from thunderagent.shared_writes import AGENT_STATUS
-from thunderagent.stores import sql
-from thunderagent.stores.sqlite_access import OpenedFile, denied
+from thunderagent.stores import sql, sqlite_link
+from thunderagent.stores.sqlite_access import denied
+from thunderagent.stores.sqlite_link import Link
 from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
 
 BUSY_S: Final = 5.0
 LOST_S: Final = 3600.0
 """The row of an agent that was lost stays for so long after it is overdue, for whoever asks what became of it."""
 
+MEMORY: Final = sqlite_link.MEMORY
+
 _SWITCH_PAUSE_S: Final = 0.01
 _random: Final = random.SystemRandom()  # children that were forked together must not wait in step
-MEMORY: Final = ":memory:"
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (sql.CREATE, sql.CREATE_INDEX),
@@ -48,18 +50,20 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
 
 
 class SqliteEngine:
-    """Rows in a SQLite file. One connection behind a lock; safe in threads, reopened after a fork."""
+    """Rows in a SQLite file. One connection behind a lock; safe in threads, closed before a fork and opened after it.
+
+    A relative path is of the working directory of this moment. A database in memory is of one process: a forked child
+    is refused, as nobody would see what it puts.
+    """
 
     inline_bytes = MAX_TEXT_BYTES
     most_counted: int | None = None
 
     def __init__(self, path: str, *, clock: SharedClock | None = None) -> None:
-        self._guard = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self.path = path
+        self.path = path if path == MEMORY else os.path.abspath(path)
         self.clock: SharedClock = clock or HostClock()
-        self._pid = 0
-        self._file = OpenedFile(path)
+        self._link = Link(self.path, _connect)
+        weakref.finalize(self, self._link.drop)  # not `__del__`: at the end of a process its globals may be gone
 
     @property
     def url(self) -> str:
@@ -186,66 +190,51 @@ class SqliteEngine:
         if self.path == MEMORY:
             return self
         other = SqliteEngine(self.path, clock=self.clock)
-        other._file.same_as(self._file)
+        other._link.file.same_as(self._link.file)
         return other
 
     def close(self) -> None:
-        with self._guard:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
-            self._file = OpenedFile(self.path)
-
-    def __del__(self) -> None:
-        """Whoever forgets to close leaves no connection behind, and no warning of Python 3.13."""
-        self.close()
-
-    def _open(self) -> sqlite3.Connection:
-        self._file.look()  # also after a fork: the same file is opened again, and no other
-        if self._connection is None or self._pid != os.getpid():
-            self._connection, self._pid = _connect(self.path), os.getpid()
-            if self.path != MEMORY:
-                self._file.opened()
-        return self._connection
+        self._link.close()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Cursor]:
-        with self._guard, _translated(self.path):
-            yield self._open().cursor()
+        with _translated(self.path), self._link.used() as cursor:
+            yield cursor
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Cursor]:
-        with self._guard, _translated(self.path):
-            connection = self._open()
-            cursor = connection.cursor()
-            _begin(cursor)
-            try:
-                yield cursor
-                cursor.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    cursor.execute("ROLLBACK")
-                raise
+        """Wait for the lock of the one writer, and take it.
+
+        SQLite itself waits longer after each attempt, up to 100 ms: then whoever came last gets the lock again and
+        again, agents that are equal claim unequally much, and the file is idle meanwhile. Nobody is inside of the
+        connection while it is waited for: a thread that reads, or one that forks, goes first.
+        """
+        begun = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - begun
+            with _translated(self.path), self._link.used() as cursor:
+                if _has_begun(cursor, or_fails=waited_s >= BUSY_S):
+                    try:
+                        yield cursor
+                        cursor.execute("COMMIT")
+                    except BaseException:
+                        if cursor.connection.in_transaction:
+                            cursor.execute("ROLLBACK")
+                        raise
+                    return
+            time.sleep(lock_pause(waited_s, _random))
 
 
-def _begin(cursor: sqlite3.Cursor) -> None:
-    """Wait for the lock of the one writer, and take it.
-
-    SQLite itself waits longer after each attempt, up to 100 ms: then whoever came last gets the lock again and again,
-    agents that are equal claim unequally much, and the file is idle meanwhile.
-    """
-    begun = time.monotonic()
+def _has_begun(cursor: sqlite3.Cursor, *, or_fails: bool) -> bool:
+    """Begin to write, now or not at all; False while another connection writes, which is an error at last."""
     cursor.execute("PRAGMA busy_timeout = 0")
     try:
-        while True:
-            try:
-                cursor.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                waited_s = time.monotonic() - begun
-                if "locked" not in str(error) or waited_s >= BUSY_S:
-                    raise
-            time.sleep(lock_pause(waited_s, _random))
+        cursor.execute("BEGIN IMMEDIATE")
+        return True
+    except sqlite3.OperationalError as error:
+        if "locked" not in str(error) or or_fails:
+            raise
+        return False
     finally:
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
 

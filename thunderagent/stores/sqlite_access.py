@@ -30,23 +30,29 @@ class OpenedFile:
         self._problem = ""
 
     def opened(self) -> None:
-        """The file is open: from now on it must be this one, wherever the process goes."""
+        """The file is open: from now on it must be this one."""
         if self._known is None:
-            self._path = os.path.abspath(self._path)
             self._known = _identity(self._path)
 
     def same_as(self, other: OpenedFile) -> None:
         """It must be the file that another connection has."""
-        self._path, self._known = other._path, other._known
+        self._known = other._known
 
-    def look(self) -> None:
-        """Look at the file, at most once in `LOOK_S`.
+    def is_at(self, path: str) -> bool:
+        """True when the file is the one at this path, by whatever name."""
+        try:
+            return self._known is not None and _identity(path) == self._known
+        except OSError:
+            return False
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Look at the file, at most once in `LOOK_S` unless `at_once`.
 
         Raises:
             StoreUnavailable: it was another file at some look, or none. Only a new connection ends that.
         """
         now = since_boot()
-        if self._known is not None and now >= self._next_look and not self._problem:
+        if self._known is not None and (at_once or now >= self._next_look) and not self._problem:
             self._next_look = now + LOOK_S
             self._problem = self._seen()
         if self._problem:
