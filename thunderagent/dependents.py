@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
+from thunderagent.conditions import Write
 from thunderagent.dependencies import Verdict, reason, verdict
+from thunderagent.errors import StoreRejected
 from thunderagent.keys import Keys
 from thunderagent.store import TaskStore
 from thunderagent.task import Status, Task
@@ -33,6 +35,10 @@ class Dependents:
         self._bus = bus
         self._keys = Keys(store)
         self._keep = {Status.DONE: keep_success_s, Status.FAILED: keep_failed_s}
+
+    def rejected(self, write: Write, error: StoreRejected) -> None:
+        """Say that the store does not take a write of one task; those beside it go on."""
+        self._bus.emit(events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
 
     def tell(self, ended: Sequence[Ended]) -> None:
         """Tell all children of tasks that have ended, and the children of those that end by it.
@@ -71,7 +77,8 @@ class Dependents:
     def _go(self, done: Sequence[tuple[Task, str]], ready: Sequence[Task]) -> None:
         """Take parents off the lists; who waits for nobody any more goes to its queue."""
         now = self._store.clock.now()
-        left = self._store.apply([writes.parent_done(child, parent_id) for child, parent_id in done]) if done else []
+        batch = [writes.parent_done(child, parent_id) for child, parent_id in done]
+        left = self._store.apply(batch, rejected=self.rejected) if done else []
         last = {
             task.task_id: (task, parent_id)
             for task, (_, parent_id) in zip(left, done, strict=True)
@@ -81,7 +88,7 @@ class Dependents:
         if not last:
             return
         batch = [writes.unpark(task, now=now, due=task.created_at) for task, _ in last.values()]
-        for task, (_, parent_id) in zip(self._store.apply(batch), last.values(), strict=True):
+        for task, (_, parent_id) in zip(self._store.apply(batch, rejected=self.rejected), last.values(), strict=True):
             if task is not None:
                 self._bus.emit(events.ChildUnparked(task_id=task.task_id, parent_id=parent_id, queue=task.queue))
 
@@ -94,7 +101,7 @@ class Dependents:
             for child, status, why in doomed
         ]
         ended = []
-        tasks = self._store.apply(batch)
+        tasks = self._store.apply(batch, rejected=self.rejected)
         self._keys.free(task for task in tasks if task is not None)
         for task, (_, status, why) in zip(tasks, doomed, strict=True):
             if task is not None:

@@ -147,6 +147,23 @@ class SettleRefused(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeRejected(TaskEvent):
+    """The store takes no outcome of the task, not even a bare failure: its lease ends by itself."""
+
+    verb: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRejected(Event):
+    """The store does not take this write of a row, now or later; the rows beside it go on."""
+
+    task_id: str
+    verb: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOverran(TaskEvent):
     """The handler goes on although it was told to stop, or has ended only now, long after its time limit."""
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.errors import ConfigurationError, StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.forks import renewed
 from thunderagent.port import Applied, Engine
 from thunderagent.task import Lane, Page, Row
@@ -35,6 +35,7 @@ class Fault(StrEnum):
     * `THROTTLED`: it is not done, and the answer says so.
     * `BROKEN_CALL`: it is done, and the whole call raises.
     * `SERVER_ERROR`: it is not done, and the answer is an error of the server (5xx).
+    * `REJECTED`: it is not done, and the answer says that it never will be.
     * `STALE`: a page of the index as it was at an earlier call; the oldest kept of the same query.
     """
 
@@ -44,10 +45,11 @@ class Fault(StrEnum):
     THROTTLED = "throttled"
     BROKEN_CALL = "broken call"
     SERVER_ERROR = "server error"
+    REJECTED = "rejected"
     STALE = "stale"
 
 
-_NOT_DONE: Final = (Fault.LOST_REQUEST, Fault.THROTTLED, Fault.SERVER_ERROR)
+_NOT_DONE: Final = (Fault.LOST_REQUEST, Fault.THROTTLED, Fault.SERVER_ERROR, Fault.REJECTED)
 
 VERBS: Final = (
     "enqueue",
@@ -101,6 +103,11 @@ class FaultyEngine:
         with self._guard:
             self._script[verb].extend(faults)
 
+    def forget(self, verb: str, fault: Fault) -> None:
+        """Take back what `fail` asked for and has not happened."""
+        with self._guard:
+            self._script[verb] = deque(one for one in self._script[verb] if one is not fault)
+
     def drop_before_commit(self, verb: str, times: int = 1) -> None:
         """Let the next requests of a verb get lost on their way: nothing is done, and there is no answer."""
         self.fail(_named(verb), *[Fault.LOST_REQUEST] * times)
@@ -116,6 +123,10 @@ class FaultyEngine:
     def server_error(self, verb: str, times: int = 1) -> None:
         """Let the next requests of a verb be answered with an error of the server (5xx): nothing is done."""
         self.fail(_named(verb), *[Fault.SERVER_ERROR] * times)
+
+    def reject(self, verb: str, times: int = 1) -> None:
+        """Let the next requests of a verb be refused for good, as of a row that is too large: nothing is done."""
+        self.fail(_named(verb), *[Fault.REJECTED] * times)
 
     def stale_index(self, times: int = 1) -> None:
         """Let the next readings of the index see it as it was at an earlier one, as far as there was one."""
@@ -284,5 +295,5 @@ def _do(verb: str, fault: Fault | None, call: Callable[[], T]) -> T:
 
 
 def _error(verb: str, fault: Fault | None) -> StoreError:
-    kind = StoreThrottled if fault is Fault.THROTTLED else StoreUnavailable
-    return kind(f"injected: {fault} of {verb}")
+    kinds: dict[Fault | None, type[StoreError]] = {Fault.THROTTLED: StoreThrottled, Fault.REJECTED: StoreRejected}
+    return kinds.get(fault, StoreUnavailable)(f"injected: {fault} of {verb}")

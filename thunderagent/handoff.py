@@ -20,7 +20,7 @@ from thunderagent import events, writes
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
-from thunderagent.errors import StoreError, StreamFailed, TaskStopped
+from thunderagent.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.journal import read_cursor
@@ -197,7 +197,7 @@ class Handoffs:
                 asked.append((running, writes.end_handoff(running.lease, now=now)))
             elif task.handoff_state == Handoff.OFFERED and isinstance(context, StreamContext) and context.is_ready:
                 asked.append((running, writes.ready(running.lease, now=now)))
-        after = self._store.apply([write for _, write in asked])
+        after = self._store.apply([write for _, write in asked], rejected=self._rejected)
         for (running, _), left in zip(asked, after, strict=True):
             if left is not None and not is_open(left, self._owner):
                 self._release(running, left)
@@ -210,6 +210,9 @@ class Handoffs:
             except StreamFailed:
                 cursor = None  # go on where we know
             self.call(lambda: context.release(cursor))
+
+    def _rejected(self, write: Write, error: StoreRejected) -> None:
+        self._bus.emit(events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
 
     def _flush(self, running: Running) -> None:
         context = running.context
@@ -226,7 +229,7 @@ class Handoffs:
             for one in ended
         ]
         try:
-            self._store.apply(batch)
+            self._store.apply(batch, rejected=self._rejected)
         except StoreError:
             self._ended += ended
             raise

@@ -25,6 +25,7 @@ from thunderagent.clock import since_boot
 from thunderagent.errors import (
     LeaseLost,
     StoreError,
+    StoreRejected,
     StreamStopped,
     StreamWedged,
     TaskCancelled,
@@ -182,7 +183,7 @@ class Heartbeat:
             if late > max(self._tick_s * 3, min(one.beat_s for one in due)):
                 self._bus.emit(events.HeartbeatLate(seconds=late))
             beats = [_beat(one) for one in due]
-            for running, beat, renewal in zip(due, beats, self._renew(beats), strict=True):
+            for running, beat, renewal in zip(due, *self._renew_bare(beats, self._renew(beats)), strict=True):
                 self._take(running, beat, renewal)
         self.last_round = self._monotonic()
 
@@ -222,15 +223,33 @@ class Heartbeat:
             renewals = self._store.renew(beats)
         except StoreError as problem:
             renewals = [Renewal(error=problem) for _ in beats]
-        if error := next((one.error for one in renewals if one.error), None):
+        unknown = [one.error for one in renewals if one.error and not isinstance(one.error, StoreRejected)]
+        if error := next(iter(unknown), None):
             self._bus.emit(events.StoreFailed(during="heartbeat", error=str(error), next_try_s=HEARTBEAT_RETRY_S))
-        if all(one.error for one in renewals):
+        if len(unknown) == len(renewals):
             if sent - self._failed_at > QUIET_S:
                 self._failing_since = sent
             self._failed_at, self.last_error = self._monotonic(), str(error)
         else:
             self._failed_at = -math.inf
         return renewals
+
+    def _renew_bare(self, beats: list[Beat], renewals: list[Renewal]) -> tuple[list[Beat], list[Renewal]]:
+        """Renew without what rides on them the leases whose renewal the store never takes: no lease is lost for it."""
+        again = [
+            index
+            for index, (beat, renewal) in enumerate(zip(beats, renewals, strict=True))
+            if isinstance(renewal.error, StoreRejected) and beat != Beat(beat.lease)
+        ]
+        for index in again:
+            self._rejected(beats[index], renewals[index])
+            beats[index] = Beat(beats[index].lease)
+        for index, renewal in zip(again, self._renew([beats[index] for index in again]) if again else (), strict=True):
+            renewals[index] = renewal
+        return beats, renewals
+
+    def _rejected(self, beat: Beat, renewal: Renewal) -> None:
+        self._bus.emit(events.WriteRejected(task_id=beat.lease.task_id, verb="renew", error=str(renewal.error)))
 
     def _take(self, running: Running, beat: Beat, renewal: Renewal) -> None:
         with self._changing:
@@ -253,6 +272,9 @@ class Heartbeat:
         elif renewal.lost:
             who = f"it is held by {renewal.taken_by}" if renewal.taken_by else "nobody holds it"
             self._lose(running, f"the lease was lost: {who}")
+        elif isinstance(renewal.error, StoreRejected):
+            running.next_beat = now + running.beat_s
+            self._rejected(beat, renewal)
         else:
             running.next_beat = now + min(HEARTBEAT_RETRY_S, running.beat_s)
             running.context.keep_progress(beat.progress)

@@ -14,7 +14,7 @@ import schedule
 from thunderagent import events
 from thunderagent.balance import is_paused
 from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError
+from thunderagent.errors import StoreError, StoreRejected
 from thunderagent.gate import Gate
 from thunderagent.health.marks import Marks
 from thunderagent.maintenance import Janitor
@@ -275,6 +275,7 @@ class Housekeeping:
         except StoreError as error:
             self._marks.missed(error)
             self._bus.emit(events.StoreFailed(during=name, error=str(error), next_try_s=self._settings.sweep_s))
-            self._failed(error)
+            if not isinstance(error, StoreRejected):  # that is an answer
+                self._failed(error)
             return False
         return True

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from thunderagent import shared_writes, writes
-from thunderagent.errors import StreamFailed
+from thunderagent.errors import StoreRejected, StreamFailed
 from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP, State
@@ -179,8 +179,9 @@ def keep_journals(store: TaskStore, journals: Mapping[str, Mapping[str, Any]], *
         if not answer.won and answer.error is None
     ]
     answers += store.engine.put(new) if new else []
-    if error := next((answer.error for answer in answers if answer.error), None):
-        raise error
+    for answer in answers:
+        if answer.error and not isinstance(answer.error, StoreRejected):  # an account that is never taken is left out
+            raise answer.error
 
 
 def read_journals(store: TaskStore, task: Task, *, runs: int) -> list[Run]:

@@ -20,7 +20,7 @@ from thunderagent.errors import StoreError
 from thunderagent.job import Job, limit_problems
 from thunderagent.pacing import SLOTS_SEEN_S
 from thunderagent.shared_writes import holder, limit_id, limit_row
-from thunderagent.store import TaskStore
+from thunderagent.store import TaskStore, passed_over
 from thunderagent.task import Handoff, Lease, Row, Status, Task
 
 TRIES: Final = 5
@@ -167,7 +167,8 @@ class Slots:
         if not self._owed:
             return []
         try:
-            answers = self._store.attempt([shared_writes.free_slot(one.limit.key, one.member) for one in self._owed])
+            batch = [shared_writes.free_slot(one.limit.key, one.member) for one in self._owed]
+            answers = self._store.attempt(batch, rejected=passed_over)
         except StoreError:
             del self._owed[:-OWED]
             return []
@@ -277,7 +278,8 @@ class Slots:
 def free_slots(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Row]]:
     """Give slots back; the rows of their limits as they are then."""
     with suppress(StoreError):
-        answers = store.attempt([shared_writes.free_slot(one.limit.key, one.member) for one in taken])
+        batch = [shared_writes.free_slot(one.limit.key, one.member) for one in taken]
+        answers = store.attempt(batch, rejected=passed_over)
         return [(one.limit, row) for one, (_, row) in zip(taken, answers, strict=True) if row is not None]
     return []
 

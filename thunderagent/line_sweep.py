@@ -15,7 +15,7 @@ from thunderagent.limits import Slots, holders_of, number_of, rows_of
 from thunderagent.lines import PAGE, PAGES, keys_of, let_out, line_value
 from thunderagent.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.shared_writes import LINE_STATUS
-from thunderagent.store import TaskStore
+from thunderagent.store import TaskStore, passed_over
 from thunderagent.sweeps import Rounds, fleet_rounds
 from thunderagent.task import Candidate, Lane, Row, Task
 
@@ -89,7 +89,7 @@ class LineSweep:
             if not (held := holders_of(row)) <= living
         ]
         if over:
-            self._store.attempt(over)  # where somebody was faster, he took or freed a slot
+            self._store.attempt(over, rejected=passed_over)  # where somebody was faster, he took or freed a slot
         for key, row in rows.items():
             number = numbers.get(key) or number_of(row.get("limitMax")) or 1
             free = number - len(holders_of(row) & living)

@@ -16,7 +16,7 @@ from thunderagent import shared_writes, writes
 from thunderagent.limits import Limit
 from thunderagent.pacing import LINE_KEPT_S
 from thunderagent.shared_writes import LINE_STATUS, limit_id, limit_row
-from thunderagent.store import TaskStore
+from thunderagent.store import TaskStore, passed_over
 from thunderagent.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
 
 PAGE: Final = 100
@@ -116,7 +116,7 @@ def let_out(store: TaskStore, several: Iterable[Candidate]) -> list[Task]:
     """
     now = store.clock.now()
     batch = [writes.leave_line(one, now=now) for one in several]
-    return [task for task in store.apply(batch) if task is not None] if batch else []
+    return [task for task in store.apply(batch, rejected=passed_over) if task is not None] if batch else []
 
 
 def seconds_of(value: object) -> float:

@@ -10,6 +10,7 @@ from typing import Final
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.clock import since_boot
+from thunderagent.conditions import Write
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
@@ -258,7 +259,7 @@ class Janitor:
             if self.lost.has_strayed(task):
                 strays.append(task)
             elif task.crash_count >= self._max_crashes and not has_moved:
-                self._give_up(task)
+                self._give_up(task, self._why_given_up(task))
             elif (lease_s := wanted(task)) is not None:  # that a region was lost is not the fault of its tasks
                 mine.append((replace(task, crash_count=task.crash_count - has_moved), lease_s))
         self._put_back(strays)
@@ -270,6 +271,8 @@ class Janitor:
         for lease in exchanged.leases:
             lost_agent = before[lease.task_id].lease_owner or "?"
             self._bus.emit(events.TaskTakenOver(**about(lease), lost_agent=lost_agent))
+        for candidate, error in exchanged.rejected:
+            self._give_up(before[candidate.task_id], f"the store does not take it for another agent: {error}")
         return exchanged.leases
 
     def _put_back(self, strays: Sequence[Task]) -> None:
@@ -277,18 +280,26 @@ class Janitor:
         now = self._store.clock.now()
         leases = [Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0) for task in strays]
         batch = [writes.put_back(one, due=one.task.created_at + writes.JUST_BEHIND_S, now=now) for one in leases]
-        for lease, after in zip(leases, self._store.apply(batch) if batch else (), strict=True):
+        for lease, after in zip(
+            leases, self._store.apply(batch, rejected=self._dependents.rejected) if batch else (), strict=True
+        ):
             if after is not None:
                 self._bus.emit(events.TaskReleased(**about(lease)))
 
-    def _give_up(self, task: Task) -> None:
-        now = self._store.clock.now()
-        error = (
+    def _why_given_up(self, task: Task) -> str:
+        return (
             f"{task.crash_count + 1} agents were lost while they ran it (max_crashes is {self._max_crashes}); "
             f"the last was {task.lease_owner}: look for 'Out of memory' in the kernel log of its host, as the job "
             f"{task.job} may need more memory than there is"
         )
-        [after] = self._store.apply([writes.give_up(task, error=error, now=now, expire_at=now + self._keep_failed_s)])
+
+    def _give_up(self, task: Task, error: str) -> None:
+        now = self._store.clock.now()
+        write = writes.give_up(task, error=error, now=now, expire_at=now + self._keep_failed_s)
+        rejected = list[Write]()
+        [after] = self._store.apply([write], rejected=lambda write, _: rejected.append(write))
+        if rejected:
+            [after] = self._store.apply([writes.bare(write)], rejected=self._dependents.rejected)
         if after is not None:
             lease = Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0)
             self._bus.emit(events.TaskGivenUp(**about(lease), lost_agent=task.lease_owner or "?"))
@@ -331,4 +342,4 @@ class Janitor:
             and child.task_id not in parents[name].dependents
         ]
         if unknown:
-            self._store.apply(unknown)
+            self._store.apply(unknown, rejected=self._dependents.rejected)

@@ -20,7 +20,7 @@ class Applied:
     """Outcome of one write.
 
     `row` is the row after a write that was done, and the row that refused one that was not (None: there is no row).
-    With an `error` nothing is known of the outcome.
+    With an `error` nothing is known of the outcome, but for `StoreRejected`: then nothing was done.
     """
 
     won: bool

@@ -16,7 +16,7 @@ from thunderagent.limits import Limit, Slots, job_limit
 from thunderagent.lines import keep_line_open
 from thunderagent.pacing import LINE_TRIED_S
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.store import TaskStore, Wanted, passed_over
 from thunderagent.task import Candidate, Task
 
 REMEMBERED: Final = 2000
@@ -70,7 +70,7 @@ class Sifter:
             keep_line_open(self._store, limit, self._slots.seen(limit.key))
         now = self._store.clock.now()
         batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
-        for (limit, one), (won, row) in zip(waiting, self._store.attempt(batch), strict=True):
+        for (limit, one), (won, row) in zip(waiting, self._store.attempt(batch, rejected=passed_over), strict=True):
             if won and row is not None:
                 task = Task.from_row(row)
                 self.moved.append((limit, task))

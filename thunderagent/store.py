@@ -12,16 +12,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thunderagent import shared_writes, writes
 from thunderagent.clock import SharedClock, since_boot
 from thunderagent.conditions import Write
-from thunderagent.errors import DuplicateTask, StoreError
+from thunderagent.errors import DuplicateTask, StoreError, StoreRejected
 from thunderagent.port import Applied, Blobs, Engine
 from thunderagent.task import Candidate, Lane, Lease, Page, Row, Status, Task, timestamp
 from thunderagent.texts import Texts, is_same_payload
+
+Rejections = Callable[[Write, StoreRejected], None]
+"""Hears of the writes of a batch that the store does not take, now or later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,14 @@ class Exchanged:
     lost: list[Candidate]
     doubts: list[Doubt]
     error: StoreError | None = None
+    """What had no answer. A write that is refused for good had one."""
+    rejected: list[tuple[Candidate, StoreRejected]] = field(default_factory=list)
+    """Of the claims lost, those that the store does not take, now or later."""
 
     @property
     def answered(self) -> bool:
         """True when at least one part had an answer."""
-        return bool(self.leases or self.lost or any(one.error is None for one in self.settled))
+        return bool(self.leases or self.lost or any(not one.is_unknown for one in self.settled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Outcome of one heartbeat: a renewed `lease` (with the row as it is now), `lost`, or neither: no answer."""
+    """Outcome of one heartbeat: a renewed `lease` (with the row as it is now), `lost`, or neither: no answer, or one
+    that refuses it for good."""
 
     lease: Lease | None = None
     lost: bool = False
@@ -81,11 +88,22 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Outcome of one settlement: `accepted` with the tasks that wait for it, or refused; with an `error`: unknown."""
+    """Outcome of one settlement: `accepted` with the tasks that wait for it, or refused; with an `error`: unknown, or
+    refused for good."""
 
     accepted: bool = False
     dependents: frozenset[str] = frozenset()
     error: StoreError | None = None
+
+    @property
+    def is_rejected(self) -> bool:
+        """True when the store does not take the settlement, now or later."""
+        return isinstance(self.error, StoreRejected)
+
+    @property
+    def is_unknown(self) -> bool:
+        """True when there was no answer."""
+        return self.error is not None and not self.is_rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +125,10 @@ class AgentInfo:
     seen_at: float
     info: Mapping[str, Any]
     is_lost: bool = False
+
+
+def passed_over(write: Write, error: StoreRejected) -> None:
+    """Hear of a write that the store does not take, and go on with those beside it: a later look finds the row."""
 
 
 class TaskStore:
@@ -243,13 +265,13 @@ class TaskStore:
             for beat, answer in zip(beats, self.engine.apply(batch), strict=True)
         ]
 
-    def apply(self, batch: Sequence[Write]) -> list[Task | None]:
+    def apply(self, batch: Sequence[Write], *, rejected: Rejections | None = None) -> list[Task | None]:
         """Do writes on tasks that nobody holds; the answer is the task after each, None for the refused.
 
         Raises:
-            StoreError: one of the writes had no answer.
+            StoreError: as for `attempt`.
         """
-        return [Task.from_row(row) if won and row else None for won, row in self.attempt(batch)]
+        return [Task.from_row(row) if won and row else None for won, row in self.attempt(batch, rejected=rejected)]
 
     def take_turn(self, name: str, *, owner: str, lasts_s: float) -> Row | None:
         """The row of the turn for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
@@ -260,15 +282,21 @@ class TaskStore:
         won, row = (won, answer.row) if is_known else self.found({"taskId": turn.task_id, **turn.set})
         return row if won else None
 
-    def attempt(self, batch: Sequence[Write]) -> list[tuple[bool, Row | None]]:
+    def attempt(self, batch: Sequence[Write], *, rejected: Rejections | None = None) -> list[tuple[bool, Row | None]]:
         """Do writes on rows that are no tasks; for each whether it is done, and the row as it is then.
+
+        Args:
+            batch: the writes.
+            rejected: hears of those that the store does not take, which are not done then; None: the first is raised.
 
         Raises:
             StoreError: one of the writes had no answer.
         """
         answers = self._apply(batch)
-        for answer, _ in answers:
-            if answer.error:
+        for write, (answer, _) in zip(batch, answers, strict=True):
+            if isinstance(answer.error, StoreRejected) and rejected is not None:
+                rejected(write, answer.error)
+            elif answer.error:
                 raise answer.error
         return [(won, answer.row) for answer, won in answers]
 
@@ -348,19 +376,23 @@ class TaskStore:
         sent: float,
     ) -> Exchanged:
         won_leases, lost, doubts = dict[str, Lease](), list[Candidate](), list[Doubt]()
+        rejected = list[tuple[Candidate, StoreRejected]]()
         for one, (answer, won) in zip(wanted, answers, strict=True):
             if won and answer.row:  # once a task: the refusal of a second claim beside it looks like its lost reply
                 task = Task.from_row(answer.row)
                 lease = Lease(task=task, owner=owner, fence=task.fence, lease_s=one.lease_s, held_from=sent)
                 won_leases.setdefault(task.task_id, lease)
+            elif isinstance(answer.error, StoreRejected):
+                lost.append(one.candidate)
+                rejected.append((one.candidate, answer.error))
             elif answer.error:
                 doubts.append(Doubt(one, sent))
             else:
                 lost.append(one.candidate)
         errors = [one.error for one in settled] + [answer.error for answer, _ in answers]
-        error = next(filter(None, errors), None)
+        error = next((one for one in errors if one is not None and not isinstance(one, StoreRejected)), None)
         leases = self._whole(list(won_leases.values()))
-        return Exchanged(settled=settled, leases=leases, lost=lost, doubts=doubts, error=error)
+        return Exchanged(settled=settled, leases=leases, lost=lost, doubts=doubts, error=error, rejected=rejected)
 
     def _whole(self, leases: list[Lease]) -> list[Lease]:
         if not any(lease.task.payload_ref for lease in leases):
@@ -397,6 +429,6 @@ def _settled(answer: Applied, won: bool) -> Settled:
 
 
 def _leases_of(exchanged: Exchanged) -> list[Lease]:
-    if exchanged.error and not exchanged.leases:
-        raise exchanged.error
+    if not exchanged.leases and (error := exchanged.error or next((why for _, why in exchanged.rejected), None)):
+        raise error
     return exchanged.leases

@@ -49,6 +49,11 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.TaskLetOut: ("DEBUG", "task let out of the line of its limit"),
     events.LeaseLost: ("WARNING", "lease lost"),
     events.SettleRefused: ("WARNING", "late outcome refused: the task is another agent's"),
+    events.OutcomeRejected: (
+        "ERROR",
+        "the store takes no outcome of the task, whose row may be too large: its lease ends by itself",
+    ),
+    events.WriteRejected: ("ERROR", "the store does not take a write: look at the row, which may be too large"),
     events.TaskOverran: ("WARNING", "handler went on although it was told to stop"),
     events.ChildUnparked: ("INFO", "task unparked"),
     events.ChildDoomed: ("WARNING", "task ended without a run"),

@@ -74,6 +74,8 @@ class _Ended:
     running: Running
     outcome: Outcome
     settlement: Settlement | None = None
+    is_bare: bool = False
+    """The settlement is a bare failure: what the handler had to say the store does not take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +388,9 @@ class Workload:
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
         told, happened = list[Ended](), list[Event]()
         self._backlog = [
-            ended for ended, answer in zip(settling, exchanged.settled, strict=True) if answer.error is not None
+            ended
+            for ended, answer in zip(settling, exchanged.settled, strict=True)
+            if answer.is_unknown or (answer.is_rejected and self._falls_back(ended, answer.error))
         ]
         for ended, answer in zip(settling, exchanged.settled, strict=True):
             if answer.error or ended.settlement is None:
@@ -406,6 +410,21 @@ class Workload:
         if told:
             self._tell(told)
 
+    def _falls_back(self, ended: _Ended, error: StoreError | None) -> bool:
+        """Fail the task barely, as the store never takes its outcome; False when that was refused for good too."""
+        lease, settlement = ended.running.lease, ended.settlement
+        verb = settlement.write.verb if settlement else "settle"
+        if ended.is_bare:
+            self._let_go(ended)
+            self._bus.emit(events.OutcomeRejected(**about(lease), verb=verb, error=str(error)))
+            return False
+        now, text = self._store.clock.now(), f"the store does not take its outcome ({verb}): {error}"
+        write = writes.fail(lease, error=text, now=now, expire_at=now + self._policy.keep_failed_s)
+        ended.settlement = Settlement(writes.bare(write), events.TaskFailed(**about(lease), error=text))
+        ended.is_bare = True
+        self.wake()
+        return True
+
     def _tell(self, told: list[Ended]) -> None:
         try:
             self._dependents.tell(told)
@@ -421,6 +440,8 @@ class Workload:
             if (served := (lease.task.queue, self._jobs[lease.task.job].kind)) in won:
                 won[served].append(lease.task_id)
         self.begin_all(exchanged.leases)
+        for candidate, error in exchanged.rejected:
+            self._bus.emit(events.WriteRejected(task_id=candidate.task_id, verb="claim", error=str(error)))
         for candidate in exchanged.lost:
             self.admission.lines.lost(candidate)
         for served, tried in wanted.items():

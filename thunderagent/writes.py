@@ -155,6 +155,20 @@ def give_up(seen: Task, *, error: str, now: float, expire_at: float) -> Write:
     )
 
 
+BARE_BYTES: Final = 300
+
+
+def bare(write: Write) -> Write:
+    """The same end of a task with nothing but a short reason: the store does not take more."""
+    named = ("status", "finishedAt", "updatedAt", "expireAt", "crashCount")
+    kept = {name: value for name, value in write.set.items() if name in named}
+    return replace(
+        write,
+        set={**kept, "error": cut(write.set["error"], BARE_BYTES)},
+        remove=tuple(dict.fromkeys((*write.remove, "progress"))),
+    )
+
+
 # Verbs of the holder: each ends the lease.
 
 

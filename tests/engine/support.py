@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -12,11 +12,15 @@ from typing import Any, Final, TypeVar
 from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
+from thunderagent.conditions import Write
 from thunderagent.context import Context
+from thunderagent.errors import StoreRejected
 from thunderagent.events import Event
 from thunderagent.executor import Running, Scope, no_scope
+from thunderagent.faults import FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff
+from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Policy
@@ -141,6 +145,24 @@ def settings(**changes: Any) -> Settings:
         "drain_s": 10.0,
     }
     return Settings(**{**values, **changes})
+
+
+class Rejecting(FaultyEngine):
+    """An engine that takes no write of which `never` says so, now or later."""
+
+    def __init__(self, engine: Engine, never: Callable[[Write], bool]) -> None:
+        super().__init__(engine)
+        self.never = never
+        self.rejected: list[tuple[str, str]] = []
+        """Verb and row of each write that was not taken."""
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        taken = iter(super().apply([write for write in batch if not self.never(write)]))
+        return [self._reject(write) if self.never(write) else next(taken) for write in batch]
+
+    def _reject(self, write: Write) -> Applied:
+        self.rejected.append((write.verb, write.task_id))
+        return Applied(won=False, error=StoreRejected(f"{write.verb} of {write.task_id} is too large"))
 
 
 class Stage:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -187,11 +189,21 @@ def test_a_handler_may_close_or_fail_its_task(answer: Any, status: Status, field
         assert (after.status, getattr(after, field), after.fence) == (status, reason, 1)
 
 
-@pytest.mark.parametrize("answer", [Snooze(float("inf")), Snooze("soon"), Cancel(None), Fail(None)], ids=repr)  # type: ignore[arg-type]
-def test_an_answer_that_means_nothing_is_an_error_of_its_task_and_not_the_agents_end(answer: Any) -> None:
+NONSENSE: Final[dict[str, Callable[[], Any]]] = {
+    **{f"Snooze({value!r})": partial(Snooze, value) for value in (math.inf, math.nan, 1e200)},
+    "Snooze('soon')": lambda: Snooze("soon"),  # type: ignore[arg-type]
+    "Cancel(None)": lambda: Cancel(None),  # type: ignore[arg-type]
+    "Fail(None)": lambda: Fail(None),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
+def test_an_answer_that_means_nothing_is_an_error_of_its_task_and_not_the_agents_end(
+    answer: Callable[[], Any],
+) -> None:
     @job("test.nonsense", max_retry=1)
     def nonsense(ctx: Context, payload: Payload) -> Any:
-        return answer
+        return answer()
 
     with serving(nonsense, echo) as stage:
         after = stage.end_of(stage.client.enqueue(nonsense, {}))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, follower, watched_memory
-from tests.engine.support import put
+from tests.engine.support import Rejecting, put
 from tests.stands import eventually
 from thunderagent import events, housekeeping
 from thunderagent.chaos import Close, Feed
@@ -28,6 +28,7 @@ from thunderagent.journal import (
     read_journals,
 )
 from thunderagent.store import TaskStore
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP
 from thunderagent.task import Status
@@ -53,6 +54,13 @@ def keep(store: TaskStore, journal: Journal, **counts: int) -> None:
     info = journal.take(1.0, **counts)
     assert info is not None
     keep_journals(store, {journal.journal_id: info}, keep_s=60.0)
+
+
+def test_an_account_that_the_store_never_takes_holds_up_none_of_the_others() -> None:
+    engine = Rejecting(SqliteEngine(MEMORY), lambda write: write.task_id == journal_id("a", 1))
+    infos = {journal_id(name, 1): {"agent": "me"} for name in ("a", "b")}
+    keep_journals(TaskStore(engine), infos, keep_s=60.0)
+    assert list(engine.get(list(infos))) == [journal_id("b", 1)]
 
 
 # The account

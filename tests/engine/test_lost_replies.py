@@ -1,4 +1,4 @@
-"""An agent in a thread whose store loses replies and requests, throttles, and is away for a while."""
+"""An agent in a thread whose store loses replies and requests, throttles, is away for a while, and refuses for good."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.engine.support import LONG_S, Recorder, Stage, serving, settings
+from tests.engine.support import LONG_S, Recorder, Rejecting, Stage, serving, settings
 from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.conditions import Write
-from thunderagent.context import Context, Fail
+from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.errors import StoreUnavailable
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import Job, job
@@ -284,3 +284,93 @@ def test_a_machine_that_sleeps_over_the_reply_to_its_claim_begins_nothing(is_tak
         assert (task.lease_owner, len(record.of(events.SettleRefused))) == ("other", 1)
         return
     assert (task.status, task.crash_count, task.retry_count) == (Status.PENDING, 0, 0), "it goes back, nothing used up"
+
+
+# Refused for good
+
+
+OUTCOMES = {"succeed", "retry", "fail", "close", "snooze"}
+
+
+def rejecting(never: Any) -> tuple[TaskStore, Rejecting]:
+    engine = Rejecting(SqliteEngine(MEMORY), never)
+    return TaskStore(engine), engine
+
+
+@pytest.mark.parametrize("answer", ["done", Snooze(60), Cancel("enough")], ids=["succeed", "snooze", "close"])
+def test_an_outcome_that_the_store_never_takes_fails_its_task_alone(work: Work, answer: Any) -> None:
+    store, engine = rejecting(lambda write: write.task_id == "large" and write.verb in ("succeed", "snooze", "close"))
+    with serving(work.job(answer=answer), work.job("test.other"), store=store) as stage:
+        stage.client.enqueue("test.job", {}, task_id="large")
+        child = stage.client.enqueue("test.other", {}, depends_on=["large"])
+        other = stage.client.enqueue("test.other", {})
+        ended = stage.end_of("large")
+        assert (ended.status, ended.fence, ended.result, ended.progress) == (Status.FAILED, 1, None, None)
+        assert ended.error is not None and "the store does not take its outcome" in ended.error
+        assert "is too large" in ended.error
+        assert stage.end_of(child).status is Status.FAILED, "its children are told"
+        assert stage.end_of(other).status is Status.SUCCESS, "claims go on"
+        assert len(engine.rejected) == 1, "it is not sent again"
+        assert stage.record.of(events.StoreFailed) == []
+        assert len(stage.record.wait(events.TaskFailed)) == 1
+
+
+def test_a_task_of_which_the_store_takes_nothing_is_let_go_and_the_agent_goes_on(work: Work) -> None:
+    store, _ = rejecting(lambda write: write.task_id == "large" and write.verb in OUTCOMES)
+    with serving(work.job(), store=store, slots=1) as stage:
+        stage.client.enqueue("test.job", {}, task_id="large")
+        [rejected] = stage.record.wait(events.OutcomeRejected)
+        assert (rejected.task_id, rejected.verb, rejected.fence) == ("large", "fail", 1)
+        other = stage.client.enqueue("test.job", {})
+        assert stage.end_of(other).status is Status.SUCCESS
+        assert stage.agent.running == 0, "its lease is not kept alive"
+        assert stage.record.of(events.StoreFailed) == []
+
+
+def test_an_agent_stops_in_time_with_an_outcome_that_the_store_never_takes(work: Work) -> None:
+    work.go_on.clear()
+    store, _ = rejecting(lambda write: write.verb in OUTCOMES)
+    with serving(work.job(), store=store) as stage:
+        stage.client.enqueue("test.job", {}, task_id="large")
+        assert work.started.acquire(timeout=LONG_S)
+        stage.agent.stop()
+        work.go_on.set()
+        stage.join()
+        assert (stage.stuck, stage.agent.running) == (0, 0)
+        assert len(stage.record.of(events.OutcomeRejected)) == 1
+
+
+def test_progress_that_the_store_never_takes_loses_no_lease(work: Work) -> None:
+    store, engine = rejecting(lambda write: "progress" in write.set)
+
+    @job("test.tells")
+    def tells(ctx: Context, payload: Payload) -> str:
+        ctx.progress({"rows": 1})
+        work.started.release()
+        assert work.go_on.wait(LONG_S)
+        return "done"
+
+    work.go_on.clear()
+    with serving(tells, store=store) as stage:
+        task = stage.client.enqueue(tells, {})
+        assert work.started.acquire(timeout=LONG_S)
+        [rejected] = stage.record.wait(events.WriteRejected)
+        assert (rejected.task_id, rejected.verb) == (task.task_id, "renew")
+        assert _when(lambda: (stage.client.get(task).hb or 0) >= 3)
+        assert engine.rejected == [("renew", task.task_id)], "it is dropped, and not tried again"
+        work.go_on.set()
+        ended = stage.end_of(task)
+        assert (ended.status, ended.fence, ended.result) == (Status.SUCCESS, 1, "done")
+        assert not stage.record.of(events.LeaseLost) and not stage.record.of(events.StoreFailed)
+
+
+def test_a_task_that_the_store_never_lets_claim_is_named_and_holds_nobody_up(work: Work) -> None:
+    store, _ = rejecting(lambda write: write.task_id == "large")
+    with serving(work.job(), store=store, slots=1) as stage:
+        stage.client.enqueue("test.job", {}, task_id="large")
+        others = [stage.client.enqueue("test.job", {}) for _ in range(3)]
+        assert all(stage.end_of(task).status is Status.SUCCESS for task in others)
+        [rejected] = stage.record.wait(events.WriteRejected)
+        assert (rejected.task_id, rejected.verb) == ("large", "claim")
+        assert stage.client.get("large").status is Status.PENDING
+        assert stage.record.of(events.StoreFailed) == []

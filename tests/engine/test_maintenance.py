@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import formatdate
@@ -10,16 +10,17 @@ from typing import Any, Final
 
 import pytest
 
-from tests.engine.support import Recorder, claimed, put
+from tests.engine.support import Recorder, Rejecting, claimed, put
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.clock import DateClock, SharedClock
+from thunderagent.conditions import Write
 from thunderagent.dependents import Dependents
 from thunderagent.errors import StoreError
 from thunderagent.limits import holders_of
 from thunderagent.maintenance import RECHECKED, Janitor, LostLeases
 from thunderagent.shared_writes import limit_row
-from thunderagent.store import Beat, TaskStore
+from thunderagent.store import Beat, Doubt, TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock
@@ -594,3 +595,69 @@ def test_a_task_that_is_given_up_leaves_no_slot_of_its_limit_taken(at: Setting) 
     at.janitor.take_over(LANES, anything)
     assert at.row().status is Status.FAILED
     assert holders_of(at.store.engine.get(["limit:api"])["limit:api"]) == {"b#1"}, "at once, before any sweep"
+
+
+# Rows of which the store takes no more
+
+
+def lost_leases(setting: Setting, *names: str) -> None:
+    """Leases of an agent that is gone."""
+    for name in names:
+        claimed(setting.store, name, owner="lost", lease_s=60.0)
+    setting.clock.advance(60.0 + 2 * GUARD)
+
+
+def rejecting(setting: Setting, never: Callable[[Write], bool]) -> Rejecting:
+    engine = Rejecting(setting.engine, never)
+    setting.store.engine = engine
+    return engine
+
+
+def test_a_task_that_the_store_does_not_take_for_another_agent_is_given_up_and_its_neighbours_go_on() -> None:
+    setting = Setting()
+    lost_leases(setting, "a", "large", "z")
+    rejecting(setting, lambda write: write.task_id == "large" and write.verb == "take over")
+    doubts = list[Doubt]()
+    leases = setting.janitor.take_over(LANES, lambda task: 60.0, doubts.extend)
+    assert ({lease.task_id for lease in leases}, doubts) == ({"a", "z"}, [])
+    after = setting.row("large")
+    assert after.status is Status.FAILED
+    assert after.error == "the store does not take it for another agent: take over of large is too large"
+
+
+def test_what_is_given_up_is_given_up_barely_when_the_store_takes_no_more() -> None:
+    setting = Setting()
+    lost_leases(setting, "large")
+    engine = rejecting(setting, lambda write: write.verb == "give up" and "errors" in write.set)
+    setting.a_janitor("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
+    after = setting.row("large")
+    assert (after.status, after.crash_count, after.errors, after.lease_owner) == (Status.FAILED, 1, (), None)
+    assert after.error is not None and len(after.error.encode()) <= 300
+    assert engine.rejected == [("give up", "large")]
+
+
+def test_a_row_that_can_not_even_be_given_up_is_named_and_does_not_stop_the_sweep() -> None:
+    setting = Setting()
+    lost_leases(setting, "a", "large", "z")
+    rejecting(setting, lambda write: write.task_id == "large")
+    setting.a_janitor("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
+    assert [setting.row(name).status for name in ("a", "large", "z")] == [Status.FAILED, Status.RUNNING, Status.FAILED]
+    [rejected] = setting.record.of(events.WriteRejected)
+    assert (rejected.task_id, rejected.verb) == ("large", "give up")
+
+
+def test_a_child_that_the_store_does_not_change_holds_up_none_of_the_others() -> None:
+    setting = Setting()
+    parent = claimed(setting.store, "parent")
+    for name in ("c1", "c2", "c3"):
+        put(setting.store, name, status=Status.BLOCKED, depends_on=("parent",), waiting_for=frozenset({"parent"}))
+    now = setting.clock.now()
+    setting.store.settle([writes.succeed(parent, now=now, expire_at=now + 100)])
+    rejecting(setting, lambda write: write.task_id == "c2")
+    setting.janitor.heal(LANES)
+    assert [setting.row(name).status for name in ("c1", "c2", "c3")] == [
+        Status.PENDING,
+        Status.BLOCKED,
+        Status.PENDING,
+    ]
+    assert [one.task_id for one in setting.record.of(events.WriteRejected)] == ["c2"]

@@ -14,7 +14,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, settings
@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 from moto import mock_aws
 
 from tests.model.audit import GUARD_S, MAX_CRASHES, Actor, Audit
+from thunderagent import writes
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.clock import DateClock
@@ -79,6 +80,8 @@ VERBS: Final = (
     *("put", "claim", "renew", "succeed", "retry", "snooze", "release", "fail", "close", "cancel", "revive", "doom"),
     *("unpark", "take over", "give up", "request cancel", "register dependent", "parent done", "get", "page"),
 )
+
+SETTLING: Final = ("succeed", "retry", "snooze", "release", "fail", "close")
 
 INTERRUPTED: Final = (
     *("take over", "give up", "cancel", "request cancel", "revive"),
@@ -312,9 +315,22 @@ class QueueMachine(RuleBasedStateMachine):
     def settle_without_an_answer(self, pick: int, outcome: str) -> None:
         """The outcome is decided and may be written, but nobody says so: the agent writes it again later."""
         agent, lease = self._held(pick)
-        for verb in ("succeed", "retry", "snooze", "release", "fail", "close"):
+        for verb in SETTLING:
             self.faulty.fail(verb, Fault.LOST_REPLY)
         self._settle(agent, lease, OUTCOMES[outcome], tell=True)
+
+    @precondition(lambda self: any(agent.leases for agent in self.fleet))
+    @rule(pick=st.integers(0, 11), outcome=outcomes, times=st.integers(1, 2), late=st.booleans())
+    def settle_what_the_store_never_takes(self, pick: int, outcome: str, times: int, late: bool) -> None:
+        """The outcome is refused for good, and with `times` 2 a bare failure too; `late`: the agent loses a reply."""
+        agent, lease = self._held(pick)
+        for verb in SETTLING:
+            self.faulty.reject(verb, times)
+        if late:
+            self.faulty.fail("fail", Fault.LOST_REPLY)
+        self._settle(agent, lease, OUTCOMES[outcome], tell=True)
+        for verb in SETTLING:
+            self.faulty.forget(verb, Fault.REJECTED)
 
     @precondition(lambda self: any(agent.leases for agent in self.fleet))
     @rule(who=agents)
@@ -398,7 +414,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.time.jump(to - self.jumped)
         self.jumped = to
 
-    @rule(verb=st.sampled_from(VERBS), fault=st.sampled_from(list(Fault)[:4]))
+    @rule(verb=st.sampled_from(VERBS), fault=st.sampled_from([*list(Fault)[:4], Fault.REJECTED]))
     def something_gets_lost(self, verb: str, fault: Fault) -> None:
         self.faulty.fail(verb, Fault.STALE if verb == "page" else fault)
 
@@ -527,6 +543,8 @@ class QueueMachine(RuleBasedStateMachine):
             agent.decided[key] = settlement
             self._act(agent, [lease])
             [answer] = self.store.settle([settlement.write])
+            if answer.is_rejected:
+                return self._fall_back(agent, lease, settlement, tell=tell)
             if answer.error:
                 return False
             end = self.audit.ends.get(key)
@@ -543,6 +561,19 @@ class QueueMachine(RuleBasedStateMachine):
                 self.dependents.tell([Ended(lease.task_id, status, answer.dependents)])
             return True
         return False
+
+    def _fall_back(self, agent: SimAgent, lease: Lease, settlement: Settlement, *, tell: bool) -> bool:
+        """What is refused for good becomes a bare failure; when that is refused too the agent lets the lease go."""
+        key = lease.task_id, lease.fence
+        if settlement.write.verb == "fail" and "errors" not in settlement.write.set:
+            del agent.decided[key]
+            if agent.leases.get(lease.task_id) is lease:
+                del agent.leases[lease.task_id]
+            self.ghosts.append((agent.owner, lease))
+            return True
+        write = writes.bare(writes.fail(lease, error="never", now=self.time.now(), expire_at=self.time.now() + KEEP_S))
+        agent.decided[key] = replace(settlement, write=write)
+        return self._settle(agent, lease, OUTCOMES["fail"], tell=tell)
 
     def _decide(self, lease: Lease, outcome: Outcome) -> Settlement:
         settlement = settle(

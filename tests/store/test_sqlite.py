@@ -19,7 +19,8 @@ from tests.powerless import needs_powerless, powerless
 from tests.stands import Stand, open_stand
 from thunderagent import writes
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
+from thunderagent.conditions import Present, Write
+from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import sqlite, sqlite_access
 from thunderagent.stores.sqlite import MIGRATIONS, SqliteEngine
@@ -241,6 +242,26 @@ def test_a_batch_that_fails_in_its_middle_leaves_nothing(path: str) -> None:
     with pytest.raises(StoreError):
         engine.put([good, {**good, "taskId": "b", "noColumn": 1}])
     assert engine.get(["a"]) == {}
+    engine.close()
+
+
+def test_a_write_that_no_column_takes_is_refused_for_good_and_its_neighbours_are_done(path: str) -> None:
+    engine = SqliteEngine(path)
+    good = {"taskId": "a", "status": "PENDING", "createdAt": 1.0, "submittedAt": 1.0, "job": "j", "fence": 0}
+    puts = engine.put([good, {**good, "taskId": "b", "maxRetry": 10**30}, {**good, "taskId": "c"}])
+    assert [(one.won, type(one.error)) for one in puts] == [
+        (True, type(None)),
+        (False, StoreRejected),
+        (True, type(None)),
+    ]
+    assert "put b: " in str(puts[1].error)
+    batch = [
+        Write(verb="test", task_id=name, set={"hb": number}, require=[Present("taskId")])
+        for name, number in (("a", 1), ("c", 2**64), ("c", 3))
+    ]
+    answers = engine.apply(batch)
+    assert [type(one.error) for one in answers] == [type(None), StoreRejected, type(None)]
+    assert {name: row["hb"] for name, row in engine.get(["a", "c"]).items()} == {"a": 1, "c": 3}
     engine.close()
 
 

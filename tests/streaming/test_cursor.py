@@ -37,6 +37,15 @@ def test_long_texts_are_refused_as_the_row_must_stay_small(name: str) -> None:
         Cursor(1, **rest)
 
 
+@pytest.mark.parametrize("name", ["seq", "epoch"])
+def test_a_number_that_no_store_keeps_is_refused(name: str) -> None:
+    largest = 10**38 - 1
+    assert Cursor(**{"seq": 1, name: largest}).to_map()[name] == largest  # type: ignore[arg-type]
+    for number in (largest + 1, -largest - 1):
+        with pytest.raises(ValueError, match="at most 38 digits are kept"):
+            Cursor(**{"seq": 1, name: number})  # type: ignore[arg-type]
+
+
 def test_only_places_of_one_epoch_can_be_compared() -> None:
     assert Cursor(1, "a").is_behind(Cursor(2, "a"))
     assert not Cursor(2, "a").is_behind(Cursor(2, "a"))

@@ -20,7 +20,14 @@ from typing import Any, Final
 
 from thunderagent.clock import HostClock, SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import AccessDenied, ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable
+from thunderagent.errors import (
+    AccessDenied,
+    ConfigurationError,
+    SchemaMismatch,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+)
 from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied
 from thunderagent.shared_writes import AGENT_STATUS
@@ -49,6 +56,12 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
 """What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
 
 
+UNFIT: Final = (OverflowError, TypeError, ValueError, KeyError, sqlite3.Error)
+"""What a write raises that has a value no column takes, or meets a row that it cannot change."""
+
+_NEVER: Final = ("Error binding parameter", "malformed JSON", "string or blob too big")
+
+
 class SqliteEngine:
     """Rows in a SQLite file. One connection behind a lock; safe in threads, closed before a fork and opened after it.
 
@@ -75,7 +88,11 @@ class SqliteEngine:
         answers = []
         with self._transaction() as cursor:
             for row in rows:
-                cursor.execute(*sql.insert(row))
+                try:
+                    cursor.execute(*sql.insert(row))
+                except UNFIT as error:
+                    answers.append(_rejected(f"put {row.get('taskId')}", error))
+                    continue
                 if cursor.rowcount:
                     answers.append(Applied(won=True, row=row))
                 else:
@@ -86,7 +103,11 @@ class SqliteEngine:
         answers = []
         with self._transaction() as cursor:
             for write in batch:
-                left = cursor.execute(*sql.update(write)).fetchall()
+                try:
+                    left = cursor.execute(*sql.update(write)).fetchall()
+                except UNFIT as error:
+                    answers.append(_rejected(f"{write.verb} {write.task_id}", error))
+                    continue
                 if left:
                     answers.append(Applied(won=True, row=sql.decode(left[0])))
                 else:
@@ -237,6 +258,13 @@ def _has_begun(cursor: sqlite3.Cursor, *, or_fails: bool) -> bool:
         return False
     finally:
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
+
+
+def _rejected(what: str, error: Exception) -> Applied:
+    """The answer to a write that cannot be done, now or later; one that may succeed later is raised again."""
+    if isinstance(error, sqlite3.Error) and not str(error).startswith(_NEVER):
+        raise error
+    return Applied(won=False, error=StoreRejected(f"{what}: {error}"))
 
 
 def _one(cursor: sqlite3.Cursor, task_id: str) -> Row | None:

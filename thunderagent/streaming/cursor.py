@@ -11,6 +11,10 @@ from typing import Any, Final
 TOKEN_BYTES: Final = 200
 """Longest resume token; the cursor is a part of the row, and a row under 1 KB costs one unit a heartbeat."""
 
+DIGITS: Final = 38
+LARGEST: Final = 10**DIGITS - 1
+"""Largest number that every store keeps to its last digit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -28,6 +32,9 @@ class Cursor:
     def __post_init__(self) -> None:
         if isinstance(self.seq, bool) or not isinstance(self.seq, int):
             raise ValueError(f"seq is {self.seq!r}; a place in a stream is a whole number")
+        for name, number in (("seq", self.seq), ("epoch", self.epoch)):
+            if isinstance(number, int) and abs(number) > LARGEST:
+                raise ValueError(f"the {name} of a cursor is {number}; at most {DIGITS} digits are kept: use `token`")
         for name, text in (("epoch", self.epoch), ("token", self.token)):
             if isinstance(text, str) and len(text.encode()) > TOKEN_BYTES:
                 raise ValueError(
