@@ -144,8 +144,6 @@ class Client(ScheduleCommands, DrainCommands):
             ConfigurationError: one of the options cannot be what it is.
             StoreError: the store did not take it.
         """
-        parents = [depends_on] if isinstance(depends_on, (str, Task)) else depends_on  # a text is a sequence of letters
-        names = tuple(dict.fromkeys(map(id_of, iterated("depends_on", parents))))
         new = NewTask(
             job,
             task_id,
@@ -153,7 +151,7 @@ class Client(ScheduleCommands, DrainCommands):
             run_at,
             max_retry,
             queue,
-            names,
+            _names(depends_on),
             on_parent_failure,
             unique_key=unique_key,
             unique_scope=unique_scope,
@@ -172,6 +170,8 @@ class Client(ScheduleCommands, DrainCommands):
         payloads: Iterable[P] | Iterable[Mapping[str, Any]],
         *,
         task_ids: Iterable[str] | None = None,
+        depends_on: Sequence[Task | str] = (),
+        on_parent_failure: str = OnParentFailure.FAIL,
         delay_s: float = 0.0,
         run_at: float | None = None,
         max_retry: int | None = None,
@@ -186,6 +186,8 @@ class Client(ScheduleCommands, DrainCommands):
             job: as for `enqueue`.
             payloads: one for each task; read as needed.
             task_ids: an idempotency id for each; None: random ones, which is faster.
+            depends_on: as for `enqueue`, of all of them. A parent learns of a whole batch in one write.
+            on_parent_failure: as for `enqueue`.
             delay_s: as for `enqueue`.
             run_at: as for `enqueue`.
             max_retry: as for `enqueue`.
@@ -197,7 +199,18 @@ class Client(ScheduleCommands, DrainCommands):
         Returns:
             one outcome for each payload, in order: an `error` there concerns that task alone.
         """
-        new = NewTask(job, None, delay_s, run_at, max_retry, queue, limit_key=limit_key, limit=limit)
+        new = NewTask(
+            job,
+            None,
+            delay_s,
+            run_at,
+            max_retry,
+            queue,
+            _names(depends_on),
+            on_parent_failure,
+            limit_key=limit_key,
+            limit=limit,
+        )
         if on_progress is not None and not callable(on_progress):
             check(f"on_progress is {shown(on_progress)}; use a function that takes the number of tasks")
         pairs = _pairs(payloads, task_ids)
@@ -370,6 +383,12 @@ def _check_listing(status: object, queue: object, limit: object) -> None:
     )
     if queue is not None:
         Lane(cast(str, queue))
+
+
+def _names(depends_on: Sequence[Task | str]) -> tuple[str, ...]:
+    """Ids of the parents that somebody names."""
+    parents = [depends_on] if isinstance(depends_on, (str, Task)) else depends_on  # a text is a sequence of letters
+    return tuple(dict.fromkeys(map(id_of, iterated("depends_on", parents))))
 
 
 def _late(task: Task, timeout_s: float) -> WaitTimeout:

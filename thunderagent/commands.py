@@ -129,7 +129,7 @@ class Commands:
         self._keys.retake(task)
         [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
         if after is not None:
-            after = self._intake.introduce(after) if after.status is Status.BLOCKED else after
+            after = self._intake.introduce([after])[0] if after.status is Status.BLOCKED else after
             self._enqueued(after)
         return after
 

@@ -89,8 +89,8 @@ class Write:
     set: Mapping[str, Any] = field(default_factory=dict)
     increase: Mapping[str, int] = field(default_factory=dict)
     remove: Sequence[str] = ()
-    insert: Mapping[str, str] = field(default_factory=dict)
-    """Member to put into the string set of that name."""
+    insert: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Members to put into the string set of that name."""
     discard: Mapping[str, str] = field(default_factory=dict)
     """Member to take out of the string set of that name; an empty set is an absent attribute."""
     delete: bool = False
@@ -110,7 +110,7 @@ class Write:
             return False
         if any(name in row for name in self.remove):
             return False
-        if any(member not in row.get(name, ()) for name, member in self.insert.items()):
+        if any(not members <= set(row.get(name, ())) for name, members in self.insert.items()):
             return False
         return all(
             row.get(condition.name) == condition.value

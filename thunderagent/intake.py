@@ -12,7 +12,7 @@ from thunderagent.arguments import LONGEST_S, MOST_RETRIES, check, choice_proble
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents
 from thunderagent.entrance import Entrance
-from thunderagent.errors import ConfigurationError, ParentNotFound, PayloadError, PayloadInvalid
+from thunderagent.errors import ConfigurationError, ParentNotFound, PayloadError, PayloadInvalid, StoreError
 from thunderagent.job import Job, limit_problems
 from thunderagent.jsondata import dump_json
 from thunderagent.keys import Keys, check_unique
@@ -147,7 +147,7 @@ class Intake:
             StoreError: the store did not take it.
         """
         if task.depends_on:
-            task = self._waiting(task)
+            [task] = self._waiting([task], task.depends_on)
         if task.unique_key is not None:
             put = partial(self._put, number=number)
             task = self._keys.put(task, put, own_id=own_id, shards=self._settings.shards)
@@ -156,40 +156,74 @@ class Intake:
             if answer.error:
                 raise answer.error
             task = answer.task
-        return self.introduce(task) if task.waiting_for and task.status is Status.BLOCKED else task
+        return self.introduce([task])[0] if _is_waiting(task) else task
 
     def put_many(self, new: NewTask, batch: Sequence[tuple[Any, str | None]], *, fresh: bool) -> list[Enqueued]:
         """Put tasks of one job, each with its payload and id; one outcome for each."""
-        made: list[tuple[Task, PayloadError | None]] = []
+        made: list[tuple[Task, PayloadError | ParentNotFound | None]] = []
         for payload, task_id in batch:
             try:
                 made.append((self.make(replace(new, task_id=task_id), payload), None))
             except PayloadError as error:
                 name = new.job if isinstance(new.job, str) else new.job.job_value
                 made.append((self.make(replace(new, job=name, task_id=None), None), error))
-        good = self._entrance.place([task for task, error in made if error is None], number=new.number)
+        fit = [task for task, error in made if error is None]
+        if new.depends_on:
+            try:
+                fit = self._waiting(fit, new.depends_on)
+            except ParentNotFound as missing:
+                fit, made = [], [(task, error or missing) for task, error in made]
+        good = self._entrance.place(fit, number=new.number)
         enqueued = self._store.enqueue(good, fresh=fresh) if good else []
         created = [answer.task for answer in enqueued if answer.created]
         now = {task.task_id: task for task in self._entrance.look_again(created, number=new.number)}
-        answers = iter([replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued])
+        whole = [replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued]
+        answers = iter(self._introduced(whole) if new.depends_on else whole)
         return [next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made]
 
-    def introduce(self, child: Task) -> Task:
-        """Make a BLOCKED task known to its parents, and act on those that have ended meanwhile.
+    def introduce(self, children: Sequence[Task]) -> list[Task]:
+        """Make BLOCKED tasks known to their parents, and act on those that have ended meanwhile.
 
-        The child was put before: a parent that ends before it learns of the child is seen here, one that ends later
-        tells the child. What a crash in between leaves undone is found by the sweep.
+        The children were put before: a parent that ends before it learns of them is seen here, one that ends later
+        tells them. What a crash in between leaves undone is found by the sweep. A parent learns of all in one write.
+
+        Returns:
+            the tasks as they are then.
+
+        Raises:
+            StoreError: the store did not answer.
         """
-        parents = self._store.peek(child.waiting_for)
+        names = frozenset[str]().union(*(child.waiting_for for child in children))
+        parents = self._store.peek(sorted(names))
         known = [parent for parent in parents.values() if not parent.status.is_terminal]
-        told = self._store.apply([writes.register_dependent(parent, child.task_id) for parent in known])
+        told = self._store.apply(
+            [
+                writes.register_dependent(
+                    parent, *(child.task_id for child in children if parent.task_id in child.waiting_for)
+                )
+                for parent in known
+            ]
+        )
         if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
             parents = {name: parent for name, parent in parents.items() if name not in ended} | self._store.peek(ended)
-        statuses = {name: parents[name].status if name in parents else None for name in child.waiting_for}
-        if all(status is not None and not status.is_terminal for status in statuses.values()):
-            return child
-        self._dependents.tell(self._dependents.judge([child], statuses))
-        return self._store.get([child.task_id]).get(child.task_id, child)
+        over: dict[str, Status | None] = dict.fromkeys(names - parents.keys())
+        over |= {name: parent.status for name, parent in parents.items() if parent.status.is_terminal}
+        concerned = [child for child in children if not over.keys().isdisjoint(child.waiting_for)]
+        if not concerned:
+            return list(children)
+        self._dependents.tell(self._dependents.judge(concerned, over))
+        now = self._store.get(child.task_id for child in concerned)
+        return [now.get(child.task_id, child) for child in children]
+
+    def _introduced(self, enqueued: Sequence[Enqueued]) -> list[Enqueued]:
+        """The outcomes once the parents know the children; without an answer the sweep makes them known."""
+        children = [one.task for one in enqueued if one.error is None and _is_waiting(one.task)]
+        try:
+            now = {task.task_id: task for task in self.introduce(children)} if children else {}
+        except StoreError as error:
+            names = {child.task_id for child in children}
+            return [replace(one, error=error) if one.task.task_id in names else one for one in enqueued]
+        return [replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued]
 
     def _put(self, task: Task, *, number: int | None = None) -> Enqueued:
         [placed] = self._entrance.place([task], number=number)
@@ -199,13 +233,20 @@ class Intake:
         [now] = self._entrance.look_again([answer.task], number=number)
         return replace(answer, task=now)
 
-    def _waiting(self, task: Task) -> Task:
-        """The task as BLOCKED, unless all its parents have succeeded."""
-        parents = self._store.peek(task.depends_on)
-        if missing := [name for name in task.depends_on if name not in parents]:
+    def _waiting(self, tasks: Sequence[Task], depends_on: Sequence[str]) -> list[Task]:
+        """The tasks as BLOCKED, unless all their parents have succeeded."""
+        parents = self._store.peek(depends_on)
+        if missing := [name for name in depends_on if name not in parents]:
             raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
         waiting_for = frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
-        return replace(task, status=Status.BLOCKED, waiting_for=waiting_for) if waiting_for else task
+        if not waiting_for:
+            return list(tasks)
+        return [replace(task, status=Status.BLOCKED, waiting_for=waiting_for) for task in tasks]
+
+
+def _is_waiting(task: Task) -> bool:
+    """It waits for parents, which must know it."""
+    return bool(task.waiting_for) and task.status is Status.BLOCKED
 
 
 def _check_id(task_id: str) -> None:

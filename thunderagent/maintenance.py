@@ -333,13 +333,12 @@ class Janitor:
                 children, {name: parents[name].status if name in parents else None for name in names}
             )
         )
-        unknown = [
-            writes.register_dependent(parents[name], child.task_id)
-            for child in children
-            for name in sorted(child.waiting_for)
-            if name in parents
-            and not parents[name].status.is_terminal
-            and child.task_id not in parents[name].dependents
-        ]
+        unknown: dict[str, list[str]] = {}
+        for child in children:
+            for name in child.waiting_for:
+                parent = parents.get(name)
+                if parent is not None and not parent.status.is_terminal and child.task_id not in parent.dependents:
+                    unknown.setdefault(name, []).append(child.task_id)
         if unknown:
-            self._store.apply(unknown, rejected=self._dependents.rejected)
+            batch = [writes.register_dependent(parents[name], *unknown[name]) for name in sorted(unknown)]
+            self._store.apply(batch, rejected=self._dependents.rejected)

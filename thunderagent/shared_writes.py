@@ -122,7 +122,7 @@ def take_slot(limit_key: str, member: str, *, number: int, now: float) -> Write:
         verb="take slot",
         task_id=limit_id(limit_key),
         set={"limitMax": number, "updatedAt": timestamp(now)},
-        insert={"holders": member},
+        insert={"holders": frozenset({member})},
         require=(Present("taskId"), Fewer("holders", number)),
     )
 

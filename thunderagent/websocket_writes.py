@@ -102,7 +102,7 @@ def add_connection(user: str, connection: str, *, now: float) -> Write:
         verb="add connection",
         task_id=connections_id(user),
         set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S)},
-        insert={"holders": connection},
+        insert={"holders": frozenset({connection})},
         require=(Present("taskId"), Fewer("holders", MOST_CONNECTIONS)),
     )
 
@@ -162,7 +162,7 @@ def add_chunk(connection: str, chunk_id: str, piece: str, *, of: int) -> Write:
     return Write(
         verb="add chunk",
         task_id=chunks_id(connection, chunk_id),
-        insert={"holders": piece},
+        insert={"holders": frozenset({piece})},
         require=(Is("limitMax", of), Absent("heldBy"), Fewer("holders", of + 1)),
     )
 
@@ -186,7 +186,7 @@ def begin_chunks(connection: str, chunk_id: str) -> Write:
     return Write(
         verb="begin chunks",
         task_id=connection_id_of(connection),
-        insert={"holders": chunk_id},
+        insert={"holders": frozenset({chunk_id})},
         require=(Present("taskId"), Fewer("holders", MOST_OPEN)),
     )
 

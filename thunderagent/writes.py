@@ -432,15 +432,15 @@ def stay_ended(seen: Task, *, now: float) -> Write:
 # Verbs of dependencies.
 
 
-def register_dependent(parent: Task, child_id: str) -> Write:
-    """Tell a parent that a child waits for it; refused when the parent is gone or has ended."""
+def register_dependent(parent: Task, *children: str) -> Write:
+    """Tell a parent which children wait for it; refused when the parent is gone or has ended."""
     open_values = tuple(parent.lane.value(status) for status in Status if status not in TERMINAL)
     if line := parent.line or parent.limit_key:
         open_values += (f"{parent.lane.value(Status.BLOCKED)}{LINE_MARK}{line}",)
     return Write(
         verb="register dependent",
         task_id=parent.task_id,
-        insert={"dependents": child_id},
+        insert={"dependents": frozenset(children)},
         require=(OneOf("status", open_values),),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,16 +11,19 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, seen, serving, settings
 from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.dependents import Dependents
 from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import job
+from thunderagent.maintenance import Janitor
 from thunderagent.port import Applied
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Row, Status, Task
+from thunderagent.task import Lane, Row, Status, Task
 
 Payload = dict[str, Any]
 NO_SWEEP_S = 600.0
@@ -304,6 +308,86 @@ def test_a_parent_that_ends_while_its_child_is_put_is_seen_by_who_puts_it(
     assert not engine.between
     assert child.status is expected
     engine.close()
+
+
+# Many children of one parent
+
+
+class CountingEngine(FaultyEngine):
+    """Counts the writes of each verb."""
+
+    def __init__(self) -> None:
+        super().__init__(SqliteEngine(MEMORY))
+        self.written = Counter[str]()
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self.written.update(write.verb for write in batch)
+        return super().apply(batch)
+
+
+def test_a_parent_learns_of_a_batch_of_children_in_one_write() -> None:
+    """Each write of its row writes the whole of it: one for each child is the square of their number."""
+    engine = CountingEngine()
+    client = Client(TaskStore(engine), settings())
+    parents = [client.enqueue(number, {"n": one}, task_id=f"p{one}") for one in range(2)]
+    outcomes = client.enqueue_many(add, [{}] * 2_001, depends_on=parents, on_parent_failure="run")
+    assert engine.written["register dependent"] == 2 * 5
+    names = {one.task.task_id for one in outcomes}
+    for parent in parents:
+        assert client.get(parent).dependents == names
+    assert all(one.error is None and one.created for one in outcomes)
+    assert {(one.task.status, one.task.on_parent_failure) for one in outcomes} == {(Status.BLOCKED, "run")}
+    engine.close()
+
+
+def test_the_sweep_makes_a_page_of_children_known_in_one_write() -> None:
+    engine = CountingEngine()
+    store = TaskStore(engine)
+    client = Client(store, settings())
+    parent = client.enqueue(number, {"n": 1}, task_id="p")
+    engine.fail("register dependent", Fault.LOST_REQUEST)
+    outcomes = client.enqueue_many(add, [{}] * 250, depends_on=[parent])
+    assert {type(one.error) for one in outcomes} == {StoreUnavailable}
+    assert client.get(parent).dependents == frozenset()
+    engine.written.clear()
+    dependents = Dependents(store, EventBus(), keep_success_s=9.0, keep_failed_s=9.0)
+    options: dict[str, Any] = {"max_crashes": 3, "guard_s": 2.0, "sweep_s": 15.0, "keep_failed_s": 9.0}
+    Janitor(store, EventBus(), dependents, owner="me", **options).heal([Lane()])
+    assert engine.written["register dependent"] == 3
+    assert client.get(parent).dependents == {one.task.task_id for one in outcomes}
+    engine.close()
+
+
+@pytest.mark.parametrize(("end", "status"), [("test.number", Status.PENDING), ("test.fails", Status.FAILED)])
+def test_a_batch_of_children_whose_parent_ends_while_they_are_put_is_told(end: str, status: Status) -> None:
+    engine = Interrupted()
+    client = Client(TaskStore(engine), settings())
+    parent, other = client.enqueue(end, {"n": 1}, task_id="p"), client.enqueue(number, {"n": 1}, task_id="other")
+
+    def end_parent() -> None:
+        now = client.store.clock.now()
+        [lease] = client.store.claim([Wanted(seen(parent), 60.0)], owner="somebody")
+        if status is Status.FAILED:
+            client.store.settle([writes.fail(lease, error="no", now=now, expire_at=now + 99)])
+        else:
+            client.store.settle([writes.succeed(lease, now=now, expire_at=now + 99)])
+
+    engine.between["register dependent"] = end_parent
+    outcomes = client.enqueue_many(add, [{}] * 3, depends_on=["p"])
+    assert not engine.between
+    assert [one.task.status for one in outcomes] == [status] * 3
+    assert [one.task.status for one in client.enqueue_many(add, [{}], depends_on=["p", other])] == [
+        Status.FAILED if status is Status.FAILED else Status.BLOCKED
+    ]
+    engine.close()
+
+
+def test_a_batch_whose_parent_does_not_exist_puts_nothing() -> None:
+    client = Client(TaskStore(SqliteEngine(MEMORY)), settings())
+    outcomes = client.enqueue_many(add, [{}, {}], depends_on=["gone"])
+    assert {type(one.error) for one in outcomes} == {ParentNotFound}
+    assert list(client.list()) == []
+    client.close()
 
 
 # Crashes between two writes

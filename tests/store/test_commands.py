@@ -87,6 +87,18 @@ def test_children_register_with_an_open_parent_each_once(stand: Stand) -> None:
     assert stand.now().dependents == frozenset({"c1", "c2"})
 
 
+def test_many_children_register_in_one_write(stand: Stand) -> None:
+    parent = stand.enqueue()
+    names = [",", "[", 'say "a"', "a\\", "ä", *(f"c{number}" for number in range(200))]
+    for children in (names[:3], names[:1], names, names[2:4], ['"']):
+        write = writes.register_dependent(parent, *children)
+        [(won, row)] = stand.store.attempt([write])
+        assert won
+        assert row is not None
+        assert set(children) <= row["dependents"]
+    assert stand.now().dependents == {*names, '"'}
+
+
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.FAILED, Status.DONE])
 def test_an_ended_parent_takes_no_children(stand: Stand, status: Status) -> None:
     parent = stand.enqueue(status=status)

@@ -87,7 +87,7 @@ def test_a_success_removes_the_lease() -> None:
 @pytest.mark.parametrize(
     ("change", "expression", "value"),
     [
-        ({"insert": {"dependents": "c1"}}, "ADD #dependents :v0", {"SS": ["c1"]}),
+        ({"insert": {"dependents": frozenset({"c1", "c2"})}}, "ADD #dependents :v0", {"SS": ["c1", "c2"]}),
         ({"discard": {"waitingFor": "p1"}}, "DELETE #waitingFor :v0", {"SS": ["p1"]}),
         ({"increase": {"fence": 2}}, "ADD #fence :v0", {"N": "2"}),
         ({"set": {"waitingFor": {"b", "a"}}}, "SET #waitingFor = :v0", {"SS": ["a", "b"]}),
@@ -110,7 +110,7 @@ def test_the_clauses_come_in_one_order() -> None:
         set={"status": "DONE"},
         increase={"fence": 1},
         remove=("hb",),
-        insert={"dependents": "c"},
+        insert={"dependents": frozenset({"c"})},
         discard={"waitingFor": "p"},
         require=(Absent("hb"),),
     )

@@ -76,7 +76,7 @@ def test_an_item_is_replicated_whole_and_what_was_removed_is_gone(table: GlobalT
         set={"error": "boom"},
         increase={"fence": 1},
         remove=("leaseOwner", "cancelRequested"),
-        insert={"dependents": "child"},
+        insert={"dependents": frozenset({"child"})},
         discard={"holders": "x"},
         require=(Is("leaseOwner", "me"),),
     )

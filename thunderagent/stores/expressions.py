@@ -177,7 +177,7 @@ def update(table: str, write: Write) -> Arguments:
     names = _Names()
     sets = [f"{names.name(name)} = {names.value(name, value)}" for name, value in write.set.items()]
     adds = [f"{names.name(name)} {names.value(name, value)}" for name, value in write.increase.items()]
-    adds += [f"{names.name(name)} {names.value(name, {member})}" for name, member in write.insert.items()]
+    adds += [f"{names.name(name)} {names.value(name, members)}" for name, members in write.insert.items()]
     removes = [names.name(name) for name in write.remove]
     deletes = [f"{names.name(name)} {names.value(name, {member})}" for name, member in write.discard.items()]
     clauses = (("SET", sets), ("ADD", adds), ("REMOVE", removes), ("DELETE", deletes))

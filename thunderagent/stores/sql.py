@@ -97,13 +97,14 @@ def update(write: Write) -> tuple[str, list[Any]]:
         tuple(write.set),
         tuple(write.increase),
         tuple(write.remove),
-        tuple(write.insert),
+        tuple((name, len(members) > 1) for name, members in write.insert.items()),
         tuple(write.discard),
         tuple(map(_shape, write.require)),
     )
     parameters = [encode(name, value) if name in _JSON else value for name, value in write.set.items()]
     parameters.extend(write.increase.values())
-    parameters.extend(write.insert.values())
+    for name, members in write.insert.items():
+        parameters.extend([encode(name, members)] if len(members) > 1 else [*members, *members])
     parameters.extend(write.discard.values())
     parameters.append(write.task_id)
     for condition in write.require:
@@ -112,6 +113,15 @@ def update(write: Write) -> tuple[str, list[Any]]:
 
 
 _Shape = tuple[Any, ...]
+
+_INSERT_ONE: Final = (  # behind the others: to sort a large set takes eight times as long
+    "CASE WHEN EXISTS (SELECT 1 FROM json_each(@) WHERE value = ?) "
+    "THEN @ ELSE json_insert(COALESCE(@, '[]'), '$[#]', ?) END"
+)
+_INSERT_MANY: Final = (
+    "(SELECT json_group_array(value) FROM (SELECT value FROM json_each(COALESCE(@, '[]')) "
+    "UNION SELECT value FROM json_each(?)))"
+)
 
 
 @lru_cache(maxsize=512)
@@ -124,9 +134,7 @@ def _update_sql(shape: _Shape) -> str:
     changes += [f'"{name}" = COALESCE("{name}", 0) + ?' for name in increases]
     changes += [f'"{name}" = NULL' for name in removes]
     changes += [
-        f"""\"{name}" = (SELECT json_group_array(value) FROM (
-            SELECT value FROM json_each(COALESCE("{name}", '[]')) UNION SELECT ? ORDER BY 1))"""  # noqa: S608
-        for name in inserts
+        f'"{name}" = ' + (_INSERT_MANY if many else _INSERT_ONE).replace("@", f'"{name}"') for name, many in inserts
     ]
     changes += [
         f"""\"{name}" = NULLIF((SELECT json_group_array(value) FROM (
