@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -359,8 +360,18 @@ def test_a_database_of_a_newer_version_is_named(url: str) -> None:
     connection.execute("PRAGMA user_version = 999")
     connection.close()
     found = look(path)["database"]
+    assert found.state is State.OK, "the file says that it can be used"
+    assert "schema version 999" in found.found
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA application_id = 0")
+    found = look(path)["database"]
     assert found.state is State.WRONG
     assert "schema version 999" in found.found
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 5")
+    found = look(path)["database"]
+    assert found.state is State.OK
+    assert "the next write of this release brings it to 6, and releases from version 1 on" in found.found
 
 
 def test_a_log_that_grows_is_named(url: str) -> None:

@@ -25,7 +25,7 @@ from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.port import Applied
 from thunderagent.settler import Returned
 from thunderagent.store import Beat, Renewal, TaskStore
-from thunderagent.stores import sqlite
+from thunderagent.stores import sqlite_schema
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.task import Lane, Status, Task
 from thunderagent.testing import FakeClock, memory_store
@@ -542,7 +542,7 @@ def test_the_connection_of_the_heartbeat_is_open_before_newer_code_changes_the_s
     heart = Heartbeat(beside, EventBus(), tick_s=60.0)
     heart.start()
     with monkeypatch.context() as newer:
-        newer.setattr(sqlite, "MIGRATIONS", (*sqlite.MIGRATIONS, ("CREATE TABLE newer (a)",)))
+        newer.setattr(sqlite_schema, "MIGRATIONS", (*sqlite_schema.MIGRATIONS, ("CREATE TABLE newer (a)",)))
         other = SqliteEngine(str(tmp_path / "tasks.db"))
         other.check()
         other.close()

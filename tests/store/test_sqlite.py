@@ -10,20 +10,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.powerless import needs_powerless, powerless
 from tests.stands import Stand, open_stand
 from thunderagent import writes
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Present, Write
+from thunderagent.cli import app
+from thunderagent.conditions import Is, Present, Write
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores import sqlite, sqlite_access
-from thunderagent.stores.sqlite import MIGRATIONS, SqliteEngine
+from thunderagent.stores import sql, sqlite, sqlite_access, sqlite_schema
+from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite_schema import MIGRATIONS
 from thunderagent.task import Candidate, Lane, Status
 
 CLAIMER = """
@@ -193,6 +196,109 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(path: str) -> N
     engine.close()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == 99
+
+
+@contextmanager
+def _release(version: int) -> Iterator[None]:
+    """The code of the release whose schema had this version: it knows no later column."""
+    columns = tuple(name for name in ATTRIBUTES if sql._LATER.get(name, 1) <= version)
+    listed = ", ".join(f'"{name}"' for name in columns)
+    caches = sql.select, sql._update_sql
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_schema, "MIGRATIONS", MIGRATIONS[:version])
+        patch.setattr(sql, "COLUMNS", columns)
+        patch.setattr(sql, "_LISTED", listed)
+        patch.setattr(sql, "SELECT_ONE", f'SELECT {listed} FROM tasks WHERE "taskId" = ?')
+        for one in caches:
+            one.cache_clear()
+        yield
+    for one in caches:
+        one.cache_clear()
+
+
+def _schema(path: str) -> tuple[int, list[tuple[str]]]:
+    with closing(sqlite3.connect(path)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master UNION SELECT name FROM pragma_table_info('tasks')")
+        return connection.execute("PRAGMA user_version").fetchone()[0], names.fetchall()
+
+
+NEWEST = len(MIGRATIONS)
+
+
+@pytest.mark.parametrize("version", range(1, NEWEST))
+def test_a_release_can_be_rolled_back_to_any_that_lacks_nothing_but_columns(path: str, version: int) -> None:
+    later = {name: "x" if ATTRIBUTES[name] == "S" else 1.0 for name in sql._LATER if sql._LATER[name] > version}
+    later = {name: value for name, value in later.items() if ATTRIBUTES[name] in ("S", "N")}
+    ours = SqliteEngine(path)
+    retry = Write(verb="retry", task_id="b", set={"retryCount": 2}, require=(Is("status", "PENDING"),))
+    with _release(version):
+        old = SqliteEngine(path)
+        assert old.put([_row("a")])[0].won
+    before = _schema(path)
+    assert before[0] == version
+    assert ours.get(["a"])["a"]["job"] == "j"
+    assert [one.task_id for one in ours.page("PENDING", limit=9).entries] == ["a"]
+    assert _schema(path) == before, "whoever reads changes nothing"
+    assert ours.put([{**_row("b"), **later}])[0].won
+    assert _schema(path)[0] == NEWEST
+    with _release(version):
+        fresh = SqliteEngine(path)
+        for engine, name in ((old, "c"), (fresh, "d")):
+            assert engine.put([_row(name)])[0].won
+            assert not engine.put([_row("b")])[0].won
+            [answer] = engine.apply([retry])
+            assert answer.row is not None
+            assert (answer.won, answer.row["retryCount"], *sorted(set(answer.row) & set(later))) == (True, 2)
+            assert set(engine.get(["a", "b", "c"])) == {"a", "b", "c"}
+            assert not set(engine.get(["b"])["b"]) & set(later)
+        assert fresh.delete([_row("d")]) == [True]
+    assert _schema(path)[0] == NEWEST
+    assert ours.get(["b"])["b"] == {**_row("b"), **later, "retryCount": 2}, "what the old release did not know stays"
+    for engine in (ours, old, fresh):
+        engine.close()
+
+
+def test_a_release_that_cannot_use_a_file_does_not_open_it_nor_write_into_it(path: str) -> None:
+    """The file says so: columns that were added would be no reason."""
+    open_before = SqliteEngine(path)
+    assert open_before.put([_row("a")])[0].won
+    with pytest.MonkeyPatch.context() as newer:
+        newer.setattr(sqlite_schema, "MIGRATIONS", (*MIGRATIONS, ("CREATE TABLE other (a)",)))
+        newer.setattr(sqlite_schema, "USABLE_FROM", NEWEST + 1)
+        engine = SqliteEngine(path)
+        assert engine.put([_row("b")])[0].won
+        engine.close()
+    told = rf"has schema version {NEWEST + 1}, which can be used from version {NEWEST + 1} on.*upgrade it"
+    with pytest.raises(SchemaMismatch, match=told):
+        open_before.put([_row("c")])
+    fresh = SqliteEngine(path)
+    with pytest.raises(SchemaMismatch, match=told):
+        fresh.check()
+    for one in (open_before, fresh):
+        one.close()
+    assert not {"c"} & set(_tasks(path))
+
+
+def _tasks(path: str) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [name for (name,) in connection.execute('SELECT "taskId" FROM tasks')]
+
+
+def test_commands_that_read_leave_an_older_file_as_it_is(path: str) -> None:
+    with _release(2):
+        engine = SqliteEngine(path)
+        assert engine.put([_row("a")])[0].won
+        engine.close()
+    before = _schema(path)
+    runner = CliRunner()
+    for words in (*LOOKS, ["pauses"], ["health"], ["schedule", "list"], ["streams", "list"], ["doctor"]):
+        done = runner.invoke(app, [*words, "--store", f"sqlite:///{path}"])
+        assert not isinstance(done.exception, Exception), (words, done.output)
+        assert done.exit_code in (0, 1), (words, done.output)
+        assert _schema(path) == before, words
+    done = runner.invoke(app, ["pause", "queue", "reports", "--store", f"sqlite:///{path}"])
+    assert done.exit_code == 0, done.output
+    assert _schema(path)[0] == NEWEST
 
 
 def test_a_busy_database_is_unavailable_now_and_works_later(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
@@ -21,33 +21,31 @@ _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT
 _JSON: Final = frozenset(name for name, kind in ATTRIBUTES.items() if kind in ("SS", "L", "M"))
 _LISTED: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 
-_THIRD: Final = ("handoffOwner", "handoffUntil", "handoffState")
-"""Columns that came with the third version of the schema."""
-_FOURTH: Final = ("uniqueKey", "uniqueScope", "limitKey", "limitMax", "heldBy", "holders")
-"""Columns that came with the fourth version of the schema."""
-_FIFTH: Final = ("traceparent",)
-"""Columns that came with the fifth version of the schema."""
-_SIXTH: Final = ("regionEpoch",)
-"""Columns that came with the sixth version of the schema."""
+ADDED: Final[dict[int, tuple[str, ...]]] = {
+    3: ("handoffOwner", "handoffUntil", "handoffState"),
+    4: ("uniqueKey", "uniqueScope", "limitKey", "limitMax", "heldBy", "holders"),
+    5: ("traceparent",),
+    6: ("regionEpoch",),
+}
+"""Columns that came with a version of the schema."""
 
 
-def _add(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f'ALTER TABLE tasks ADD COLUMN "{name}" {_SQL_TYPES[ATTRIBUTES[name]]}' for name in names)
+def add_columns(version: int) -> tuple[str, ...]:
+    """The statements that add what came with a version."""
+    return tuple(f'ALTER TABLE tasks ADD COLUMN "{name}" {_SQL_TYPES[ATTRIBUTES[name]]}' for name in ADDED[version])
 
+
+_LATER: Final = {name: version for version, names in ADDED.items() for name in names}
 
 CREATE: Final = (
     "CREATE TABLE tasks ("
     + ", ".join(
         f'"{name}" {_SQL_TYPES[kind]}' + (" PRIMARY KEY NOT NULL" if name == "taskId" else "")
         for name, kind in ATTRIBUTES.items()
-        if name not in _THIRD + _FOURTH + _FIFTH + _SIXTH
+        if name not in _LATER
     )
     + ") WITHOUT ROWID"
 )
-ADD_THIRD: Final = _add(_THIRD)
-ADD_FOURTH: Final = _add(_FOURTH)
-ADD_FIFTH: Final = _add(_FIFTH)
-ADD_SIXTH: Final = _add(_SIXTH)
 CREATE_INDEX: Final = (
     'CREATE INDEX "status-createdAt-index" ON tasks ("status", "createdAt", "taskId", "job", "kind") '
     'WHERE "status" IS NOT NULL'
@@ -76,6 +74,13 @@ def decode(values: Sequence[Any]) -> Row:
     if "cancelRequested" in row:
         row["cancelRequested"] = bool(row["cancelRequested"])
     return row
+
+
+@cache
+def select(version: int) -> str:
+    """The statement that reads rows of a file of this version; columns that it has not got are NULL."""
+    listed = ", ".join(f'"{name}"' if _LATER.get(name, 1) <= version else "NULL" for name in COLUMNS)
+    return f"SELECT {listed} FROM tasks"  # noqa: S608 - columns are constants
 
 
 @lru_cache(maxsize=512)

@@ -14,24 +14,17 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from thunderagent.clock import HostClock, SharedClock
 from thunderagent.conditions import Write
-from thunderagent.errors import (
-    AccessDenied,
-    ConfigurationError,
-    SchemaMismatch,
-    StoreError,
-    StoreRejected,
-    StoreUnavailable,
-)
+from thunderagent.errors import AccessDenied, ConfigurationError, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied
 from thunderagent.shared_writes import AGENT_STATUS
-from thunderagent.stores import sql, sqlite_link
+from thunderagent.stores import sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
 from thunderagent.stores.sqlite_link import Link
 from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
@@ -44,16 +37,6 @@ MEMORY: Final = sqlite_link.MEMORY
 
 _SWITCH_PAUSE_S: Final = 0.01
 _random: Final = random.SystemRandom()  # children that were forked together must not wait in step
-
-MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
-    (sql.CREATE, sql.CREATE_INDEX),
-    ('CREATE INDEX "expireAt-index" ON tasks ("expireAt") WHERE "expireAt" IS NOT NULL',),
-    sql.ADD_THIRD,
-    sql.ADD_FOURTH,
-    sql.ADD_FIFTH,
-    sql.ADD_SIXTH,
-)
-"""What brings a database from each schema version to the next; `PRAGMA user_version` counts them."""
 
 
 UNFIT: Final = (OverflowError, TypeError, ValueError, KeyError, sqlite3.Error)
@@ -144,9 +127,10 @@ class SqliteEngine:
     def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
         rows: dict[str, Row] = {}
         with self._reading() as cursor:
+            select = sql.select(sqlite_schema.version_of(cursor))
             for start in range(0, len(task_ids), 500):
                 some = task_ids[start : start + 500]
-                cursor.execute(f'{sql.SELECT} WHERE "taskId" IN ({", ".join("?" * len(some))})', some)
+                cursor.execute(f'{select} WHERE "taskId" IN ({", ".join("?" * len(some))})', some)
                 found = {row["taskId"]: row for row in map(sql.decode, cursor)}
                 rows.update((task_id, found[task_id]) for task_id in some if task_id in found)
         return rows
@@ -206,6 +190,12 @@ class SqliteEngine:
         with self._reading() as cursor:
             cursor.execute("SELECT COUNT(*) FROM (SELECT 1 FROM tasks LIMIT 1)")
 
+    @property
+    def is_older(self) -> bool:
+        """True while the file has the schema of an older release: the next write brings it to ours."""
+        with self._reading() as cursor:
+            return sqlite_schema.version_of(cursor) < len(sqlite_schema.MIGRATIONS)
+
     def sibling(self) -> SqliteEngine:
         """Another connection to the file; the same engine for a database in memory, which has but one."""
         if self.path == MEMORY:
@@ -236,6 +226,7 @@ class SqliteEngine:
             with _translated(self.path), self._link.used() as cursor:
                 if _has_begun(cursor, or_fails=waited_s >= BUSY_S):
                     try:
+                        sqlite_schema.grow(cursor, self.path)
                         yield cursor
                         cursor.execute("COMMIT")
                     except BaseException:
@@ -285,7 +276,7 @@ def _connect(path: str) -> sqlite3.Connection:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 2000")
             connection.execute("PRAGMA cache_size = -2000")
-            _migrate(connection, path)
+            _prepare(connection, path)
         except BaseException:
             connection.close()
             raise
@@ -305,21 +296,14 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
         time.sleep(_SWITCH_PAUSE_S)
 
 
-def _migrate(connection: sqlite3.Connection, path: str) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS):
-        return
-    connection.execute("BEGIN EXCLUSIVE")  # of many processes that start together, one migrates and the others wait
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(MIGRATIONS):
-        connection.execute("ROLLBACK")
-        raise SchemaMismatch(
-            f"{path} has schema version {version}, this ThunderAgent knows versions up to {len(MIGRATIONS)}: upgrade it"
-        )
-    for statements in MIGRATIONS[version:]:
-        for statement in statements:
-            connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-    connection.execute("COMMIT")
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    """See that this release can use the file, and make the table of a new one; an older one grows with a write."""
+    with closing(connection.cursor()) as cursor:
+        if sqlite_schema.check(cursor, path) > 0:
+            return
+        cursor.execute("BEGIN EXCLUSIVE")  # of many processes that start together, one does it and the others wait
+        sqlite_schema.grow(cursor, path)
+        cursor.execute("COMMIT")
 
 
 _PASSING: Final = ("locked", "busy", "disk i/o error", "unable to open", "full")

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from thunderagent.findings import Finding, State
-from thunderagent.stores.sqlite import MEMORY, MIGRATIONS
+from thunderagent.stores.sqlite import MEMORY
 from thunderagent.stores.sqlite_access import remedy_for, who
+from thunderagent.stores.sqlite_schema import MIGRATIONS, USABLE_FROM, usable_from, version_of
 
 LOW_BYTES: Final = 1 << 30
 EMPTY_BYTES: Final = 64 << 20
@@ -106,7 +107,8 @@ def _log(file: Path, *, may_use: bool) -> Iterator[Finding]:
         connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_READ_S)
         try:
             [mode] = connection.execute("PRAGMA journal_mode").fetchone()
-            [version] = connection.execute("PRAGMA user_version").fetchone()
+            cursor = connection.cursor()
+            version, needed = version_of(cursor), usable_from(cursor)
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -118,11 +120,16 @@ def _log(file: Path, *, may_use: bool) -> Iterator[Finding]:
         return
     if version > len(MIGRATIONS):
         what = f"schema version {version}, this ThunderAgent knows versions up to {len(MIGRATIONS)}"
-        yield Finding("database", State.WRONG, what, "upgrade ThunderAgent here: pip install -U thunderagent")
-        return
-    if version < len(MIGRATIONS):
-        what = f"schema version {version}: what is opened next brings it to {len(MIGRATIONS)}"
-        yield Finding("database", State.WARNING, what, "upgrade all installations that use the file")
+        if needed > len(MIGRATIONS):
+            yield Finding("database", State.WRONG, what, "upgrade ThunderAgent here: pip install -U thunderagent")
+            return
+        yield Finding("database", State.OK, f"{what} and can use it, as its own lacks nothing but columns")
+    elif 0 < version < len(MIGRATIONS):
+        what = f"schema version {version}: the next write of this release brings it to {len(MIGRATIONS)}"
+        if version < USABLE_FROM:
+            yield Finding("database", State.WARNING, what, "upgrade all installations that use the file first")
+        else:
+            yield Finding("database", State.OK, f"{what}, and releases from version {USABLE_FROM} on can go on with it")
     log = Path(f"{file}-wal")
     size = log.stat().st_size if log.exists() else 0
     if mode != "wal" and version:
