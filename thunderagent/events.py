@@ -83,6 +83,14 @@ class TaskGivenUp(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSetApart(TaskEvent):
+    """The task has lost agents: it runs alone here, once the tasks `beside` it have ended."""
+
+    lost_agents: int
+    beside: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSucceeded(TaskEvent):
     """SUCCESS is written."""
 

@@ -38,6 +38,8 @@ class Running:
     started: float = field(default_factory=since_boot)
     next_beat: float = 0.0
     settling: bool = False
+    waits: bool = False
+    """Its handler is not started yet: it is to run apart from others."""
     lost: bool = False
     wedged: bool = False
     warned: float = 0.0

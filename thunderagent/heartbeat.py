@@ -299,7 +299,7 @@ class Heartbeat:
         if now >= running.deadline and not running.settling and not running.lost:
             late = f"the lease could not be renewed within {running.lease.lease_s:g} s"
             self._lose(running, "another agent is to go on now" if running.next_beat == math.inf else late)
-        elif limit is not None and now - running.started >= limit:
+        elif limit is not None and not running.waits and now - running.started >= limit:
             running.context.stop(time_limit(limit))
         why = running.context.stop_reason
         if why is None or running.settling:

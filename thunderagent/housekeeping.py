@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
+from zlib import crc32
 
 import schedule
 
@@ -42,6 +43,8 @@ NEW_STREAMS_S: Final = 5.0
 SHARES_SWEEPS: Final = 20
 """Sweeps between two looks at who else serves a queue, each of which reads the rows of all agents: without streams,
 that is only for agents not to try the same tasks, and lost claims make them look at once."""
+LEFT: Final = 0.9
+"""Share of a sweep for which a lost task is left to another agent, so that the next sweep takes it."""
 SHARES_S: Final = 0.25
 """Shortest time between two looks for the other agents of a queue."""
 WRITING: Final = frozenset({"sweep", "lines", "ticks", "expiry", "lost streams", "handoff", "journals", "balance"})
@@ -88,7 +91,8 @@ class Housekeeping:
         self._failed = failed
         self._scheduler = schedule.Scheduler()
         self._lanes: list[Lane] = []
-        self._shares_due = 0.0
+        self._serving: dict[str, list[str]] = {}
+        self._learnt = -math.inf
 
     def begin(self) -> None:
         """Learn the lanes, announce the agent, and schedule everything."""
@@ -124,7 +128,7 @@ class Housekeeping:
         if self._ticks_wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
             self._look_for_ticks()
         now = self._store.monotonic()
-        if now >= self._shares_due and any(poller.is_contended for poller in self._pollers.values()):
+        if now >= self._learnt + SHARES_S and any(poller.is_contended for poller in self._pollers.values()):
             self._store_permitting("shares", self._learn_shares)
 
     def idle_s(self, longest_s: float) -> float:
@@ -166,7 +170,7 @@ class Housekeeping:
         streams, sweep_s = self._streams, self._settings.sweep_s
         return (
             (STREAM_LOOK_S, "handoff", self.look_at_handoffs),
-            (min(LOST_LOOK_S, sweep_s), "lost streams", lambda: streams.take_lost(None, self._room())),
+            (min(LOST_LOOK_S, sweep_s), "lost streams", partial(self._take_lost, None)),
             (JOURNAL_S, "journals", streams.keep_journals),
             (GAUGE_S, "connections", streams.gauge),
             (self._settings.rebalance_s, "balance", streams.rebalance),
@@ -175,7 +179,20 @@ class Housekeeping:
     def _sweep(self) -> None:
         self._learn_lanes()
         lanes = {lane for poller in self._pollers.values() for lane in poller.lanes}
-        self._streams.take_lost(sorted(lanes, key=str), self._room())
+        self._take_lost(sorted(lanes, key=str))
+
+    def _take_lost(self, lanes: Sequence[Lane] | None) -> None:
+        self._streams.take_lost(lanes, self._room(), self._others_s)
+
+    def _others_s(self, task: Task) -> float:
+        """How long the batch task of a lost agent is left to others: for a sweep if it is the share of another, and for
+        one more if it is to run apart and this agent is not idle. So the tasks of one agent do not stay together."""
+        if self._store.monotonic() >= self._learnt + self._settings.sweep_s:
+            self._learn_shares()  # or what a dead agent would have to take waits for nobody
+        serving = [name for name in self._serving.get(task.queue, ()) if name != task.lease_owner]
+        is_ours = not serving or serving[crc32(task.task_id.encode()) % len(serving)] == self._owner
+        is_late = self._workload.suspects.is_one(task, lost=True) and not self._workload.is_empty
+        return ((not is_ours) + is_late) * self._settings.sweep_s * LEFT
 
     def _sweep_lines(self) -> None:
         if self._workload.admission.sweep(self._owner):
@@ -190,6 +207,7 @@ class Housekeeping:
     def _room(self) -> Callable[[Task], float | None]:
         """How long a lease a lost agent's task gets here; None without its job or a free slot for it, or paused."""
         left = {poller.room: poller.free for poller in self._pollers.values()}
+        suspects = self._workload.suspects
 
         def lease_s(task: Task) -> float | None:
             if task.job_value not in self._jobs.by_value or self._workload.is_here(task.task_id):
@@ -201,6 +219,8 @@ class Housekeeping:
             if self._workload.controls.is_paused(task.queue, task.job):
                 return None
             left[poller.room] -= 1
+            if not job.is_stream and suspects.is_one(task, lost=True):
+                left.update(dict.fromkeys(left, 0))  # it is to run apart
             return job.lease_s or self._settings.lease_s
 
         return lease_s
@@ -216,14 +236,14 @@ class Housekeeping:
 
     def _learn_shares(self) -> None:
         """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""
-        self._shares_due = self._store.monotonic() + SHARES_S
+        self._learnt = self._store.monotonic()
         agents = self._store.agents()
         self._streams.fleet.learn(agents)
         self._workload.choice.learn(agents)
         self._periodic.learn(agents)
         for (name, _), poller in self._pollers.items():
             others = (agent.name for agent in agents if name in agent.info["queues"] and not is_paused(agent))
-            serving = sorted({self._owner, *others})
+            serving = self._serving[name] = sorted({self._owner, *others})
             poller.share = (serving.index(self._owner), len(serving))
             poller.is_contended = False
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from thunderagent import events, writes
@@ -14,6 +17,7 @@ from thunderagent.conditions import Write
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
+from thunderagent.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
 from thunderagent.settler import about
 from thunderagent.shared_writes import holder
 from thunderagent.store import Doubt, TaskStore
@@ -25,6 +29,9 @@ RECHECKED: Final = 500
 
 REMEMBERED: Final = 50_000
 """Running tasks of which one agent remembers when their beats stood still; of others the shared clock alone tells."""
+
+LONGEST_NAME: Final = 400
+"""Characters of the name of an agent: one that is longer was written by hand, and is the key of no row."""
 
 
 @dataclass(slots=True)
@@ -202,7 +209,7 @@ class Janitor:
             bus: told of takeovers and of what is given up.
             dependents: tells the children of what is given up.
             owner: the agent.
-            max_crashes: takeovers of one task.
+            max_crashes: takeovers of one task; see `losses`.
             guard_s: added to a lease before it counts as over.
             sweep_s: time between two sweeps.
             keep_failed_s: how long what is given up is kept.
@@ -254,25 +261,28 @@ class Janitor:
         """
         mine: list[tuple[Task, float]] = []
         strays: list[Task] = []
-        for task in self.lost.recheck() if lanes is None else self.lost.find(lanes):
+        lost = self.lost.recheck() if lanes is None else self.lost.find(lanes)
+        losses = self._losses(lost)
+        for task in lost:
             has_moved = self.lost.has_moved(task) or self.lost.was_let_go(task)
             if self.lost.has_strayed(task):
                 strays.append(task)
-            elif task.crash_count >= self._max_crashes and not has_moved:
-                self._give_up(task, self._why_given_up(task))
+            elif is_to_blame(task, self._max_crashes) and not has_moved:
+                self._give_up(task, losses[task.task_id])
             elif (lease_s := wanted(task)) is not None:  # that a region was lost is not the fault of its tasks
                 mine.append((replace(task, crash_count=task.crash_count - has_moved), lease_s))
         self._put_back(strays)
         if not mine:
             return []
         before = {task.task_id: task for task, _ in mine}
-        exchanged = self._store.seize(mine, owner=self._owner)
+        exchanged = self._store.seize(mine, owner=self._owner, losses=losses)
         doubt(exchanged.doubts)
         for lease in exchanged.leases:
             lost_agent = before[lease.task_id].lease_owner or "?"
             self._bus.emit(events.TaskTakenOver(**about(lease), lost_agent=lost_agent))
         for candidate, error in exchanged.rejected:
-            self._give_up(before[candidate.task_id], f"the store does not take it for another agent: {error}")
+            why = f"the store does not take it for another agent: {error}"
+            self._give_up(before[candidate.task_id], losses[candidate.task_id], why)
         return exchanged.leases
 
     def _put_back(self, strays: Sequence[Task]) -> None:
@@ -286,16 +296,35 @@ class Janitor:
             if after is not None:
                 self._bus.emit(events.TaskReleased(**about(lease)))
 
-    def _why_given_up(self, task: Task) -> str:
-        return (
-            f"{task.crash_count + 1} agents were lost while they ran it (max_crashes is {self._max_crashes}); "
-            f"the last was {task.lease_owner}: look for 'Out of memory' in the kernel log of its host, as the job "
-            f"{task.job} may need more memory than there is"
-        )
+    def _losses(self, lost: Sequence[Task]) -> dict[str, Loss]:
+        """What is seen of the agents of lost tasks, by the ids of the tasks."""
+        number = Counter(task.lease_owner for task in lost)
+        seen_at = self._seen_at({task.lease_owner for task in lost})
+        return {
+            task.task_id: Loss(
+                task.lease_owner,
+                beside=number[task.lease_owner] - 1,
+                is_alone=runs_alone(task),
+                lives=seen_at.get(str(task.lease_owner), 0.0) > (task.lock_time or 0.0),
+            )
+            for task in lost
+        }
 
-    def _give_up(self, task: Task, error: str) -> None:
+    def _seen_at(self, agents: Iterable[str | None]) -> dict[str, float]:
+        """When agents told of themselves for the last time; those whose process is on this host and runs do so now."""
+        names = (name for name in agents if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME)
+        ids = {f"agent:{name}": name for name in names}
+        rows = self._store.engine.get(sorted(ids)) if ids else {}
+        told = {ids[row_id]: at for row_id, row in rows.items() if isinstance(at := row.get("updatedAt"), (int, float))}
+        return told | {name: math.inf for name in ids.values() if _runs_here(name)}
+
+    def _give_up(self, task: Task, loss: Loss, error: str | None = None) -> None:
         now = self._store.clock.now()
-        write = writes.give_up(task, error=error, now=now, expire_at=now + self._keep_failed_s)
+        if error is None:
+            alive = lived(task, self._seen_at(lost_agents(task))) + loss.lives
+            error = verdict(task, loss, max_crashes=self._max_crashes, alive=alive)
+        expire_at = now + self._keep_failed_s
+        write = writes.give_up(task, error=error, now=now, expire_at=expire_at, loss=loss)
         rejected = list[Write]()
         [after] = self._store.apply([write], rejected=lambda write, _: rejected.append(write))
         if rejected:
@@ -342,3 +371,16 @@ class Janitor:
         if unknown:
             batch = [writes.register_dependent(parents[name], *unknown[name]) for name in sorted(unknown)]
             self._store.apply(batch, rejected=self._dependents.rejected)
+
+
+def _runs_here(agent: str) -> bool:
+    """True when the agent's process is on this host and runs; one that has ended and still has a pid does not."""
+    host, _, process = agent.partition(":")
+    pid = process.partition(":")[0]
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

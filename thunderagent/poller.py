@@ -42,11 +42,26 @@ class Room:
         self.running = 0
         self.waiting: set[QueuePoller] = set()
         """Pollers that could take nothing as no slot was free."""
+        self._is_closed = False
 
     @property
     def free(self) -> int:
         """Slots that could take a task now."""
-        return self.slots - self.running
+        return 0 if self._is_closed else self.slots - self.running
+
+    def close(self) -> None:
+        """No slot is free until `open`, whatever runs."""
+        self._is_closed = True
+
+    def open(self) -> None:
+        """Free slots may be taken again; pollers that lacked one look at once."""
+        self._is_closed = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the pollers look at once that lacked a free slot."""
+        for poller in list(self.waiting):
+            poller.found_room()
 
 
 class QueuePoller:
@@ -203,9 +218,12 @@ class QueuePoller:
         """A slot is free again; those who lacked one look at once."""
         self.running -= 1
         self.room.running -= 1
-        for poller in list(self.room.waiting):
-            poller.looked_at = self._monotonic()
-            poller.wake()
+        self.room.wake()
+
+    def found_room(self) -> None:
+        """Look at once, as a slot is free again."""
+        self.looked_at = self._monotonic()
+        self.wake()
 
     def wake(self) -> None:
         """Look at once."""

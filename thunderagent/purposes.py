@@ -65,7 +65,7 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "release",
             "put back",
         ),
-        Purpose.SWEEP: ("take over", "give up"),
+        Purpose.SWEEP: ("take over", "give up", "set apart"),
         Purpose.DEPENDENCIES: ("register dependent", "parent done", "unpark", "doom"),
         Purpose.LIMITS: (
             "stand in line",

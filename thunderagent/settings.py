@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     max_retry: int = 3
     """Retries after handler errors unless the job or the task says otherwise."""
     max_crashes: int = 3
-    """Lost agents that a task survives; one more makes it FAILED."""
+    """Lost agents that a task survives; one more that ran nothing else makes it FAILED."""
     backoff_base_s: float = 2.0
     """Upper end of the random delay before the first retry; doubles with each."""
     backoff_cap_s: float = 300.0

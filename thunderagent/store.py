@@ -19,6 +19,7 @@ from thunderagent import shared_writes, writes
 from thunderagent.clock import SharedClock, since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import DuplicateTask, StoreError, StoreRejected
+from thunderagent.losses import Loss
 from thunderagent.port import Applied, Blobs, Engine
 from thunderagent.task import Candidate, Lane, Lease, Page, Row, Status, Task, timestamp
 from thunderagent.texts import Texts, is_same_payload
@@ -223,11 +224,20 @@ class TaskStore:
             and (task.status, task.lease_owner) == (Status.RUNNING, owner)
         ]
 
-    def seize(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> Exchanged:
-        """Take tasks of lost agents, each with the length of the new lease."""
+    def seize(
+        self, seen: Sequence[tuple[Task, float]], *, owner: str, losses: Mapping[str, Loss] | None = None
+    ) -> Exchanged:
+        """Take tasks of lost agents, each with the length of the new lease; what was seen of the loss by their ids."""
         now, until = self.clock.now(), self.clock.latest()
         batch = [
-            writes.take_over(task, owner=owner, lease_s=lease_s, now=now, until=until + lease_s)
+            writes.take_over(
+                task,
+                owner=owner,
+                lease_s=lease_s,
+                now=now,
+                until=until + lease_s,
+                loss=losses.get(task.task_id) if losses else None,
+            )
             for task, lease_s in seen
         ]
         wanted = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from thunderagent import events
 from thunderagent.balance import Fleet
@@ -18,6 +18,9 @@ from thunderagent.store import TaskStore
 from thunderagent.stream import StreamContext
 from thunderagent.task import Lane, Task
 from thunderagent.workload import Workload
+
+LOST_KEPT_S: Final = 3600.0
+"""How long an agent remembers when it saw first that the lease of a task was over: longer than any lap of sweeps."""
 
 Room = Callable[[Task], float | None]
 """How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
@@ -34,7 +37,7 @@ class Streams:
         self._bus = bus
         self._workload = workload
         self._janitor = janitor
-        self._lost_since: dict[str, float] = {}
+        self._lost_since: dict[tuple[str, int], float] = {}
 
     @property
     def fleet(self) -> Fleet:
@@ -79,29 +82,30 @@ class Streams:
                 journal.keep()
             raise
 
-    def take_lost(self, lanes: Sequence[Lane] | None, room: Room) -> None:
-        """Take the tasks of lost agents; of the streams those that are ours first.
+    def take_lost(self, lanes: Sequence[Lane] | None, room: Room, others_s: Callable[[Task], float]) -> None:
+        """Take the tasks of lost agents; those that are ours first.
 
         Args:
             lanes: where to look for leases that are new to us; None: only at those whose time should be over.
             room: see `Room`.
+            others_s: how long a batch task is left to other agents.
         """
         now = self._store.monotonic()
-        lost: set[str] = set()
+        self._lost_since = {one: since for one, since in self._lost_since.items() if since > now - LOST_KEPT_S}
 
         def ours(task: Task) -> float | None:
-            if not task.is_stream:
-                return room(task)
-            lost.add(task.task_id)
-            self.fleet.lost(task.lease_owner or "", task.lock_time or 0.0)
-            since = self._lost_since.setdefault(task.task_id, now)
-            if now - since < OTHERS_S and not self.fleet.is_ours(task.task_id):
+            since = self._lost_since.setdefault((task.task_id, task.fence), now)
+            if task.is_stream:
+                self.fleet.lost(task.lease_owner or "", task.lock_time or 0.0)
+                left_s = 0.0 if self.fleet.is_ours(task.task_id) else OTHERS_S
+            else:
+                left_s = others_s(task)
+            if now - since < left_s:
                 return None
             return room(task)
 
         leases = self._janitor.take_over(lanes, ours, self._workload.doubts.add)
         self._workload.begin_all(leases, how="taken over from a lost agent")
-        self._lost_since = {name: since for name, since in self._lost_since.items() if name in lost}
 
     def rebalance(self) -> None:
         """Hand streams off when this agent has many more than the others, so that new agents get some."""

@@ -38,6 +38,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.AgentStopped: ("INFO", "agent stopped"),
     events.TaskStarted: ("DEBUG", "task started"),
     events.TaskTakenOver: ("WARNING", "task taken over from a lost agent"),
+    events.TaskSetApart: ("WARNING", "task has lost agents: it is to run alone here"),
     events.TaskGivenUp: ("ERROR", "task failed: too many agents were lost with it"),
     events.TaskSucceeded: ("INFO", "task succeeded"),
     events.TaskRetried: ("WARNING", "task will be retried"),

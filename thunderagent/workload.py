@@ -58,6 +58,7 @@ from thunderagent.settler import (
 )
 from thunderagent.store import Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
+from thunderagent.suspects import Suspects
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
 
 CLOSED_KEPT: Final = 1000
@@ -143,6 +144,15 @@ class Workload:
         self.doubts = Doubts(
             store, bus, self._rng, owner=owner, jobs=jobs, pollers=pollers, lost=self.admission.lines.lost
         )
+        self.suspects = Suspects(
+            store,
+            bus,
+            held=self.held,
+            rooms={poller.room for poller in pollers.values()},
+            max_crashes=settings.max_crashes,
+            run=self._run,
+            done=self.done,
+        )
         self.choice = Choice(
             pollers,
             jobs,
@@ -202,13 +212,16 @@ class Workload:
         self._batch = found
 
     def begin_all(self, leases: Sequence[Lease], *, how: str = "claimed") -> None:
-        """Run the handlers of tasks that were claimed or taken over, unless `Admission` has another outcome."""
-        refused = self.admission.refusals(leases) if not self.is_closing else {}
-        for lease in leases:
-            self.begin(lease, how=how, instead=refused.get(lease.task_id))
+        """Run the handlers of tasks that were claimed or taken over, unless they are refused here."""
+        refused: dict[str, Outcome] = {}
+        if not self.is_closing:
+            refused = self.suspects.refusals(leases)
+            refused |= self.admission.refusals([lease for lease in leases if lease.task_id not in refused])
+        begun = [self._hold(lease, how=how, instead=refused.get(lease.task_id)) for lease in leases]
+        self.suspects.start([running for running in begun if running is not None])
 
-    def begin(self, lease: Lease, *, how: str = "claimed", instead: Outcome | None = None) -> None:
-        """Run the handler of a task that was claimed or taken over, or settle it with another outcome `instead`."""
+    def _hold(self, lease: Lease, *, how: str, instead: Outcome | None) -> Running | None:
+        """Hold a task that was claimed or taken over; None when it is settled with another outcome `instead`."""
         task, job = lease.task, self._jobs[lease.task.job]
         if self.is_closing:
             instead = Stopped(AgentDraining())
@@ -232,9 +245,13 @@ class Workload:
             self.admission.started(task)
         if instead is not None:
             self.done(running, instead)
-            return
-        waited_s = max(0.0, self._store.clock.now() - task.created_at)
-        self._bus.emit(events.TaskStarted(**about(lease), waited_s=waited_s))
+            return None
+        return running
+
+    def _run(self, running: Running) -> None:
+        running.started = self._store.monotonic()
+        waited_s = max(0.0, self._store.clock.now() - running.lease.task.created_at)
+        self._bus.emit(events.TaskStarted(**about(running.lease), waited_s=waited_s))
         if self.executors is not None:
             self.executors.start(running)
 
@@ -279,6 +296,7 @@ class Workload:
 
     def _exchange(self, *, claim: bool) -> Committed:
         self.begin_all([lease for lease in self.doubts.resolve() if lease.task_id not in self.held])
+        self.suspects.look(is_closing=self.is_closing)
         is_open = self._gate.is_open
         claim = claim and not (is_open and any(one.settlement for one in self._backlog))
         settling = self._decide() if is_open else self._wait_for_grant()

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Write
+from thunderagent.losses import ALONE, Loss
 from thunderagent.task import (
     LINE_MARK,
     STREAM,
@@ -44,11 +45,14 @@ def cut(text: str, limit: int = ERROR_BYTES) -> str:
     return raw.decode() if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "…"
 
 
-def error_history(task: Task, message: str, *, agent: str | None, now: float) -> list[dict[str, Any]]:
+def error_history(
+    task: Task, message: str, *, agent: str | None, now: float, loss: Loss | None = None
+) -> list[dict[str, Any]]:
     """The attribute `errors` after one more failed attempt: bounded in number and size."""
-    entry = {"at": timestamp(now), "attempt": task.attempt, "error": cut(message)}
+    entry: dict[str, Any] = {"at": timestamp(now), "attempt": task.attempt, "error": cut(message)}
     if agent:
         entry["agent"] = agent
+    entry |= loss.kept if loss else {}
     return [*(dict(old) for old in task.errors), entry][-ERRORS_KEPT:]
 
 
@@ -119,8 +123,9 @@ def renew(
     )
 
 
-def take_over(seen: Task, *, owner: str, lease_s: float, now: float, until: float) -> Write:
+def take_over(seen: Task, *, owner: str, lease_s: float, now: float, until: float, loss: Loss | None = None) -> Write:
     """A dead agent's task becomes ours and stays RUNNING; its beats must not have moved since we looked."""
+    loss = loss or Loss(seen.lease_owner)
     return Write(
         verb="take over",
         task_id=seen.task_id,
@@ -132,14 +137,14 @@ def take_over(seen: Task, *, owner: str, lease_s: float, now: float, until: floa
             "lastAgent": owner,
             "updatedAt": timestamp(now),
             "crashCount": seen.crash_count + 1,
-            "errors": error_history(seen, f"agent {seen.lease_owner} was lost", agent=seen.lease_owner, now=now),
+            "errors": error_history(seen, loss.words, agent=loss.agent, now=now, loss=loss),
         },
         increase={"fence": 1},
         require=_unmoved(seen),
     )
 
 
-def give_up(seen: Task, *, error: str, now: float, expire_at: float) -> Write:
+def give_up(seen: Task, *, error: str, now: float, expire_at: float, loss: Loss | None = None) -> Write:
     """FAILED instead of one more takeover: the task has lost as many agents as it may."""
     return Write(
         verb="give up",
@@ -148,7 +153,7 @@ def give_up(seen: Task, *, error: str, now: float, expire_at: float) -> Write:
             **_end(seen, Status.FAILED, now=now, expire_at=expire_at),
             "error": cut(error),
             "crashCount": seen.crash_count + 1,
-            "errors": error_history(seen, error, agent=seen.lease_owner, now=now),
+            "errors": error_history(seen, error, agent=seen.lease_owner, now=now, loss=loss),
         },
         remove=LEASE_ATTRIBUTES,
         require=_unmoved(seen),
@@ -166,6 +171,19 @@ def bare(write: Write) -> Write:
         write,
         set={**kept, "error": cut(write.set["error"], BARE_BYTES)},
         remove=tuple(dict.fromkeys((*write.remove, "progress"))),
+    )
+
+
+def set_apart(lease: Lease, *, is_alone: bool, now: float) -> Write:
+    """The holder notes that nothing else runs beside a task that has lost agents, or that something does again."""
+    *earlier, last = lease.task.errors
+    kept = {name: value for name, value in last.items() if name != ALONE}
+    entry = {**kept, ALONE: lease.fence} if is_alone else kept
+    return Write(
+        verb="set apart",
+        task_id=lease.task_id,
+        set={"errors": [*earlier, entry], "updatedAt": timestamp(now)},
+        require=(*_holds(lease), Is("status", _running(lease.task))),
     )
 
 

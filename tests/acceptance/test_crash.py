@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,42 @@ def test_a_stopped_agent_that_comes_back_is_refused_and_its_handlers_end(
     again = place.client.enqueue("quick.add", {"a": 1})
     assert place.wait(again.id, Status.SUCCESS).result == {"sum": 2}, "the agent that came back serves no more"
     assert sleeper.stop() == 0
+
+
+def test_of_ten_tasks_beside_each_other_only_the_one_that_kills_their_agents_fails(
+    sqlite_place: Place, start: Start
+) -> None:
+    """Three agents of ten slots, which a supervisor starts again."""
+    client = sqlite_place.client
+    bomb = client.enqueue("deadly.kill", {"seconds": 1.0})
+    beside = [client.enqueue("deadly.beside", {"seconds": 2.0}) for _ in range(9)]
+    options: dict[str, Any] = {"slots": 10, "lease_s": 1.5, "heartbeat_s": 0.3}
+    agents = [start(sqlite_place, **options) for _ in range(3)]
+
+    def has_ended() -> bool:
+        agents[:] = [one if one.process.poll() is None else start(sqlite_place, **options) for one in agents]
+        return all(sqlite_place.task(task.id).status.is_terminal for task in (bomb, *beside))
+
+    until(has_ended, 90.0, lambda: f"{[str(sqlite_place.task(task.id).status) for task in (bomb, *beside)]}")
+    assert {(one.status, one.result) for task in beside if (one := sqlite_place.task(task.id))} == {
+        (Status.SUCCESS, "done")
+    }
+    failed = sqlite_place.task(bomb.id)
+    assert (failed.status, failed.crash_count) == (Status.FAILED, 4)
+    assert failed.error is not None
+    assert failed.error.startswith(
+        "4 agents were lost while they ran it (max_crashes is 3), at last with nothing beside it; the last was "
+    )
+    assert [str(entry["error"]).endswith("which ran only this task") for entry in failed.errors[:-1]][-1]
+
+
+def test_a_handler_that_holds_the_interpreter_is_not_taken_for_a_lost_agent(sqlite_place: Place, start: Start) -> None:
+    task = sqlite_place.client.enqueue("deadly.hold", {"seconds": 6.0})
+    for _ in range(3):
+        start(sqlite_place, lease_s=1.0, heartbeat_s=0.2, max_crashes=1)
+    failed = sqlite_place.wait(task.id, Status.FAILED, within_s=40.0)
+    assert str(failed.errors[0]["error"]).startswith("the lease ran out although agent ")
+    assert failed.error is not None
+    assert failed.error.startswith("its lease ran out 2 times while it ran (max_crashes is 1), at last with nothing ")
+    assert "the job deadly.hold may hold the interpreter" in failed.error
+    assert "memory" not in failed.error

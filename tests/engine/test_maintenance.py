@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.engine.support import Recorder, Rejecting, claimed, put
+from tests.engine.support import Recorder, Rejecting, claimed, put, seen
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.clock import DateClock, SharedClock
@@ -20,7 +24,7 @@ from thunderagent.errors import StoreError
 from thunderagent.limits import holders_of
 from thunderagent.maintenance import RECHECKED, Janitor, LostLeases
 from thunderagent.shared_writes import limit_row
-from thunderagent.store import Beat, Doubt, TaskStore
+from thunderagent.store import Beat, Doubt, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock
@@ -402,20 +406,34 @@ def test_a_beat_that_comes_between_look_and_takeover_saves_its_lease(at: Setting
     assert at.row().lease_owner == "slow"
 
 
+def lose(at: Setting, number: int, *, is_alone: bool = True) -> list[Lease]:
+    """The agent is lost that holds the task, and the next takes it over; alone or beside others."""
+    at.clock.advance(303)
+    leases = at.a_janitor(f"agent-{number}").take_over(LANES, anything)
+    if leases and is_alone:
+        assert at.store.apply([writes.set_apart(leases[0], is_alone=True, now=at.clock.now())]) != [None]
+    return leases
+
+
 def test_a_task_survives_as_many_lost_agents_as_it_may_and_then_fails(at: Setting) -> None:
     claimed(at.store, owner="agent-0")
     for number in range(1, 4):
-        at.clock.advance(303)
-        [lease] = at.a_janitor(f"agent-{number}").take_over(LANES, anything)
+        [lease] = lose(at, number)
         assert lease.task.crash_count == number
-    at.clock.advance(303)
-    assert at.a_janitor("agent-4").take_over(LANES, anything) == []
+    assert lose(at, 4) == []
     row = at.row()
     assert (row.status, row.crash_count, row.lease_owner) == (Status.FAILED, 4, None)
     assert row.error is not None
-    assert "4 agents were lost while they ran it (max_crashes is 3); the last was agent-3: look for " in row.error
-    assert "'Out of memory' in the kernel log of its host, as the job test.job may need more memory" in row.error
-    assert len(row.errors) == 4
+    assert row.error.startswith(
+        "4 agents were lost while they ran it (max_crashes is 3), at last with nothing beside it; the last was "
+        "agent-3: look for 'Out of memory' in the kernel log of its host, as the job test.job may need more memory"
+    )
+    assert [entry["error"] for entry in row.errors] == [
+        "agent agent-0 was lost",
+        "agent agent-1 was lost, which ran only this task",
+        "agent agent-2 was lost, which ran only this task",
+        row.error,
+    ]
     assert row.expire_at == pytest.approx(at.clock.now() + 2000, abs=1)
     [event] = at.record.of(events.TaskGivenUp)
     assert event.lost_agent == "agent-3"
@@ -423,8 +441,80 @@ def test_a_task_survives_as_many_lost_agents_as_it_may_and_then_fails(at: Settin
     assert at.find() == []
 
 
+def test_a_task_that_was_never_alone_when_its_agents_were_lost_survives_five_times_as_many(at: Setting) -> None:
+    claimed(at.store, owner="agent-0")
+    claimed(at.store, "beside", owner="agent-0")
+    for number in range(1, 16):
+        assert {lease.task.crash_count for lease in lose(at, number, is_alone=False)} == {number}
+    assert at.row().errors[-1] == {
+        "at": pytest.approx(at.clock.now(), abs=0.01),
+        "attempt": 15,
+        "error": "agent agent-14 was lost, with 1 other task",
+        "agent": "agent-14",
+        "beside": 1,
+    }
+    assert lose(at, 16, is_alone=False) == []
+    row = at.row()
+    assert (row.status, row.crash_count, at.row("beside").status) == (Status.FAILED, 16, Status.FAILED)
+    assert row.error is not None
+    assert row.error.startswith("16 agents were lost while they ran it (max_crashes is 3), always beside others; ")
+
+
+def test_a_run_alone_is_no_evidence_against_a_later_run_beside_others(at: Setting) -> None:
+    claimed(at.store, owner="agent-0")
+    for number in range(1, 4):
+        [lease] = lose(at, number)
+    now = at.clock.now()
+    at.store.settle([writes.release(lease, now=now)])
+    [again] = at.store.claim([Wanted(seen(at.row()), 300.0)], owner="agent-4")
+    assert [one.task.crash_count for one in lose(at, 5)] == [4]
+    at.store.apply([writes.set_apart(replace(again, owner="agent-5", fence=again.fence + 1), is_alone=False, now=now)])
+    assert [one.task.crash_count for one in lose(at, 6, is_alone=False)] == [5]
+
+
+def test_where_no_agent_may_be_lost_the_first_loss_is_the_last_whatever_ran_beside_it(at: Setting) -> None:
+    claimed(at.store, owner="agent-0")
+    claimed(at.store, "beside", owner="agent-0")
+    at.clock.advance(303)
+    assert at.a_janitor("agent-1", max_crashes=0).take_over(LANES, anything) == []
+    assert {at.row(name).status for name in ("a", "beside")} == {Status.FAILED}
+
+
+def test_a_lease_that_ran_out_while_its_agent_lives_is_told_so(at: Setting) -> None:
+    """A handler that holds the interpreter keeps the heartbeat from being sent, and the agent is still there."""
+    claimed(at.store, owner="agent-0")
+    for number in range(4):
+        at.clock.advance(302)
+        at.store.announce(f"agent-{number}", {"queues": {}}, lives_s=60.0)
+        lose(at, number + 1)
+    row = at.row()
+    assert [entry["error"] for entry in row.errors[:2]] == [
+        "the lease ran out although agent agent-0 lives",
+        "the lease ran out although agent agent-1 lives, which ran only this task",
+    ]
+    assert row.error == (
+        "its lease ran out 4 times while it ran (max_crashes is 3), at last with nothing beside it, and 4 of its "
+        "agents were alive afterwards; the last was agent-3: the job test.job may hold the interpreter, or its process "
+        "may have stood still, for longer than the lease of 120 s; give it isolation='process' or a longer lease_s"
+    )
+
+
+def test_an_agent_on_this_host_is_known_by_its_process(at: Setting) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    names = {name: f"{socket.gethostname()}:{pid}:0" for name, pid in (("lives", os.getpid()), ("killed", child.pid))}
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its pid is still taken
+    for name, owner in names.items():
+        claimed(at.store, name, owner=owner)
+    at.clock.advance(303)
+    at.janitor.take_over(LANES, anything)
+    assert at.row("lives").errors[-1]["error"] == f"the lease ran out although agent {names['lives']} lives"
+    assert at.row("killed").errors[-1]["error"] == f"agent {names['killed']} was lost"
+    child.communicate()
+
+
 def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
-    claimed(at.store, "parent", owner="agent-0", crash_count=3)
+    claimed(at.store, "parent", owner="agent-0", crash_count=15)
     child = put(
         at.store,
         "child",
@@ -442,7 +532,7 @@ def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
 
 
 def test_giving_up_needs_neither_job_nor_slot(at: Setting) -> None:
-    claimed(at.store, owner="agent-0", crash_count=3)
+    claimed(at.store, owner="agent-0", crash_count=15)
     at.clock.advance(303)
     at.janitor.take_over(LANES, lambda task: None)
     assert at.row().status is Status.FAILED
@@ -567,7 +657,7 @@ def test_a_turn_ends_by_itself_when_its_agent_is_lost(at: Setting) -> None:
 
 
 def test_a_task_that_ended_meanwhile_is_not_given_up(at: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = claimed(at.store, owner="agent-0", crash_count=3)
+    lease = claimed(at.store, owner="agent-0", crash_count=15)
     at.clock.advance(303)
     real = at.janitor.lost.find
 
@@ -589,7 +679,7 @@ def test_while_nobody_waits_a_sweep_writes_nothing(at: Setting) -> None:
 
 
 def test_a_task_that_is_given_up_leaves_no_slot_of_its_limit_taken(at: Setting) -> None:
-    claimed(at.store, owner="agent-0", crash_count=3, limit_key="api", limit_max=1)
+    claimed(at.store, owner="agent-0", crash_count=15, limit_key="api", limit_max=1)
     at.store.found(limit_row("api", number=1, now=at.clock.now(), holders=["a#1", "b#1"]))
     at.clock.advance(303)
     at.janitor.take_over(LANES, anything)

@@ -469,7 +469,8 @@ def test_a_peer_that_refuses_for_good_fails_the_stream_with_its_reason(agents: F
 
 
 def test_lost_agents_without_progress_end_it_as_failed_with_the_reason(agents: Fleet) -> None:
-    put(agents.store, "s", job=quiet.name, kind="stream", lane=Lane("streams"), crash_count=2)
+    errors = ({"error": "agent zero was lost", "beside": 0},)
+    put(agents.store, "s", job=quiet.name, kind="stream", lane=Lane("streams"), crash_count=2, errors=errors)
     first = agents.add(quiet, max_crashes=2)
     first.record.wait(events.TaskStarted)
     agents.store.engine.apply([])

@@ -20,6 +20,8 @@ from thunderagent.testing import FakeClock
 
 GUARD_S = 2.0
 MAX_CRASHES = 2
+CROWDED = 5 * MAX_CRASHES
+"""Agents that a task may lose which never ran alone at the time."""
 CLAIMS = ("claim", "take over")
 FROM_OUTSIDE = {"cancelRequested", "dependents", "updatedAt"}
 """What may change in a RUNNING row by others than its holder."""
@@ -53,6 +55,8 @@ class Audit(FaultyEngine):
         """Every task as the writes left it."""
         self.holders: dict[tuple[str, int], str] = {}
         self.ends: dict[tuple[str, int], End] = {}
+        self.alone: set[tuple[str, int]] = set()
+        """Runs of which the holder has noted that nothing runs beside them."""
         self.won: list[tuple[str, int]] = []
         self.still_since: dict[str, float] = {}
         self.succeeded: set[str] = set()
@@ -169,14 +173,18 @@ class Audit(FaultyEngine):
             overdue = self.time.now() - old.lock_time
             still_for = self.time.monotonic() - self.still_since[old.task_id]
             assert overdue > GUARD_S or still_for > old.lease_sec + GUARD_S, "only a lease that is over is taken"
-            if write.verb == "take over":
-                assert old.crash_count < MAX_CRASHES
+            is_alone = (old.task_id, old.fence) in self.alone
+            is_to_blame = old.crash_count >= (MAX_CRASHES if is_alone else CROWDED)
+            assert is_to_blame == (write.verb == "give up"), "blamed for what it lost alone, or too often"
         elif write.verb in ("request cancel", "register dependent"):
             changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
             assert changed <= FROM_OUTSIDE
         else:
             mine = self.actor.owner, self.actor.fences.get(old.task_id)
             assert (old.lease_owner, old.fence) == mine, "only the holder of the current fence changes a running task"
+            if write.verb == "set apart":
+                says = after["errors"][-1].get("alone") == old.fence
+                (self.alone.add if says else self.alone.discard)((old.task_id, old.fence))
         if Task.from_row(after).status is not Status.RUNNING:
             self.ends[old.task_id, old.fence] = End(write, after)
 
@@ -209,6 +217,7 @@ class Audit(FaultyEngine):
         for memory in (self.holders, self.ends):
             for key in [key for key in memory if key[0] == name]:
                 del memory[key]
+        self.alone = {key for key in self.alone if key[0] != name}
 
     def _row(self, name: str) -> Row | None:
         return self._engine.get([name]).get(name)
@@ -225,7 +234,7 @@ class Audit(FaultyEngine):
             assert "createdAt" in row, f"{name} has left the index"
             assert ("finishedAt" in row, "expireAt" in row) == (task.status.is_terminal, task.status.is_terminal)
             assert task.retry_count <= (task.max_retry or 0)
-            assert task.crash_count <= MAX_CRASHES + (task.status is Status.FAILED)
+            assert task.crash_count <= CROWDED + (task.status is Status.FAILED)
             assert task.status is Status.BLOCKED or not task.waiting_for
             assert task.waiting_for <= set(task.depends_on)
             if task.status is Status.RUNNING:

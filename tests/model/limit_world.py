@@ -46,8 +46,9 @@ T = TypeVar("T")
 LEASE_S: Final = 12.0
 GUARD_S: Final = 2.0
 SWEEP_S: Final = 5.0
-BOUND_S: Final = LEASE_S + GUARD_S + 2 * SWEEP_S + 3.0
-"""How long a slot or a task may be stuck at worst: a lease, and a sweep whose turn was taken by an agent that died."""
+BOUND_S: Final = LEASE_S + GUARD_S + 4 * SWEEP_S + 3.0
+"""How long a slot or a task may be stuck at worst: a lease, a sweep whose turn was taken by an agent that died, and two
+for which a lost task is left to an agent that is idle, or whose share it was and that died too."""
 
 LATENCY_S: Final = 0.003
 OBEYS_S: Final = 0.05
@@ -56,6 +57,10 @@ LAG_S: Final = 1.5
 """How old the index may be."""
 LOOK_S: Final = 0.7
 ENOUGH: Final = 50_000
+BOMB: Final = "bomb"
+"""The ids of tasks begin so that kill their agent."""
+FUSES_S: Final = (0.05, 0.5, 4.0, LEASE_S)
+"""After how long, to choose from."""
 
 SETTINGS: Final = Settings(
     store=f"sqlite://{MEMORY}",
@@ -313,6 +318,11 @@ class World:
         self.seen: Counter[str] = Counter()
         self.ends: Callable[[Task], tuple[float, Outcome]] = self._random_end
         self.names = 0
+        self.is_supervised = False
+        """Agents that a bomb kills are started again."""
+        self.fuses_s: Sequence[float] = FUSES_S
+        self.beside: dict[tuple[str, int], int] = {}
+        """How many other handlers ended with a run, when their agent was killed."""
         self._timers: list[tuple[float, Callable[[], object]]] = []
         self._stuck: dict[str, float] = {}
         self._patient_until = self._look_at = 0.0
@@ -342,6 +352,16 @@ class World:
         lasts_s, outcome = self.ends(task)
         self.later(lasts_s, lambda: self._end(run, outcome))
         running.context.when_stopped(lambda why: self.later(OBEYS_S, lambda: self._end(run, Stopped(why))))
+        if task.task_id.startswith(BOMB):
+            self.later(self.rng.choice(self.fuses_s), lambda: self._explode(run))
+
+    def _explode(self, run: Run) -> None:
+        """A handler kills its agent."""
+        if run in self.runs and not run.process.is_gone:
+            self.seen["explosions"] += 1
+            run.process.kill()
+            if self.is_supervised:
+                self.later(1.0, lambda: self.join(*run.process.agent.jobs.by_value))
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         if run in self.runs:
@@ -350,6 +370,8 @@ class World:
 
     def died(self, process: Process) -> None:
         """Its handlers are gone with it."""
+        gone = [one.running.lease for one in self.runs if one.process is process]
+        self.beside |= {(lease.task_id, lease.fence): len(gone) - 1 for lease in gone}
         self.runs = [one for one in self.runs if one.process is not process]
 
     def _random_end(self, task: Task) -> tuple[float, Outcome]:
@@ -450,7 +472,16 @@ class World:
             if now - self._stuck.setdefault(text, now) > BOUND_S and now > self._patient_until:
                 self.problems.append(f"for more than {BOUND_S:g} s {text}")
         self._stuck = {text: at for text, at in self._stuck.items() if text in found}
+        self.problems += self._blamed_in_company()
         assert not self.problems, "\n".join(self.problems[:5]) + "\n" + self.picture()
+
+    def _blamed_in_company(self) -> Iterator[str]:
+        """Tasks that were given up for agents that other tasks may have killed."""
+        for task in self.tasks(Status.FAILED):
+            is_given_up = bool(task.errors) and task.errors[-1].get("beside") is not None
+            beside = self.beside.get((task.task_id, task.fence), 0)
+            if is_given_up and beside and task.crash_count <= SETTINGS.max_crashes * 5:
+                yield f"{task.task_id} is given up, and {beside} others ended with it"
 
     def _rows(self) -> list[Row]:
         names = {one.key for one in self.runs if one.key} | {"own", "shared", "cust"}

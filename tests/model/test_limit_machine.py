@@ -6,6 +6,7 @@ any may go on at each call to the store. The rules are checked at each start of 
 * never more handlers of one limit run than its number, counted where they run and not in rows;
 * no slot of a limit for which somebody waits is held for longer than a lease and a sweep by what does not run;
 * nobody stands in line for longer than that while a slot is free and an agent has room for it;
+* no task is given up for an agent that another task may have killed;
 * when the faults end, every task comes to its end, and the lines are empty.
 
 `THUNDER_TEST_LIMITS=500` plays so many random examples of 130 steps instead of the few that are the same in every run.
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.model.limit_world import BOUND_S, World, limited_jobs
+from tests.model.limit_world import BOMB, BOUND_S, World, limited_jobs
 from thunderagent.client import Client
 from thunderagent.task import Status
 
@@ -50,6 +51,7 @@ class Play:
         steps: list[tuple[int, Callable[[], None]]] = [
             (14, self.enqueue),
             (4, self.enqueue_many),
+            (1, self.enqueue_bomb),
             (4, self.cancel),
             (4, self.retry),
             (3, self.kill),
@@ -89,6 +91,12 @@ class Play:
         names = [f"t{self.names + number}" for number in range(1, len(payloads) + 1)]
         self.names += len(payloads)
         self.world.call(lambda client: client.enqueue_many(job, payloads, task_ids=names))
+
+    def enqueue_bomb(self) -> None:
+        """Its handler kills the agent that runs it, and whatever runs beside it."""
+        self.names += 1
+        name, job = f"{BOMB}{self.names}", self.jobs[self.rng.choice(["own", "left", "free"])]
+        self.world.call(lambda client: client.enqueue(job, {}, task_id=name))
 
     def _on_some_task(self, do: Callable[[Client, str], object], *statuses: Status) -> None:
         if tasks := self.world.tasks(*statuses):
@@ -144,6 +152,7 @@ class Play:
         """Without faults everything comes to its end."""
         for process in self.world.living:
             self.world.calm(process)
+        self.world.is_supervised = True
         self.world.join(number=self.number)
         self.world.pass_time_until(lambda: self.world.is_done, 60 * BOUND_S)
 
@@ -162,6 +171,7 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
             play.world.close()
         seen += play.seen
     assert seen["runs"] > 20 * EXAMPLES, "nothing was tried"
+    assert seen["explosions"] > EXAMPLES
     assert sum(seen[name] for name in ("kill", "leave", "store_is_bad", "cancel", "retry")) > 5 * EXAMPLES
 
 

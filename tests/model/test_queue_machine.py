@@ -352,6 +352,24 @@ class QueueMachine(RuleBasedStateMachine):
                 assert renewal.lease is None or self._holds(lease)
 
     @precondition(lambda self: any(agent.leases for agent in self.fleet))
+    @rule(pick=st.integers(0, 11), is_alone=st.sampled_from([True, True, False]))
+    def set_apart(self, pick: int, is_alone: bool) -> None:
+        """A holder notes that nothing runs beside a task that has lost agents, or that something does again."""
+        agent, lease = self._held(pick)
+        if lease.task.errors:
+            self._act(agent, [lease])
+            with suppress(StoreError):
+                self.store.apply([writes.set_apart(lease, is_alone=is_alone, now=self.time.now())])
+
+    @precondition(lambda self: any(agent.leases for agent in self.fleet))
+    @rule(who=agents, rounds=st.integers(1, 3))
+    def crash_again_and_again(self, who: int, rounds: int) -> None:
+        """Something that an agent runs kills it, and the next that takes it over, with all that runs beside it."""
+        for _ in range(rounds):
+            self.crash(who)
+            self.take_over(who, LEASE_S + 2 * GUARD_S)
+
+    @precondition(lambda self: any(agent.leases for agent in self.fleet))
     @rule(who=agents)
     def crash(self, who: int) -> None:
         agent = self.fleet[who]

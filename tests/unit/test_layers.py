@@ -14,10 +14,10 @@ import thunderagent
 PACKAGE: Final = Path(thunderagent.__file__).parent
 
 LAYERS: Final[dict[int, str]] = {
-    0: "arguments grants outlet region_writes errors attributes names versions task conditions writes shared_writes "
-    "pacing dependencies events bus router_events fleet_events clock version findings jsondata zones ticks schedules "
-    "rings traceparent forks redaction websocket_messages websocket_writes websocket_events prices purposes metrics "
-    "alarms readings dashboard hysteresis canary_targets",
+    0: "arguments grants outlet region_writes errors attributes names versions task conditions losses writes "
+    "shared_writes pacing dependencies events bus router_events fleet_events clock version findings jsondata zones "
+    "ticks schedules rings traceparent forks redaction websocket_messages websocket_writes websocket_events prices "
+    "purposes metrics alarms readings dashboard hysteresis canary_targets",
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
     2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
     3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter "
@@ -25,7 +25,7 @@ LAYERS: Final[dict[int, str]] = {
     "executor "
     "executors delivery scopes tracing isolation child settler dependents intake maintenance housekeeping "
     "periodic stream streams handoff balance journal pauses drains controls rung ringer listener tally memory "
-    "recycling child_end streaming streaming.* health health.* canary canary.*",
+    "suspects recycling child_end streaming streaming.* health health.* canary canary.*",
     4: "client commands pause_commands drain_commands schedule_commands agent regions region_commands equipment "
     "instruments statistics waiting explain overview doctor doctor.* wsclient wsclient.* __init__",
     5: "cli cli.* wsapi wsapi.* logwriter router router.* telemetry testing travel faults globaltable regionengine "
