@@ -1,6 +1,7 @@
 """Texts over the limit of the table, in a bucket of Amazon S3.
 
-Objects are under `thunderagent/`; give the bucket a lifecycle rule that deletes them some weeks after the tasks.
+Objects are under `thunderagent/`. Nothing here deletes them: give the bucket a lifecycle rule that deletes them a year
+after they were written. The object of a task that is open for long is written again before.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from thunderagent.errors import (
     TextGone,
 )
 from thunderagent.forks import renewed
+from thunderagent.port import KeptText
 from thunderagent.stores.connection import build
 
 PREFIX: Final = "thunderagent/"
+KEEP_S: Final = 365 * 86400.0
+"""Age at which the lifecycle rule of the bucket may delete an object."""
 _EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "InvalidAccessKeyId")
 _DENIED: Final = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "SignatureDoesNotMatch")
 _PASSING: Final = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500")
@@ -64,8 +68,8 @@ class S3Blobs:
             self._fail(error, "PutObject", f"s3://{self.bucket}/{name}")
         return f"s3://{self.bucket}/{name}"
 
-    def get(self, ref: str) -> str:
-        """The text of a reference, from whatever bucket it names.
+    def get(self, ref: str) -> KeptText:
+        """The text of a reference, from whatever bucket it names. It expires by the rule that the bucket should have.
 
         Raises:
             TextGone: there is no such object.
@@ -77,12 +81,13 @@ class S3Blobs:
         if not ref.startswith("s3://") or not name:
             raise StoreError(f"{ref!r} is not a reference to an S3 object")
         try:
-            text: str = self._client.get_object(Bucket=bucket, Key=name)["Body"].read().decode()
+            reply = self._client.get_object(Bucket=bucket, Key=name)
+            text: str = reply["Body"].read().decode()
         except (ClientError, BotoCoreError) as error:
             self._fail(error, "GetObject", ref)
         except UnicodeDecodeError as error:
             raise StoreError(f"{ref} is not a text that was stored here: {error}") from error
-        return text
+        return KeptText(text, reply["LastModified"].timestamp() + KEEP_S)
 
     @property
     def _client(self) -> Any:

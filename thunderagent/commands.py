@@ -13,7 +13,7 @@ from thunderagent.conditions import Write
 from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.doorbell import Doorbell
-from thunderagent.errors import NotAllowed, TaskNotFound
+from thunderagent.errors import NotAllowed, TaskNotFound, TextGone
 from thunderagent.intake import Intake
 from thunderagent.journal import Run, read_journals
 from thunderagent.keys import Keys
@@ -22,6 +22,7 @@ from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
+from thunderagent.texts import LEFT_S
 
 MOST_RUNS: Final = 10_000
 """Runs of a stream that are asked for at once."""
@@ -112,8 +113,8 @@ class Commands:
         A task whose parents have not all succeeded waits for those that are open.
 
         Raises:
-            NotAllowed: its status is another, a parent has not succeeded (retry that first), or another task has its
-                unique key.
+            NotAllowed: its status is another, a parent has not succeeded (retry that first), another task has its
+                unique key, or its payload is gone (enqueue it once more with the same id and payload first).
             TaskNotFound: there is none.
         """
         task = self.get(task_id)
@@ -125,7 +126,11 @@ class Commands:
         return after
 
     def _revive(self, task: Task) -> Task | None:
+        if isinstance(task.payload_error, TextGone):
+            raise NotAllowed(f"the task {task.task_id!r} cannot be retried now: {task.payload_error}")
         waiting_for = self._open_parents(task)
+        now = self.store.clock.now()
+        self.store.texts.outlive(task, now + LEFT_S, now=now)
         self._keys.retake(task)
         [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
         if after is not None:
@@ -211,6 +216,7 @@ class Commands:
     # Inside
 
     def _ended(self, task: Task) -> None:
+        self.store.texts.outlive_all([task], now=self.store.clock.now())
         self._dependents.tell([Ended(task.task_id, task.status, task.dependents)])
         self._keys.free([task])
 

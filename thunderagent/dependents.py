@@ -103,6 +103,7 @@ class Dependents:
         ended = []
         tasks = self._store.apply(batch, rejected=self.rejected)
         self._keys.free(task for task in tasks if task is not None)
+        self._store.texts.outlive_all((task for task in tasks if task is not None), now=now)
         for task, (_, status, why) in zip(tasks, doomed, strict=True):
             if task is not None:
                 self._bus.emit(events.ChildDoomed(task_id=task.task_id, status=status, reason=why))

@@ -17,7 +17,7 @@ from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.forks import renewed
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.task import Lane, Page, Row
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ class FaultyEngine:
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         self._once("put_texts", lambda: self._engine.put_texts(texts, expire_at=expire_at))
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         return self._once("get_texts", lambda: self._engine.get_texts(keys))
 
     def check(self) -> None:

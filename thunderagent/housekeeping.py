@@ -30,6 +30,7 @@ from thunderagent.store import TaskStore
 from thunderagent.streams import Streams
 from thunderagent.tally import Tally, units_of
 from thunderagent.task import BATCH, STREAM, Lane, Task
+from thunderagent.text_sweep import TextSweep
 from thunderagent.version import __version__
 from thunderagent.workload import Workload
 
@@ -47,7 +48,9 @@ LEFT: Final = 0.9
 """Share of a sweep for which a lost task is left to another agent, so that the next sweep takes it."""
 SHARES_S: Final = 0.25
 """Shortest time between two looks for the other agents of a queue."""
-WRITING: Final = frozenset({"sweep", "lines", "ticks", "expiry", "lost streams", "handoff", "journals", "balance"})
+WRITING: Final = frozenset(
+    {"sweep", "lines", "texts", "ticks", "expiry", "lost streams", "handoff", "journals", "balance"}
+)
 """Pieces that write to the table, and wait while the agent's region has no grant."""
 
 
@@ -84,6 +87,7 @@ class Housekeeping:
         self._periodic = periodic
         self._streams = Streams(store, settings, bus, workload=workload, janitor=janitor)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
+        self._texts = TextSweep(store, owner=owner)
         self._health = health
         self._told = told
         self._tally = Tally(bus)
@@ -101,6 +105,7 @@ class Housekeeping:
             (min(sweep_s, NEW_STREAMS_S) if self._stream_pollers else sweep_s, "sweep", self._sweep),
             (sweep_s, "sweep", lambda: self._janitor.heal(self._lanes)),
             (sweep_s, "lines", self._sweep_lines),
+            (COUNT_S, "texts", lambda: self._texts.look(self._lanes)),
             (sweep_s if self._stream_pollers else sweep_s * SHARES_SWEEPS, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
             (CONTROL_LOOK_S / 2, "pauses", self._look_at_controls),

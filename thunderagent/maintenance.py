@@ -334,6 +334,7 @@ class Janitor:
             self._bus.emit(events.TaskGivenUp(**about(lease), lost_agent=task.lease_owner or "?"))
             self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
             self._keys.free([after])
+            self._store.texts.outlive_all([after], now=now)
             if limit := self._limit(after) or (Limit(after.limit_key, 1) if after.limit_key else None):
                 for freed in free_slots(self._store, [Taken(limit, holder(task.task_id, task.fence))]):
                     self._freed(*freed)

@@ -11,6 +11,9 @@ from thunderagent.conditions import Write
 from thunderagent.errors import StoreError
 from thunderagent.task import Lane, Page, Row
 
+PAYLOAD_MARK: Final = "#payload."
+"""Between the id of a task and the digest of its payload, in the key of a payload that is kept apart."""
+
 MAX_TEXT_BYTES: Final = 350 * 1024
 """Largest payload or result that the table itself keeps; a DynamoDB row may have 400 KB."""
 
@@ -26,6 +29,14 @@ class Applied:
     won: bool
     row: Row | None = None
     error: StoreError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """A text that is kept apart from the row of its task, and when it is deleted by itself (None: never)."""
+
+    text: str
+    expire_at: float | None = None
 
 
 class Engine(Protocol):
@@ -80,9 +91,9 @@ class Engine(Protocol):
         """Delete rows whose `expireAt` is over, if the engine does not do so by itself."""
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
-        """Keep texts that are too large for a row."""
+        """Keep texts that are too large for a row. A payload that is there already keeps the later expiry."""
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         """The texts that `put_texts` kept."""
 
     def check(self) -> None:
@@ -101,5 +112,11 @@ class Blobs(Protocol):
     def put(self, key: str, text: str) -> str:
         """Keep a text; the answer is the reference to it."""
 
-    def get(self, ref: str) -> str:
-        """The text of a reference."""
+    def get(self, ref: str) -> KeptText:
+        """The text of a reference.
+
+        Raises:
+            TextGone: it is not there any more.
+            StoreUnavailable: it cannot be read now.
+            StoreError: it cannot be read.
+        """

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import StoreError
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.replicas import Replica
 from thunderagent.task import Lane, Page, Row
 
@@ -160,7 +160,7 @@ class RegionEngine:
     def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
         return self._read(lambda: self._engine.get(task_ids))
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         return self._read(lambda: self._engine.get_texts(keys))
 
     def page(self, status_value: str, **options: Any) -> Page:

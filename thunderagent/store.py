@@ -407,7 +407,8 @@ class TaskStore:
     def _whole(self, leases: list[Lease]) -> list[Lease]:
         if not any(lease.task.payload_ref for lease in leases):
             return leases
-        tasks = self.texts.inflate([lease.task for lease in leases])
+        whole = self.texts.inflate([lease.task for lease in leases])
+        tasks = self.texts.outlive_all(whole, now=self.clock.now())
         return [replace(lease, task=task) for lease, task in zip(leases, tasks, strict=True)]
 
     def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:
@@ -428,7 +429,10 @@ class TaskStore:
         if answer.error:
             return Renewal(error=answer.error)
         if answer.won and answer.row:
-            return Renewal(lease=replace(lease, task=Task.from_row(answer.row), held_from=sent))
+            before, task = lease.task, Task.from_row(answer.row)
+            if task.payload_ref:
+                task = replace(task, payload_text=before.payload_text, payload_until=before.payload_until)
+            return Renewal(lease=replace(lease, task=task, held_from=sent))
         return Renewal(lost=True, taken_by=answer.row.get("leaseOwner") if answer.row else None)
 
 

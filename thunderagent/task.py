@@ -208,6 +208,8 @@ class Task:
     payload_ref: str | None = None
     payload_error: StoreError | None = None
     """Why the payload, which is kept apart from the row, could not be read; no attribute."""
+    payload_until: float | None = None
+    """When the payload is deleted by itself, as far as it was read from apart the row; no attribute."""
     retry_count: int = 0
     """Handler errors so far. It grows when a retry is written; snooze, drain and lost agents leave it alone."""
     max_retry: int | None = None

@@ -2,6 +2,11 @@
 
 A row under 1 KB costs one unit a write, so larger texts go to an item of their own, and over 350 KB to a bucket if one
 is set. The row keeps a reference: `item:KEY`, or what the bucket gave.
+
+A text expires by itself, so that none is left for ever where its row expires. It lives at least as long as its row can:
+what is left of its life is seen wherever it is read, and it is written again, for another year, when its task is
+claimed, retried or found waiting (`text_sweep`) with less than half a year left, and when its task is put off or ends
+beyond that. Most tasks end before: they cost no such write.
 """
 
 from __future__ import annotations
@@ -10,15 +15,24 @@ import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from thunderagent.errors import PayloadTooLarge, StoreError, StoreUnavailable, TextGone, ThunderAgentError
-from thunderagent.port import MAX_TEXT_BYTES, Blobs, Engine
+from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Blobs, Engine, KeptText
 from thunderagent.task import Task
 
-KEEP_PAYLOAD_S: Final = 365 * 86400.0
-"""How long after its due time a payload that is kept apart is deleted, if nobody purged its task before."""
+DAY_S: Final = 86400.0
+
+KEEP_PAYLOAD_S: Final = 365 * DAY_S
+"""How long after its due time a payload that is kept apart is deleted, unless it is written again or purged before."""
+
+LEFT_S: Final = 180 * DAY_S
+"""What a payload has to live at least, from the due time on, of a task that is claimed, put off or retried."""
+
+SURE_S: Final = 100 * DAY_S
+"""What a payload has to live at least whenever its task is open: it waits up to 70 days for the sweep."""
 
 OBJECTS_AT_ONCE: Final = 8
 OBJECTS_S: Final = 10.0
@@ -37,6 +51,7 @@ class Texts:
 
         Raises:
             PayloadTooLarge: it is over 350 KB and there is no bucket for it.
+            StoreError: the place for it does not take it.
         """
         size = _size(text)
         if size <= self._engine.inline_bytes:
@@ -66,10 +81,9 @@ class Texts:
 
         The key has the digest of the payload: a refused duplicate overwrites nothing.
         """
-        expire_at = task.created_at + KEEP_PAYLOAD_S
-        key = f"{task.task_id}#payload.{_digest(task.payload_text)}"
+        expire_at = max(task.created_at, task.submitted_at) + KEEP_PAYLOAD_S
         try:
-            ref = self.keep(key, task.payload_text, expire_at=expire_at)
+            ref = self.keep(_key(task), task.payload_text, expire_at=expire_at)
         except ThunderAgentError as error:
             return error
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
@@ -84,11 +98,46 @@ class Texts:
         texts = self._read(refs) if refs else {}
         return [_with_texts(task, texts) for task in tasks]
 
-    def _read(self, refs: Iterable[str]) -> dict[str, str | StoreError]:
+    def outlive(self, task: Task, until: float, *, now: float) -> Task:
+        """See to it that the payload of a task, if it is kept apart, is there until then; the answer is the task.
+
+        Costs nothing where it lives as long anyway, else one write of its size.
+
+        Raises:
+            StoreUnavailable: it could not be written now.
+        """
+        if task.payload_ref is None:
+            return task
+        if not task.payload_text and task.payload_error is None:  # its row alone was read
+            if until <= now + SURE_S:
+                return task
+            [task] = self.inflate([task])
+        if task.payload_until is None or task.payload_until >= until:
+            return task
+        expire_at = max(until, now + KEEP_PAYLOAD_S)
+        try:
+            self.keep(_key(task), task.payload_text, expire_at=expire_at)
+        except StoreUnavailable:
+            raise
+        except ThunderAgentError:
+            return task  # for good: it ends when it ends
+        return replace(task, payload_until=expire_at)
+
+    def outlive_all(self, tasks: Iterable[Task], *, now: float) -> list[Task]:
+        """As `outlive`, for tasks as they are now; a payload that cannot be written again now ends when it ends."""
+        living = []
+        for task in tasks:
+            until = task.expire_at if task.expire_at is not None else max(task.created_at, now) + LEFT_S
+            with suppress(StoreUnavailable):
+                task = self.outlive(task, until, now=now)
+            living.append(task)
+        return living
+
+    def _read(self, refs: Iterable[str]) -> dict[str, KeptText | StoreError]:
         items = [ref for ref in refs if ref.startswith("item:")]
         return self._items(items) | self._objects([ref for ref in refs if not ref.startswith("item:")])
 
-    def _items(self, refs: list[str]) -> dict[str, str | StoreError]:
+    def _items(self, refs: list[str]) -> dict[str, KeptText | StoreError]:
         if not refs:
             return {}
         try:
@@ -97,11 +146,11 @@ class Texts:
             return dict.fromkeys(refs, error)
         return {ref: found.get(ref.removeprefix("item:"), _gone(ref)) for ref in refs}
 
-    def _objects(self, refs: list[str]) -> dict[str, str | StoreError]:
+    def _objects(self, refs: list[str]) -> dict[str, KeptText | StoreError]:
         """Texts in the bucket, some at a time: a bucket that does not answer holds nobody up for long."""
         until = time.monotonic() + OBJECTS_S
 
-        def read(ref: str) -> str | StoreError:
+        def read(ref: str) -> KeptText | StoreError:
             if self.blobs is None:
                 return StoreUnavailable(f"{ref} is needed: set THUNDERAGENT_BLOB_BUCKET as it was when it was stored")
             if time.monotonic() >= until:
@@ -128,13 +177,23 @@ def is_same_payload(existing: Task, task: Task) -> bool:
     return existing.payload_ref.endswith(f"payload.{_digest(task.payload_text)}")
 
 
-def _with_texts(task: Task, texts: Mapping[str, str | StoreError]) -> Task:
-    changes: dict[str, str | StoreError] = {}
-    for name, ref in (("payload", task.payload_ref), ("result", task.result_ref)):
-        if ref:
-            text = texts[ref]
-            changes[f"{name}_text" if isinstance(text, str) else f"{name}_error"] = text
-    return replace(task, **changes) if changes else task  # type: ignore[arg-type] # each fits its field
+def _key(task: Task) -> str:
+    return f"{task.task_id}{PAYLOAD_MARK}{_digest(task.payload_text)}"
+
+
+def _with_texts(task: Task, texts: Mapping[str, KeptText | StoreError]) -> Task:
+    if task.payload_ref:
+        found = texts[task.payload_ref]
+        if isinstance(found, KeptText):
+            task = replace(task, payload_text=found.text, payload_until=found.expire_at)
+        else:
+            task = replace(task, payload_error=found)
+    if task.result_ref:
+        found = texts[task.result_ref]
+        if isinstance(found, KeptText):
+            return replace(task, result_text=found.text)
+        return replace(task, result_error=found)
+    return task
 
 
 def _gone(ref: str) -> TextGone:

@@ -23,6 +23,7 @@ from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
 from thunderagent.choice import Choice, Chosen
+from thunderagent.conditions import Write
 from thunderagent.context import Context, ParentResults
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
@@ -60,6 +61,7 @@ from thunderagent.store import Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.suspects import Suspects
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
+from thunderagent.texts import LEFT_S
 
 CLOSED_KEPT: Final = 1000
 """Streams that have ended of which the last entry of the journal waits for a store that takes it."""
@@ -376,10 +378,17 @@ class Workload:
             rng=self._rng,
             keep=self._keep,
         )
+        if settlement is not None:
+            self._keep_payload(running.lease.task, settlement.write, now)
         cursor = running.context.unsaved_cursor()
         if settlement is None or cursor is None:
             return settlement
         return replace(settlement, write=writes.with_cursor(settlement.write, cursor))
+
+    def _keep_payload(self, task: Task, write: Write, now: float) -> None:
+        """A task that is put off, or kept after its end, needs its payload for as long."""
+        until = write.set.get("expireAt") or write.set["createdAt"] + LEFT_S
+        self._store.texts.outlive(task, until, now=now)
 
     def _keep(self, key: str, text: str, expire_at: float) -> str | None:
         return self._store.texts.keep(key, text, expire_at=expire_at)
@@ -433,7 +442,7 @@ class Workload:
         lease, settlement = ended.running.lease, ended.settlement
         verb = settlement.write.verb if settlement else "settle"
         if ended.is_bare:
-            self._let_go(ended)
+            self._drop(ended)
             self._bus.emit(events.OutcomeRejected(**about(lease), verb=verb, error=str(error)))
             return False
         now, text = self._store.clock.now(), f"the store does not take its outcome ({verb}): {error}"

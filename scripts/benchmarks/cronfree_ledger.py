@@ -20,7 +20,7 @@ from typing import Any, Final
 from benchmarks.units import UNIT_BYTES, index_entry, item_bytes, write_units
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.shared_writes import AGENT_STATUS, LINE_STATUS
 from thunderagent.stores.batches import GET_BATCH, chunks
 from thunderagent.task import Lane, Page, Row, StatusValue
@@ -149,7 +149,7 @@ class LedgerEngine:
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         self._engine.put_texts(texts, expire_at=expire_at)
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         return self._engine.get_texts(keys)
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,15 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, put, seen, serving
 from tests.stands import eventually
-from thunderagent import events
+from thunderagent import events, writes
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.context import Context
+from thunderagent.context import Context, Fail, Snooze
+from thunderagent.dependents import Dependents
 from thunderagent.errors import (
     AccessDenied,
     ConfigurationError,
+    NotAllowed,
     StoreError,
     StoreThrottled,
     StoreUnavailable,
@@ -24,11 +28,17 @@ from thunderagent.errors import (
 )
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import Job, job
-from thunderagent.port import MAX_TEXT_BYTES
+from thunderagent.limits import Limit
+from thunderagent.lines import keep_line_open
+from thunderagent.maintenance import Janitor
+from thunderagent.port import MAX_TEXT_BYTES, KeptText
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Row, Status, Task
+from thunderagent.task import Lane, Row, Status, Task
+from thunderagent.testing import FakeClock
+from thunderagent.text_sweep import TextSweep
+from thunderagent.texts import DAY_S
 
 LARGE = "x" * MAX_TEXT_BYTES
 
@@ -48,14 +58,14 @@ class Bucket:
         self.texts[ref] = text
         return ref
 
-    def get(self, ref: str) -> str:
+    def get(self, ref: str) -> KeptText:
         task = ref.removeprefix("s3://bucket/").partition("#")[0]
         self.reads[task] += 1
         if task in self.broken:
             raise self.broken[task]
         if ref not in self.texts:
             raise TextGone(f"{ref} is gone")
-        return self.texts[ref]
+        return KeptText(self.texts[ref])
 
 
 class Apart(FaultyEngine):
@@ -63,14 +73,24 @@ class Apart(FaultyEngine):
 
     inline_bytes = 64
 
-    def __init__(self) -> None:
-        super().__init__(SqliteEngine(MEMORY))
-        self.texts: dict[str, str] = {}
+    def __init__(self, clock: FakeClock | None = None) -> None:
+        super().__init__(SqliteEngine(MEMORY, clock=clock))
+        self.texts: dict[str, KeptText] = {}
+        self.writes = 0
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
-        self.texts |= texts
+        self.writes += 1
+        self.texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def until(self, task: Task) -> float:
+        """When the payload of a task is deleted."""
+        [kept] = [text for key, text in self.texts.items() if key.startswith(f"{task.id}#payload.")]
+        assert kept.expire_at is not None
+        return kept.expire_at
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        now = self.clock.now()
+        self.texts = {key: text for key, text in self.texts.items() if (text.expire_at or now) >= now}
         return self._once("get_texts", lambda: {key: self.texts[key] for key in keys if key in self.texts})
 
 
@@ -94,11 +114,11 @@ class Work:
         self.runs: Counter[str] = Counter()
         self.given: dict[str, Any] = {}
 
-    def job(self, **options: Any) -> Job[dict[str, str]]:
-        def handler(ctx: Context, payload: dict[str, str]) -> str:
+    def job(self, answer: Any = "done", **options: Any) -> Job[dict[str, str]]:
+        def handler(ctx: Context, payload: dict[str, str]) -> Any:
             self.runs[ctx.task_id] += 1
             self.given[ctx.task_id] = payload
-            return "done"
+            return answer
 
         return job("test.job", **options)(handler)
 
@@ -195,6 +215,8 @@ def test_a_payload_that_is_gone_says_how_to_bring_it_back_and_does_so() -> None:
         assert ended.status is Status.FAILED
         assert "is gone" in str(ended.error)
         assert "enqueue its task once more with the same task_id and payload, then retry it" in str(ended.error)
+        with pytest.raises(NotAllowed, match=r"'a' cannot be retried now: .* is gone.*enqueue its task once more"):
+            client.retry("a")
         assert client.enqueue("test.job", payload, task_id="a").status is Status.FAILED
         client.retry("a")
         assert stage.end_of(task).status is Status.SUCCESS
@@ -271,6 +293,114 @@ def test_a_parents_result_that_cannot_be_read_hides_not_those_of_others(child: J
         bucket.broken["bad"] = AccessDenied("not allowed")
         ended = stage.end_of(stage.client.enqueue(child, {}, depends_on=["a", "bad"]))
         assert ended.result == ["a", "not allowed"]
+
+
+# A payload lives as long as its task
+
+LONG = {"text": "y" * 100}
+
+
+def test_the_payload_of_a_task_that_is_put_off_for_long_lives_until_then() -> None:
+    engine, work = Apart(), Work()
+    with serving(work.job(answer=Snooze(400 * DAY_S)), store=TaskStore(engine)) as stage:
+        task = stage.client.enqueue("test.job", LONG)
+        stage.record.wait(events.TaskSnoozed)
+        row = stage.client.get(task)
+        assert row.created_at > stage.store.clock.now() + 399 * DAY_S
+        assert engine.until(task) >= row.created_at + 100 * DAY_S
+
+
+@pytest.mark.parametrize(("keep_days", "writes"), [(90, 1), (1000, 2)])
+def test_a_payload_lives_until_the_row_of_its_ended_task_is_deleted(keep_days: float, writes: int) -> None:
+    engine = Apart()
+    with serving(Work().job(answer=Fail("no")), store=TaskStore(engine), keep_failed_days=keep_days) as stage:
+        task = stage.client.enqueue("test.job", LONG)
+        ended = stage.end_of(task)
+        assert engine.until(task) >= (ended.expire_at or math.inf)
+        assert engine.writes == writes, "the usual case costs nothing"
+
+
+def test_a_payload_lives_on_whoever_ends_its_task() -> None:
+    clock = FakeClock()
+    engine = Apart(clock)
+    store = TaskStore(engine, monotonic=clock.monotonic)
+    client = Client(store, Settings(keep_failed_days=1000, keep_success_days=1000))
+    parent = client.enqueue("test.job", LONG, task_id="parent")
+    child = client.enqueue("test.job", LONG, task_id="child", depends_on=[parent])
+    client.cancel(parent)
+    given_up = client.enqueue("test.job", LONG, task_id="lost")
+    store.claim([Wanted(seen(given_up), 300.0)], owner="lost:1")
+    clock.advance(400.0)
+    janitor = Janitor(
+        store,
+        EventBus(),
+        Dependents(store, EventBus(), keep_success_s=1000 * DAY_S, keep_failed_s=1000 * DAY_S),
+        owner="me",
+        max_crashes=0,
+        guard_s=0.0,
+        sweep_s=15.0,
+        keep_failed_s=1000 * DAY_S,
+        monotonic=clock.monotonic,
+    )
+    assert janitor.take_over([Lane()], lambda task: None) == []
+    for task in (parent, child, given_up):
+        ended = client.get(task)
+        assert ended.status.is_terminal
+        assert engine.until(task) >= (ended.expire_at or math.inf)
+
+
+def test_a_retry_by_hand_late_in_the_life_of_a_row_has_its_payload() -> None:
+    clock = FakeClock()
+    engine = Apart(clock)
+    client = Client(TaskStore(engine, monotonic=clock.monotonic), Settings(keep_success_days=1000))
+    task = client.enqueue("test.job", LONG)
+    client.cancel(task)
+    clock.advance(990 * DAY_S)
+    assert client.get(task).payload == LONG
+    again = client.retry(task)
+    assert engine.until(task) >= again.created_at + 100 * DAY_S
+
+
+@pytest.mark.parametrize("waits", ["in its queue", "for its parent", "for a slot", "in an agent"])
+def test_the_payload_of_a_task_that_waits_for_years_is_there(waits: str) -> None:
+    clock = FakeClock()
+    engine = Apart(clock)
+    store = TaskStore(engine, monotonic=clock.monotonic)
+    client = Client(store, Settings())
+    is_limited = waits == "for a slot"
+    task = client.enqueue("test.job", LONG, limit_key="key" if is_limited else None, limit=1 if is_limited else None)
+    if waits == "for its parent":
+        task = client.enqueue("test.job", LONG, depends_on=[task])
+    elif waits == "for a slot":
+        [lease] = store.claim([Wanted(seen(task), 300.0)], owner="me")
+        keep_line_open(store, Limit("key", 1), None)
+        assert store.settle([writes.stand_in_line(lease, limit_key="key", now=clock.now())])[0].accepted
+    elif waits == "in an agent":
+        store.claim([Wanted(seen(task), 300.0)], owner="me")
+    sweeps = [TextSweep(store, owner=f"agent-{number}") for number in range(2)]
+    written = engine.writes
+    for _ in range(365 * 5):
+        clock.advance(DAY_S)
+        for sweep in sweeps:
+            sweep.look(store.engine.lanes())
+    assert client.get(task).payload == LONG
+    number = 2 if waits == "for its parent" else 1  # its parent waits too
+    assert engine.writes - written <= number * 5 * 2, "at most twice a year"
+
+
+def test_a_sweep_of_payloads_goes_on_where_its_last_look_ended() -> None:
+    clock = FakeClock()
+    engine = Apart(clock)
+    store = TaskStore(engine, monotonic=clock.monotonic)
+    Client(store, Settings()).enqueue_many("test.job", [{"text": f"{number:100}"} for number in range(1200)])
+    clock.advance(200 * DAY_S)
+    sweep = TextSweep(store, owner="me")
+    written = list[int]()
+    for _ in range(4):
+        before = engine.writes
+        sweep.look([Lane()])
+        written.append(engine.writes - before)
+    assert written == [500, 500, 200, 0]
 
 
 # Claims in doubt

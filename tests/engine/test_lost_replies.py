@@ -324,6 +324,7 @@ def test_a_task_of_which_the_store_takes_nothing_is_let_go_and_the_agent_goes_on
         other = stage.client.enqueue("test.job", {})
         assert stage.end_of(other).status is Status.SUCCESS
         assert stage.agent.running == 0, "its lease is not kept alive"
+        assert not stage.agent._workload.is_stray(stage.client.get("large")), "it ran: no claim that came late"
         assert stage.record.of(events.StoreFailed) == []
 
 

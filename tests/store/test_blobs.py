@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ def test_a_text_comes_back_by_its_reference(client: Any) -> None:
     text = '"' + "ü" * 400_000 + '"'
     ref = blobs.put("t1#payload", text)
     assert ref.startswith("s3://large/thunderagent/t1")
-    assert blobs.get(ref) == text
-    assert S3Blobs("another", client).get(ref) == text, "the reference names its bucket"
+    assert blobs.get(ref).text == text
+    assert S3Blobs("another", client).get(ref).text == text, "the reference names its bucket"
 
 
 def test_a_task_of_any_size_goes_through_the_store(client: Any, tmp_path: Path) -> None:
@@ -75,6 +76,14 @@ def test_a_missing_bucket_and_a_missing_object_are_told(client: Any) -> None:
         S3Blobs("nowhere", client).get("s3://nowhere/gone")
 
 
+def test_an_object_expires_a_year_after_it_was_written_last(client: Any) -> None:
+    blobs = S3Blobs("large", client)
+    ref = blobs.put("k", "text")
+    expire_at = blobs.get(ref).expire_at
+    assert expire_at is not None
+    assert abs(expire_at - time.time() - 365 * 86400) < 60
+
+
 def test_a_refusal_of_s3_names_both_of_its_causes(client: Any) -> None:
     """Where `s3:ListBucket` is missing, a missing object is a 403 as well."""
     with Stubber(client) as stub:
@@ -102,7 +111,7 @@ def test_an_object_that_is_no_text_is_told(client: Any) -> None:
 def test_each_refusal_has_its_kind(client: Any, code: str, status: int, kind: type[ThunderAgentError]) -> None:
     blobs = S3Blobs("large", client)
     with Stubber(client) as stub:
-        calls: dict[str, Callable[[], str]] = {
+        calls: dict[str, Callable[[], object]] = {
             "put_object": lambda: blobs.put("k", "x"),
             "get_object": lambda: blobs.get("s3://a/b"),
         }
@@ -142,5 +151,5 @@ def test_without_a_client_one_is_made_from_the_environment(monkeypatch: pytest.M
     with mock_aws():
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="large")
         blobs = S3Blobs("large")
-        assert blobs.get(blobs.put("k", "text")) == "text"
+        assert blobs.get(blobs.put("k", "text")).text == "text"
         assert blobs._client is blobs._client

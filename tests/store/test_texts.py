@@ -10,9 +10,10 @@ import pytest
 from tests.stands import Stand, only, seen
 from thunderagent import writes
 from thunderagent.errors import DuplicateTask, PayloadTooLarge
-from thunderagent.port import MAX_TEXT_BYTES
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Status
+from thunderagent.port import MAX_TEXT_BYTES, KeptText
+from thunderagent.store import Beat, TaskStore, Wanted
+from thunderagent.task import Status, timestamp
+from thunderagent.texts import DAY_S
 
 
 def _text(size: int) -> str:
@@ -50,8 +51,8 @@ def test_a_payload_over_the_limit_goes_to_the_bucket_if_there_is_one(stand: Stan
             self.texts[f"s3://bucket/{key}"] = text
             return f"s3://bucket/{key}"
 
-        def get(self, ref: str) -> str:
-            return self.texts[ref]
+        def get(self, ref: str) -> KeptText:
+            return KeptText(self.texts[ref])
 
     store = TaskStore(stand.store.engine, blobs=Bucket())
     task = stand.task(payload_text=_text(MAX_TEXT_BYTES + 1))
@@ -94,7 +95,8 @@ def test_a_large_result_is_kept_beside_the_row(stand: Stand) -> None:
 def test_a_hundred_and_twenty_large_texts_are_read_together(dynamo_stand: Stand) -> None:
     texts = {dynamo_stand.id(f"t{number}"): f"{number}" * 600 for number in range(120)}
     dynamo_stand.store.engine.put_texts(texts, expire_at=1760000000.0)
-    assert dynamo_stand.store.engine.get_texts([*texts, dynamo_stand.id("none")]) == texts
+    found = dynamo_stand.store.engine.get_texts([*texts, dynamo_stand.id("none")])
+    assert found == {key: KeptText(text, 1760000000) for key, text in texts.items()}
 
 
 def test_a_row_is_deleted_only_with_the_status_and_fence_that_were_seen(stand: Stand) -> None:
@@ -134,3 +136,36 @@ def test_rows_whose_time_is_over_are_deleted_by_somebody(stand: Stand) -> None:
     else:
         assert deleted == 0, "the time to live of the table does it"
     assert stand.now("young").status is Status.PENDING
+
+
+@pytest.mark.parametrize("again", [-400, 0, 10], ids=["earlier", "as early", "later"])
+def test_a_payload_that_is_put_again_never_ends_earlier(dynamo_stand: Stand, again: int) -> None:
+    """An idempotent enqueue without the delay of the first must not end its payload before its due time."""
+    due = timestamp(dynamo_stand.store.clock.now() + 500 * DAY_S)
+    first = dynamo_stand.task(payload_text=_text(5000), created_at=due)
+    assert only(dynamo_stand.store.enqueue([first])).created
+    was = dynamo_stand.now().payload_until
+    assert was is not None
+    assert was >= due + 364 * DAY_S
+    second = dynamo_stand.task(payload_text=_text(5000), created_at=due + again * DAY_S)
+    assert only(dynamo_stand.store.enqueue([second])).error is None
+    assert dynamo_stand.now().payload_until == max(was, was + again * DAY_S)
+
+
+def test_a_payload_of_a_task_that_was_due_long_ago_is_there(dynamo_stand: Stand) -> None:
+    dynamo_stand.enqueue(payload_text=_text(5000), created_at=0.0)
+    assert (dynamo_stand.now().payload_until or 0.0) > dynamo_stand.store.clock.now() + 300 * DAY_S
+
+
+@pytest.mark.parametrize(("left_days", "writes"), [(170, 1), (190, 0)])
+def test_a_claim_lets_a_payload_live_on(dynamo_stand: Stand, left_days: int, writes: int) -> None:
+    now = dynamo_stand.store.clock.now()
+    put_at = now - (365 - left_days) * DAY_S
+    task = dynamo_stand.enqueue(payload_text=_text(5000), created_at=timestamp(put_at), submitted_at=timestamp(put_at))
+    [lease] = dynamo_stand.store.claim([Wanted(seen(task), 60.0)], owner="agent-1")
+    until = dynamo_stand.now().payload_until
+    assert until is not None
+    assert until // DAY_S == (now + (365 if writes else left_days) * DAY_S) // DAY_S
+    [renewal] = dynamo_stand.store.renew([Beat(lease)])
+    assert renewal.lease is not None
+    assert renewal.lease.task.payload == "x" * 4998, "a heartbeat forgets no payload"

@@ -23,7 +23,7 @@ LAYERS: Final[dict[int, str]] = {
     3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter "
     "sweeps admission choice doubts serving workload poller heartbeat measuring export companion notices signals "
     "executor "
-    "executors delivery scopes tracing isolation child settler dependents intake maintenance housekeeping "
+    "executors delivery scopes tracing isolation child settler dependents intake maintenance text_sweep housekeeping "
     "periodic stream streams handoff balance journal pauses drains controls rung ringer listener tally memory "
     "suspects recycling child_end streaming streaming.* health health.* canary canary.*",
     4: "client commands pause_commands drain_commands schedule_commands agent regions region_commands equipment "

@@ -15,7 +15,7 @@ from thunderagent import purposes
 from thunderagent.clock import DateClock
 from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
-from thunderagent.port import Applied
+from thunderagent.port import Applied, KeptText
 from thunderagent.stores import expressions
 from thunderagent.stores.batches import Batches, chunks, gone
 from thunderagent.stores.connection import Connection, Purpose
@@ -121,7 +121,8 @@ class DynamoEngine:
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         def put(text_key: str) -> None:
             arguments = expressions.put_text(self.table, text_key, texts[text_key], expire_at)
-            self.connection.call("PutItem", what_for=purposes.Purpose.TEXTS, **arguments)
+            with suppress(Refused):  # it is there, and lives as long or longer
+                self.connection.call("PutItem", what_for=purposes.Purpose.TEXTS, **arguments)
 
         self._batches.each(put, list(texts))
 
@@ -131,9 +132,10 @@ class DynamoEngine:
         items = self._batches.fetch(task_ids)
         return {task_id: expressions.decode_row(item) for task_id, item in items.items()}
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         items = self._batches.fetch(keys, purposes.Purpose.TEXTS)
-        return {text_key: item["payload"]["S"] for text_key, item in items.items()}
+        rows = {text_key: expressions.decode_row(item) for text_key, item in items.items()}
+        return {name: KeptText(row["payload"], row.get("expireAt")) for name, row in rows.items() if "payload" in row}
 
     def page(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
 from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
+from thunderagent.port import PAYLOAD_MARK
 from thunderagent.task import Candidate, Row
 
 INDEX: Final = "status-createdAt-index"
@@ -225,9 +226,14 @@ def insert(table: str, row: Row) -> Arguments:
 
 
 def put_text(table: str, text_key: str, text: str, expire_at: float) -> Arguments:
-    """PutItem of a text that is too large for the row of its task."""
+    """PutItem of a text that is too large for the row of its task. A payload that lives as long already refuses it."""
     row = {"taskId": text_key, "payload": text, "expireAt": int(expire_at)}
-    return {"TableName": table, "Item": encode_row(row)}
+    arguments: Arguments = {"TableName": table, "Item": encode_row(row)}
+    if PAYLOAD_MARK not in text_key:
+        return arguments
+    names = _Names()  # the key has the digest of the text: what is there is the same
+    condition = names.condition(Either((Absent("expireAt"), Below("expireAt", int(expire_at)))))
+    return {**arguments, "ConditionExpression": condition, **names.arguments()}
 
 
 def delete(table: str, row: Row) -> Arguments:

@@ -22,7 +22,7 @@ from thunderagent.clock import HostClock, SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, ConfigurationError, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.pacing import lock_pause
-from thunderagent.port import MAX_TEXT_BYTES, Applied
+from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText
 from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.stores import sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
@@ -119,7 +119,7 @@ class SqliteEngine:
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         raise StoreError("SQLite keeps every text in its row")  # unreachable through the store: see inline_bytes
 
-    def get_texts(self, keys: Sequence[str]) -> dict[str, str]:
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         return {}
 
     # Reading
