@@ -15,8 +15,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -668,6 +671,71 @@ class DynamoMachine(QueueMachine):
         self.aws.stop()
 
 
+class ForkingMachine(QueueMachine):
+    """The same in a file, in a process that forks at any step; its children write too, then and later."""
+
+    def open_engine(self) -> Engine:
+        memory = Path("/dev/shm")
+        self.folder = TemporaryDirectory(dir=memory if memory.is_dir() else None)
+        self.children: list[tuple[int, int, str]] = []
+        self.written: list[str] = []
+        engine = SqliteEngine(str(Path(self.folder.name) / "tasks.db"), clock=self.time)
+        self.beside = engine.sibling()
+        return engine
+
+    def close_engine(self) -> None:
+        while self.children:
+            self.let_a_child_write_and_end(0)
+        self.beside.close()
+        self.real.close()
+        self.folder.cleanup()
+
+    @rule(number=st.integers(1, 2))
+    def fork(self, number: int) -> None:
+        """What a child acknowledges is there, and it goes on with its own connection."""
+        self.beside.check()
+        for _ in range(number):
+            name = f"child#{len(self.written)}"  # no task: of those the audit knows each write
+            waits, go = os.pipe()
+            done, tell = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    os.close(go)
+                    assert self.real.put([{"taskId": name, "fence": 0}])[0].won
+                    os.write(tell, b".")
+                    os.read(waits, 1)
+                    assert self.beside.put([{"taskId": f"{name}-2", "fence": 0}])[0].won
+                    code = 0
+                finally:
+                    os._exit(code)
+            os.close(waits)
+            os.close(tell)
+            told = os.read(done, 1)
+            os.close(done)
+            self.children.append((pid, go, name))
+            assert told == b".", "the child has failed"
+            self.written.append(name)
+
+    @precondition(lambda self: self.children)
+    @rule(pick=st.integers(0, 5))
+    def let_a_child_write_and_end(self, pick: int) -> None:
+        pid, go, name = self.children.pop(pick % len(self.children))
+        os.write(go, b".")
+        os.close(go)
+        assert os.waitpid(pid, 0)[1] == 0
+        self.written.append(f"{name}-2")
+
+    @rule()
+    def close_the_connections(self) -> None:
+        self.real.close()
+
+    @invariant()
+    def what_children_have_written_is_there(self) -> None:
+        assert set(self.real.get(self.written)) == set(self.written)
+
+
 def _run(machine: type[QueueMachine], examples: int, steps: int) -> None:
     run_state_machine_as_test(
         machine,
@@ -686,6 +754,11 @@ def _run(machine: type[QueueMachine], examples: int, steps: int) -> None:
 
 def test_the_invariants_hold_on_sqlite_whatever_happens() -> None:
     _run(QueueMachine, EXAMPLES or 250, 60)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_invariants_hold_in_a_file_whose_process_forks_at_any_step() -> None:
+    _run(ForkingMachine, EXAMPLES // 10 or 15, 60)
 
 
 def test_the_invariants_hold_on_dynamodb_whatever_happens() -> None:
