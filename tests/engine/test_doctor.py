@@ -291,17 +291,15 @@ def test_a_folder_that_cannot_be_written_to_is_named() -> None:
 
 
 def test_a_file_that_cannot_be_written_to_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = Path(url.removeprefix("sqlite:///")), os.open
+    path, real = Path(url.removeprefix("sqlite:///")), os.access
 
-    def refusing(name: Any, flags: int, *rest: Any, **more: Any) -> int:
-        if os.fspath(name) == str(path) and flags & os.O_RDWR:
-            raise PermissionError(13, "Permission denied")
-        return real(name, flags, *rest, **more)
+    def refusing(name: Any, mode: int, **_: Any) -> bool:
+        return real(name, mode) and not (os.fspath(name) == str(path) and mode & os.W_OK)
 
-    monkeypatch.setattr("thunderagent.stores.sqlite_file.os.open", refusing)
+    monkeypatch.setattr("thunderagent.stores.sqlite_access.os.access", refusing)
     found = look(path)["file"]
     assert found.state is State.WRONG
-    assert f"cannot write to {path}: Permission denied" in found.found
+    assert f"cannot write to {path}" in found.found
     assert "run agents and commands as one user" in found.remedy
 
 
@@ -326,7 +324,7 @@ def test_a_permission_that_is_missing_is_one_thing_that_is_wrong(
     checks = json.loads(done.stdout)["checks"]
     [wrong] = [one for one in checks if one["state"] == "wrong"]
     assert wrong["check"] == "file"
-    assert "Permission denied" in wrong["found"]
+    assert "cannot write to" in wrong["found"]
     assert f"chmod u+w {folder}" in wrong["remedy"]
     assert "backup" not in done.stdout
     assert [one["state"] for one in checks if one["check"] in ("latency", "queues")] == ["skipped", "skipped"]

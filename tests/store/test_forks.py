@@ -29,10 +29,12 @@ from thunderagent.context import Context
 from thunderagent.doorbells.local import LocalDoorbell
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.errors import ConfigurationError
+from thunderagent.findings import State
 from thunderagent.rings import Ring, Verb
 from thunderagent.stores import connection, sqlite, sqlite_link
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite_file import look_at_file
 from thunderagent.stores.table import create_table
 from thunderagent.task import Lease
 
@@ -219,6 +221,28 @@ def test_no_connection_is_open_while_a_child_is_made(path: str) -> None:
     assert client.store.engine.count("PENDING") == 0, "the parent opens the file again"
     beside.engine.close()
     client.close()
+
+
+def test_a_look_at_the_file_ends_no_lock_of_its_process(path: str) -> None:
+    """To close any descriptor of a file ends all locks that the process has on it."""
+    engine = SqliteEngine(path)
+    engine.check()
+    other = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
+try:
+    connection.execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+    with engine._transaction():
+        findings = {one.check: one for one in look_at_file(path)}
+        done = subprocess.run(
+            [sys.executable, "-c", other, path], capture_output=True, text=True, timeout=LONG_S, check=True
+        )
+    assert findings["file"].state is State.OK
+    assert done.stdout == "database is locked\n"
+    engine.close()
 
 
 def _enqueue_in_child(url: str, client: Client | None, number: int) -> None:

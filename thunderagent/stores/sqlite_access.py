@@ -84,14 +84,14 @@ def denied(path: str) -> str | None:
     Nothing is opened: to close the file again would end the locks of whoever has it open in this process.
     """
     file, folder = Path(path).absolute(), Path(path).absolute().parent
-    if not _may(folder, os.X_OK):
+    if not may(folder, os.X_OK):
         return f"{who()} cannot enter the folder {folder}: {remedy_for(folder, 'rx')}"
     for one in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
         if one.exists():
             for mode, verb, letter in ((os.R_OK, "read", "r"), (os.W_OK, "write to", "w")):
-                if not _may(one, mode):
+                if not may(one, mode):
                     return f"{who()} cannot {verb} {one}: {remedy_for(one, letter)}"
-    if not _may(folder, os.W_OK):
+    if not may(folder, os.W_OK):
         return f"{who()} cannot write to the folder {folder} of the file and its log: {remedy_for(folder, 'w')}"
     return None
 
@@ -120,5 +120,6 @@ def remedy_for(path: Path, mode: str = "w") -> str:
     return f"{has}: run agents and commands as one user, or chown {path}"
 
 
-def _may(path: Path, mode: int) -> bool:
+def may(path: Path, mode: int) -> bool:
+    """True when the user of this process may do that with a file or folder, as for `os.access`. Nothing is opened."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)

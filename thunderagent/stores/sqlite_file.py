@@ -13,7 +13,7 @@ from typing import Final
 
 from thunderagent.findings import Finding, State
 from thunderagent.stores.sqlite import MEMORY
-from thunderagent.stores.sqlite_access import remedy_for, who
+from thunderagent.stores.sqlite_access import may, remedy_for, who
 from thunderagent.stores.sqlite_schema import MIGRATIONS, USABLE_FROM, usable_from, version_of
 
 LOW_BYTES: Final = 1 << 30
@@ -71,13 +71,8 @@ def _access(file: Path, folder: Path) -> Finding:
     if not file.exists():
         return Finding("file", State.OK, f"{file} is not there yet; whoever enqueues or runs first makes it")
     for one in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
-        if not one.exists():
-            continue
-        try:
-            os.close(os.open(one, os.O_RDWR | os.O_CLOEXEC))
-        except OSError as error:
-            what = f"{who()} cannot write to {one}: {error.strerror}"
-            return Finding("file", State.WRONG, what, remedy_for(one))
+        if one.exists() and not may(one, os.R_OK | os.W_OK):  # not opened: to close it would end locks of ours
+            return Finding("file", State.WRONG, f"{who()} cannot write to {one}", remedy_for(one))
     return Finding("file", State.OK, f"{file}, {_size(file.stat().st_size)}")
 
 
