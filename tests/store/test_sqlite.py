@@ -238,7 +238,7 @@ def test_a_release_can_be_rolled_back_to_any_that_lacks_nothing_but_columns(path
     assert before[0] == version
     assert ours.get(["a"])["a"]["job"] == "j"
     assert [one.task_id for one in ours.page("PENDING", limit=9).entries] == ["a"]
-    assert _schema(path) == before, "whoever reads changes nothing"
+    assert _schema(path) == before, "a read changes nothing"
     assert ours.put([{**_row("b"), **later}])[0].won
     assert _schema(path)[0] == NEWEST
     with _release(version):
