@@ -328,10 +328,15 @@ class Agent:
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
         idle_s = min(self._workload.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
+        idle_s = max(idle_s, min(self._outage.wait_s, LONGEST_WAIT_S))
         self._workload.gather(self._gatekeeper.idle_s(idle_s))
         self._gatekeeper.look()
-        self._commit(claim=not self._stops)
-        if not self._stops:
+        if self._outage.wait_s <= 0 or not self.gate.is_open:  # without a grant nothing is asked
+            self._commit(claim=not self._stops)
+        else:
+            self._marks.moved()
+            self._look_after_threads()
+        if not self._stops and self._outage.wait_s <= 0:
             self._housekeeping.run_pending()
 
     def _drain(self) -> int:
@@ -369,7 +374,7 @@ class Agent:
             if may_hurry and self._stops > self._patience:
                 return
             self._workload.gather(min(left, 0.5))
-            if not self._outage.is_on or (may_hurry and self._outage.may_try):
+            if not self._outage.is_on or (may_hurry and self._outage.wait_s <= 0):
                 self._commit(claim=False)
                 self._housekeeping.look_at_handoffs()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
+from thunderagent.rings import Ring
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Status, Task
@@ -284,6 +286,49 @@ def test_a_machine_that_sleeps_over_the_reply_to_its_claim_begins_nothing(is_tak
         assert (task.lease_owner, len(record.of(events.SettleRefused))) == ("other", 1)
         return
     assert (task.status, task.crash_count, task.retry_count) == (Status.PENDING, 0, 0), "it goes back, nothing used up"
+
+
+class Asked(FaultyEngine):
+    """Notes what the loop asks of the store; its heartbeat does not count."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.at = list[float]()
+
+    def _next(self, verb: str) -> Fault | None:
+        if verb != "renew" and self._down.is_set():
+            self.at.append(time.monotonic())
+        return super()._next(verb)
+
+
+def test_nothing_wakes_an_outcome_before_its_next_attempt(work: Work) -> None:
+    engine = Asked(SqliteEngine(MEMORY))
+    work.go_on.clear()
+    with serving(work.job(), store=TaskStore(engine), slots=2) as stage:
+        told = list[tuple[float, float]]()
+        task = stage.client.enqueue("test.job", {})
+        assert work.started.acquire(timeout=LONG_S)
+
+        def note(event: events.Event) -> None:
+            if isinstance(event, events.StoreFailed) and event.during == "polling":
+                told.append((time.monotonic(), event.next_try_s))
+
+        stage.bus.subscribe(note)
+        with engine.outage():
+            work.go_on.set()
+            assert _when(lambda: told and told[0])
+            number, until = 0, told[0][0] + 3.0
+            while time.monotonic() < until:
+                stage.agent._workload.choice.rung.hear(Ring.look("default"))
+                stage.agent.wake()
+                number += 1
+                time.sleep(0.002)
+        ran_once(stage, work, task)
+        assert number > 20, "it was rung for often enough"
+        for failed_at, delay_s in told:
+            early = [at - failed_at for at in engine.at if failed_at < at < failed_at + delay_s - 0.05]
+            assert early == [], f"it was to be asked after {delay_s} s"
+        assert [delay_s for _, delay_s in told[:3]] == sorted(delay_s for _, delay_s in told[:3])
 
 
 # Refused for good

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from thunderagent import events
 from thunderagent.bus import EventBus
 from thunderagent.choice import Choice
 from thunderagent.errors import StoreError, StoreThrottled
 from thunderagent.health.marks import Marks
-from thunderagent.pacing import THROTTLED_S, outage_delays
+from thunderagent.pacing import THROTTLED_S, jittered, outage_delays
+
+PART_AGAIN_S: Final = 0.1
+"""Before the next attempt when a part of a round was answered."""
 
 
 class Outage:
@@ -33,9 +37,9 @@ class Outage:
         return self._delays is not None
 
     @property
-    def may_try(self) -> bool:
-        """Whether it is time for the next attempt."""
-        return self._monotonic() >= self._next_try
+    def wait_s(self) -> float:
+        """Seconds until the next attempt, whatever wakes the loop before; 0 while the store answers."""
+        return max(0.0, self._next_try - self._monotonic()) if self.is_on else 0.0
 
     def reached(self, *, asked: bool) -> None:
         """Whatever a round asked for was answered; one that asked for nothing ends no outage."""
@@ -56,7 +60,7 @@ class Outage:
             self._since = self._monotonic()
         if self._delays is None or answered:
             self._delays = outage_delays(self._rng)
-        delay = next(self._delays)
+        delay = jittered(PART_AGAIN_S, self._rng) if answered else next(self._delays)
         if isinstance(error, StoreThrottled):  # it is there, and less of us is all that it asks for
             delay = min(delay, THROTTLED_S)
         self._next_try = self._monotonic() + delay
