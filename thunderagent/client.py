@@ -141,6 +141,7 @@ class Client(ScheduleCommands, DrainCommands):
             PayloadTooLarge: the payload is over 350 KB and there is no bucket for it.
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a task in `depends_on` does not exist.
+            TooManyDependents: too many tasks wait for one of them, or this one for too many.
             ConfigurationError: one of the options cannot be what it is.
             StoreError: the store did not take it.
         """

@@ -1,10 +1,21 @@
-"""The rule of `dependsOn`: what becomes of a child when a parent has a given status."""
+"""The rules of `dependsOn`: what a parent's status means for a child, and how many children a parent may have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum, StrEnum
+from typing import Final
 
-from thunderagent.task import Status
+from thunderagent.task import Status, Task
+
+LONGEST_ID: Final = 512
+"""Bytes of a task's id at most."""
+
+MOST_LINKED: Final = 375_000
+"""Bytes of ids that a row keeps at most, with one more for each: of the tasks that it waits for, and that wait for it.
+
+A row of DynamoDB has 400 KB. What else a task comes to in its life is under 24 KB.
+"""
 
 
 class OnParentFailure(StrEnum):
@@ -50,3 +61,18 @@ def verdict(parent: Status | None, policy: str | None) -> Verdict:
 def reason(parent_id: str, parent: Status | None) -> str:
     """Why a child did not run, for its row."""
     return f"parent {parent_id} no longer exists" if parent is None else f"parent {parent_id} ended as {parent}"
+
+
+def linked_bytes(names: Iterable[str]) -> int:
+    """What the ids of other tasks take in a row."""
+    return sum(len(name.encode(errors="replace")) + 1 for name in names)
+
+
+def most_dependents(parent: Task, children: Iterable[str]) -> int:
+    """How many tasks may wait for a parent at the moment before these do too; 0: its row has no room for them.
+
+    Others may have come since the parent was read: each counts as the longest id.
+    """
+    kept = linked_bytes(parent.dependents) + linked_bytes(parent.waiting_for) + linked_bytes(parent.depends_on)
+    left = MOST_LINKED - kept - linked_bytes(set(children) - parent.dependents)
+    return 0 if left < 0 else len(parent.dependents) + left // (LONGEST_ID + 1) + 1

@@ -13,6 +13,7 @@ inputs and broken dependencies, and each says what to do.
     ├── TaskNotFound              no task has this id
     ├── DuplicateTask             the id is taken by a task with another job or payload
     ├── ParentNotFound            `depends_on` names a task that does not exist
+    ├── TooManyDependents         more tasks wait for one, or one waits for more, than a row has room for
     ├── EventRejected             an event that came to a router cannot become a task
     ├── NotAllowed                the task's state does not permit this command
     ├── WaitTimeout               the task did not end in the given time
@@ -91,6 +92,10 @@ class DuplicateTask(ThunderAgentError):
 
 class ParentNotFound(ThunderAgentError):
     """A task named in `depends_on` does not exist; enqueue the parents first."""
+
+
+class TooManyDependents(ThunderAgentError):
+    """More tasks would wait for one, or one for more, than a row has room for; put a task in between."""
 
 
 class EventRejected(ThunderAgentError):

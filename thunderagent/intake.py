@@ -9,10 +9,17 @@ from typing import Any, Final
 
 from thunderagent import writes
 from thunderagent.arguments import LONGEST_S, MOST_RETRIES, check, choice_problem, seconds_problem, whole_problem
-from thunderagent.dependencies import OnParentFailure
+from thunderagent.dependencies import LONGEST_ID, MOST_LINKED, OnParentFailure, linked_bytes, most_dependents
 from thunderagent.dependents import Dependents
 from thunderagent.entrance import Entrance
-from thunderagent.errors import ConfigurationError, ParentNotFound, PayloadError, PayloadInvalid, StoreError
+from thunderagent.errors import (
+    ConfigurationError,
+    ParentNotFound,
+    PayloadError,
+    PayloadInvalid,
+    StoreError,
+    TooManyDependents,
+)
 from thunderagent.job import Job, limit_problems
 from thunderagent.jsondata import dump_json
 from thunderagent.keys import Keys, check_unique
@@ -143,6 +150,7 @@ class Intake:
         Raises:
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a parent does not exist.
+            TooManyDependents: too many tasks wait for a parent, or this one for too many.
             NotAllowed: its unique key changes hands all the time.
             StoreError: the store did not take it.
         """
@@ -160,7 +168,7 @@ class Intake:
 
     def put_many(self, new: NewTask, batch: Sequence[tuple[Any, str | None]], *, fresh: bool) -> list[Enqueued]:
         """Put tasks of one job, each with its payload and id; one outcome for each."""
-        made: list[tuple[Task, PayloadError | ParentNotFound | None]] = []
+        made: list[tuple[Task, PayloadError | ParentNotFound | TooManyDependents | None]] = []
         for payload, task_id in batch:
             try:
                 made.append((self.make(replace(new, task_id=task_id), payload), None))
@@ -171,7 +179,7 @@ class Intake:
         if new.depends_on:
             try:
                 fit = self._waiting(fit, new.depends_on)
-            except ParentNotFound as missing:
+            except (ParentNotFound, TooManyDependents) as missing:
                 fit, made = [], [(task, error or missing) for task, error in made]
         good = self._entrance.place(fit, number=new.number)
         enqueued = self._store.enqueue(good, fresh=fresh) if good else []
@@ -196,14 +204,12 @@ class Intake:
         names = frozenset[str]().union(*(child.waiting_for for child in children))
         parents = self._store.peek(sorted(names))
         known = [parent for parent in parents.values() if not parent.status.is_terminal]
-        told = self._store.apply(
-            [
-                writes.register_dependent(
-                    parent, *(child.task_id for child in children if parent.task_id in child.waiting_for)
-                )
-                for parent in known
-            ]
-        )
+        waiting = {
+            parent.task_id: [child.task_id for child in children if parent.task_id in child.waiting_for]
+            for parent in known
+        }
+        known = [parent for parent in known if most_dependents(parent, waiting[parent.task_id])]  # else the sweep tells
+        told = self._store.apply([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
         if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
             parents = {name: parent for name, parent in parents.items() if name not in ended} | self._store.peek(ended)
         over: dict[str, Status | None] = dict.fromkeys(names - parents.keys())
@@ -239,8 +245,21 @@ class Intake:
         if missing := [name for name in depends_on if name not in parents]:
             raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
         waiting_for = frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
+        if linked_bytes(depends_on) + linked_bytes(waiting_for) > MOST_LINKED:
+            raise TooManyDependents(
+                f"depends_on names {len(depends_on):,} tasks, more than a row has room for ({MOST_LINKED:,} bytes of "
+                "ids): let a task in between wait for each part of them"
+            )
         if not waiting_for:
             return list(tasks)
+        children = [task.task_id for task in tasks]
+        for parent in (parents[name] for name in sorted(waiting_for)):
+            if not parent.status.is_terminal and not most_dependents(parent, children):
+                raise TooManyDependents(
+                    f"{len(parent.dependents):,} tasks wait for {parent.task_id!r}, and its row has no room for "
+                    f"{len(children):,} more ({MOST_LINKED:,} bytes of ids): let them wait for tasks in between that "
+                    "wait for it, or enqueue them when it has ended"
+                )
         return [replace(task, status=Status.BLOCKED, waiting_for=waiting_for) for task in tasks]
 
 
@@ -251,7 +270,7 @@ def _is_waiting(task: Task) -> bool:
 
 def _check_id(task_id: str) -> None:
     size = len(task_id.encode(errors="replace")) if isinstance(task_id, str) else 0
-    if not 1 <= size <= 512 or "#" in task_id or task_id.startswith(RESERVED) or not task_id.isprintable():
+    if not 1 <= size <= LONGEST_ID or "#" in task_id or task_id.startswith(RESERVED) or not task_id.isprintable():
         raise PayloadInvalid(
             f"{task_id!r:.600} cannot be a task_id: use 1 to 512 bytes of printable text, no '#', and none of "
             f"{', '.join(RESERVED)} at its start"

@@ -14,6 +14,7 @@ from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.clock import since_boot
 from thunderagent.conditions import Write
+from thunderagent.dependencies import most_dependents
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
@@ -369,8 +370,12 @@ class Janitor:
                 parent = parents.get(name)
                 if parent is not None and not parent.status.is_terminal and child.task_id not in parent.dependents:
                     unknown.setdefault(name, []).append(child.task_id)
-        if unknown:
-            batch = [writes.register_dependent(parents[name], *unknown[name]) for name in sorted(unknown)]
+        batch = [
+            writes.register_dependent(parents[name], *unknown[name])
+            for name in sorted(unknown)
+            if most_dependents(parents[name], unknown[name])  # else they are told by a sweep, as ever
+        ]
+        if batch:
             self._store.apply(batch, rejected=self._dependents.rejected)
 
 

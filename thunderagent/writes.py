@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.attributes import LEASE_ATTRIBUTES
-from thunderagent.conditions import Absent, Below, Condition, Either, Is, OneOf, Write
+from thunderagent.conditions import Absent, Below, Condition, Either, Fewer, Is, OneOf, Write
+from thunderagent.dependencies import most_dependents
 from thunderagent.losses import ALONE, Loss
 from thunderagent.task import (
     LINE_MARK,
@@ -451,7 +452,7 @@ def stay_ended(seen: Task, *, now: float) -> Write:
 
 
 def register_dependent(parent: Task, *children: str) -> Write:
-    """Tell a parent which children wait for it; refused when the parent is gone or has ended."""
+    """Tell a parent which children wait for it; refused when it is gone, has ended, or its row has no room left."""
     open_values = tuple(parent.lane.value(status) for status in Status if status not in TERMINAL)
     if line := parent.line or parent.limit_key:
         open_values += (f"{parent.lane.value(Status.BLOCKED)}{LINE_MARK}{line}",)
@@ -459,7 +460,7 @@ def register_dependent(parent: Task, *children: str) -> Write:
         verb="register dependent",
         task_id=parent.task_id,
         insert={"dependents": frozenset(children)},
-        require=(OneOf("status", open_values),),
+        require=(OneOf("status", open_values), Fewer("dependents", most_dependents(parent, children))),
     )
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.engine.support import LONG_S, Stage, seen, serving, settings
+from tests.engine.support import LONG_S, Stage, put, seen, serving, settings
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.dependencies import MOST_LINKED, linked_bytes
 from thunderagent.dependents import Dependents
-from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable
+from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable, TooManyDependents
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
 from thunderagent.port import Applied
 from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores import expressions
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Row, Status, Task
+from thunderagent.testing import memory_store
 
 Payload = dict[str, Any]
 NO_SWEEP_S = 600.0
@@ -488,3 +493,69 @@ def test_the_end_of_a_parent_wakes_the_agent_for_its_children() -> None:
         parent = stage.client.enqueue(number, {"n": 1}, delay_s=0.0)
         child = stage.client.enqueue(add, {}, depends_on=[parent])
         assert stage.client.wait(child, timeout_s=LONG_S).status is Status.SUCCESS
+
+
+# How many tasks may wait for one
+
+
+def a_full_parent(client: Client, *, left: int) -> Task:
+    """A task whose row has room for so many more bytes of children."""
+    ids = frozenset(f"{number:0511}" for number in range(732))
+    rest = MOST_LINKED - linked_bytes(ids) - left - 1
+    return put(client.store, "parent", created_at=client.store.clock.now() + 600, dependents=ids | {"r" * rest})
+
+
+def test_children_for_whom_their_parent_has_no_room_are_refused_before_they_are_put() -> None:
+    client = Client(memory_store(), settings())
+    parent = a_full_parent(client, left=101)
+    client.enqueue("test.number", {}, task_id="a" * 100, depends_on=[parent])
+    with pytest.raises(TooManyDependents, match=r"734 tasks wait for 'parent'.*no room for 1 more \(375,000 bytes"):
+        client.enqueue("test.number", {}, task_id="b", depends_on=[parent])
+    many = client.enqueue_many("test.number", [{}, {}], task_ids=["c", "d"], depends_on=[parent])
+    assert [type(one.error) for one in many] == [TooManyDependents] * 2
+    assert client.store.peek(["b", "c", "d"]) == {}
+    row = client.store.peek(["parent"])["parent"]
+    assert linked_bytes(row.dependents) == MOST_LINKED
+    client.enqueue("test.number", {}, task_id="a" * 100, depends_on=[parent])  # the same child has its room already
+
+
+def test_of_two_who_saw_the_last_room_of_a_parent_one_has_it_and_the_other_is_told_by_the_sweep() -> None:
+    engine = Interrupted()
+    store = TaskStore(engine)
+    client = Client(store, settings())
+    parent = a_full_parent(client, left=101)
+
+    def come_first() -> None:
+        client.enqueue("test.number", {}, task_id="a" * 100, depends_on=[parent])
+
+    engine.between["register dependent"] = come_first
+    late = client.enqueue("test.number", {}, task_id="b" * 100, depends_on=[parent])
+    row = store.peek(["parent"])["parent"]
+    assert "a" * 100 in row.dependents and late.task_id not in row.dependents
+    assert linked_bytes(row.dependents) <= MOST_LINKED
+    assert store.peek([late.task_id])[late.task_id].status is Status.BLOCKED
+
+
+def test_a_task_that_waits_for_more_than_its_row_has_room_for_is_refused() -> None:
+    client = Client(memory_store(), settings())
+    ids = [f"{number:0511}" for number in range(400)]
+    for name in ids:
+        put(client.store, name)
+    with pytest.raises(TooManyDependents, match=r"depends_on names 400 tasks, more than a row has room for"):
+        client.enqueue("test.number", {}, task_id="child", depends_on=ids)
+    assert client.enqueue("test.number", {}, task_id="child", depends_on=ids[:360]).status is Status.BLOCKED
+
+
+def test_the_largest_row_of_a_task_stays_under_what_dynamodb_takes() -> None:
+    store = memory_store()
+    full = a_full_parent(Client(store, settings()), left=0)
+    history = tuple({"at": 1800000000.123, "attempt": 9, "error": "x" * 1024, "agent": "h" * 80} for _ in range(10))
+    texts: dict[str, Any] = {
+        "error": "e" * 1024,
+        "done_reason": "d" * 1024,
+        "progress_text": "p" * 1024,
+        "payload_text": "y" * 512,
+    }
+    largest = replace(full, errors=history, result_text="r" * 512, unique_key="u" * 512, limit_key="l" * 512, **texts)
+    item = expressions.encode_row(largest.to_row())
+    assert MOST_LINKED < len(json.dumps(item, separators=(",", ":"))) < 400 * 1024

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from thunderagent.errors import DuplicateTask, EventRejected, ParentNotFound, PayloadInvalid, PayloadTooLarge
+from thunderagent.errors import (
+    DuplicateTask,
+    EventRejected,
+    ParentNotFound,
+    PayloadInvalid,
+    PayloadTooLarge,
+    TooManyDependents,
+)
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.router.problems import listing, problems_of
 from thunderagent.task import Task
@@ -50,7 +57,7 @@ def rejection(error: Exception) -> EventRejected | None:
         return EventRejected(str(error))
     if isinstance(error, PayloadTooLarge):
         return EventRejected(str(error), status=413)
-    if isinstance(error, DuplicateTask):
+    if isinstance(error, (DuplicateTask, TooManyDependents)):
         return EventRejected(str(error), status=409)
     return None
 
