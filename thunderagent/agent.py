@@ -327,8 +327,8 @@ class Agent:
 
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
-        idle_s = min(self._workload.idle_s(), self._housekeeping.idle_s(LONGEST_WAIT_S))
-        idle_s = max(idle_s, min(self._outage.wait_s, LONGEST_WAIT_S))
+        idle_s = max(self._workload.idle_s(), self._outage.wait_s)
+        idle_s = min(idle_s, self._housekeeping.idle_s(LONGEST_WAIT_S))
         self._workload.gather(self._gatekeeper.idle_s(idle_s))
         self._gatekeeper.look()
         if self._outage.wait_s <= 0 or not self.gate.is_open:  # without a grant nothing is asked
@@ -336,7 +336,7 @@ class Agent:
         else:
             self._marks.moved()
             self._look_after_threads()
-        if not self._stops and self._outage.wait_s <= 0:
+        if not self._stops:
             self._housekeeping.run_pending()
 
     def _drain(self) -> int:

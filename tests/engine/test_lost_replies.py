@@ -289,14 +289,14 @@ def test_a_machine_that_sleeps_over_the_reply_to_its_claim_begins_nothing(is_tak
 
 
 class Asked(FaultyEngine):
-    """Notes what the loop asks of the store; its heartbeat does not count."""
+    """Notes when the loop tries to write an outcome or to claim."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.at = list[float]()
 
     def _next(self, verb: str) -> Fault | None:
-        if verb != "renew" and self._down.is_set():
+        if verb in ("succeed", "claim") and self._down.is_set():
             self.at.append(time.monotonic())
         return super()._next(verb)
 
