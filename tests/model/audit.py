@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Write
 from thunderagent.faults import FaultyEngine
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.stores import expressions, sql
 from thunderagent.stores.dynamo import LANES_ID, DynamoEngine
 from thunderagent.stores.sqlite import SqliteEngine
@@ -57,6 +57,10 @@ class Audit(FaultyEngine):
         self.ends: dict[tuple[str, int], End] = {}
         self.alone: set[tuple[str, int]] = set()
         """Runs of which the holder has noted that nothing runs beside them."""
+        self.begun: set[tuple[str, int]] = set()
+        """Runs whose handlers were begun: the machine says so."""
+        self.texts: dict[str, KeptText] = {}
+        """What SQLite is not asked to keep apart from the rows."""
         self.won: list[tuple[str, int]] = []
         self.still_since: dict[str, float] = {}
         self.succeeded: set[str] = set()
@@ -69,6 +73,23 @@ class Audit(FaultyEngine):
     @property
     def tasks(self) -> list[Task]:
         return [Task.from_row(row) for row in self.rows.values()]
+
+    # Texts
+
+    @property
+    def inline_bytes(self) -> int:
+        return DynamoEngine.inline_bytes
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        if isinstance(self._engine, SqliteEngine):
+            self.texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
+        else:
+            self._engine.put_texts(texts, expire_at=expire_at)
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        if isinstance(self._engine, SqliteEngine):
+            return {key: self.texts[key] for key in keys if key in self.texts}
+        return self._engine.get_texts(keys)
 
     # Writes
 
@@ -175,10 +196,16 @@ class Audit(FaultyEngine):
             assert overdue > GUARD_S or still_for > old.lease_sec + GUARD_S, "only a lease that is over is taken"
             is_alone = (old.task_id, old.fence) in self.alone
             is_to_blame = old.crash_count >= (MAX_CRASHES if is_alone else CROWDED)
-            assert is_to_blame == (write.verb == "give up"), "blamed for what it lost alone, or too often"
+            is_untakeable = "the store does not take it" in after.get("error", "")  # refused for good: no blame
+            assert is_untakeable or is_to_blame == (write.verb == "give up"), (
+                "blamed for what it lost alone, or too often"
+            )
         elif write.verb in ("request cancel", "register dependent"):
             changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
             assert changed <= FROM_OUTSIDE
+        elif write.verb == "put back" and old.task_id not in self.actor.fences:
+            assert old.lease_owner == self.actor.owner, "a sweep gives back the claims of its own agent alone"
+            assert (old.task_id, old.fence) not in self.begun, "and only those that never ran"
         else:
             mine = self.actor.owner, self.actor.fences.get(old.task_id)
             assert (old.lease_owner, old.fence) == mine, "only the holder of the current fence changes a running task"
@@ -218,6 +245,7 @@ class Audit(FaultyEngine):
             for key in [key for key in memory if key[0] == name]:
                 del memory[key]
         self.alone = {key for key in self.alone if key[0] != name}
+        self.begun = {key for key in self.begun if key[0] != name}
 
     def _row(self, name: str) -> Row | None:
         return self._engine.get([name]).get(name)

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -36,16 +38,26 @@ from moto import mock_aws
 
 from tests.model.audit import GUARD_S, MAX_CRASHES, Actor, Audit
 from thunderagent import writes
+from thunderagent.admission import Admission
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.clock import DateClock
+from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.dependencies import Verdict, verdict
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.errors import AgentDraining, StoreError, TaskCancelled, ThunderAgentError
+from thunderagent.errors import (
+    AccessDenied,
+    AgentDraining,
+    StoreError,
+    StoreUnavailable,
+    TaskCancelled,
+    ThunderAgentError,
+)
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
-from thunderagent.port import Engine
+from thunderagent.port import Engine, KeptText
+from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
 from thunderagent.store import Beat, Doubt, TaskStore, Wanted
@@ -62,6 +74,10 @@ KEEP_S: Final = 86400.0
 JUMP_S: Final = 600.0
 LANES: Final = [Lane(), Lane("reports")]
 ROUNDS: Final = 40
+TABLE_BYTES: Final = 560
+"""Largest text that the table keeps, instead of 350 KB."""
+SIZES: Final = (530, 600)
+"""Letters in a payload that is kept apart from its row, in the table and in the bucket."""
 A_PART: Final = 3
 """Entries of one lane that one sweep reads, instead of ten thousand: a whole round takes several."""
 PARTS: Final = 10
@@ -82,6 +98,7 @@ OUTCOMES: Final[dict[str, Outcome]] = {
 VERBS: Final = (
     *("put", "claim", "renew", "succeed", "retry", "snooze", "release", "fail", "close", "cancel", "revive", "doom"),
     *("unpark", "take over", "give up", "request cancel", "register dependent", "parent done", "get", "page"),
+    *("put back", "get_texts", "put_texts"),
 )
 
 SETTLING: Final = ("succeed", "retry", "snooze", "release", "fail", "close")
@@ -109,6 +126,24 @@ class ModelClock(DateClock):
         self.now = self.earliest = self.latest = time.now  # type: ignore[method-assign]
 
 
+class ModelBucket:
+    """Texts over the limit of the table; the machine decides which of them cannot be read."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.faults: dict[str, StoreError] = {}
+
+    def put(self, key: str, text: str) -> str:
+        self.texts[key] = text
+        return f"s3://model/{key}"
+
+    def get(self, ref: str) -> KeptText:
+        key = ref.removeprefix("s3://model/")
+        if error := self.faults.get(key.partition("#")[0]):
+            raise error
+        return KeptText(self.texts[key])
+
+
 @dataclass
 class SimAgent:
     """What an agent process knows; a crash forgets it."""
@@ -120,6 +155,11 @@ class SimAgent:
     """Outcomes that are decided and whose writes had no answer."""
     doubts: list[Doubt] = field(default_factory=list)
     page: tuple[Candidate, ...] = ()
+
+    @property
+    def doubtful(self) -> set[str]:
+        """Ids of the tasks whose claims are in doubt."""
+        return {doubt.wanted.candidate.task_id for doubt in self.doubts}
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -137,13 +177,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.real = self.open_engine()
         self.audit = Audit(self.real, self.time)
         self.faulty = FaultyEngine(self.audit)
-        self.store = TaskStore(self.faulty, monotonic=self.time.monotonic)
+        self.bucket = ModelBucket()
+        self.limit = patch("thunderagent.texts.MAX_TEXT_BYTES", TABLE_BYTES)
+        self.limit.start()
+        self.store = TaskStore(self.faulty, blobs=self.bucket, monotonic=self.time.monotonic)
         self.client = Client(self.store, Settings(max_retry=1, sweep_s=SWEEP_S))
         self.dependents = Dependents(self.store, EventBus(), keep_success_s=KEEP_S, keep_failed_s=KEEP_S)
         self.rng = random.Random(0)
         self.names = 0
         self.fleet = [self._new_agent() for _ in range(3)]
+        self.late: list[tuple[str, Candidate, Write]] = []
+        """Claims on their way, which their agents have given up."""
         self.ghosts: list[tuple[str, Lease]] = []
+        registry = Registry(model_job)
+        self.admission = Admission(self.store, registry, self.client.settings, EventBus(), rng=self.rng)
         self.told_late: list[tuple[list[Task], dict[str, Status | None]]] = []
 
     def open_engine(self) -> Engine:
@@ -184,12 +231,12 @@ class QueueMachine(RuleBasedStateMachine):
         queue=st.sampled_from(["default", "reports"]),
         delay_s=st.sampled_from([0.0, 0.0, 10.0, 300.0]),
         max_retry=st.integers(0, 2),
-        large=st.booleans(),
+        size=st.sampled_from([0, 0, *SIZES]),
     )
-    def enqueue(self, queue: str, delay_s: float, max_retry: int, large: bool) -> str:
+    def enqueue(self, queue: str, delay_s: float, max_retry: int, size: int) -> str:
         name = self._name()
         with self._client():
-            payload = {"text": "x" * 600} if large else {}
+            payload = {"text": "x" * size} if size else {}
             task = self.client.enqueue(
                 model_job, payload, task_id=name, queue=queue, delay_s=delay_s, max_retry=max_retry
             )
@@ -274,6 +321,29 @@ class QueueMachine(RuleBasedStateMachine):
         self.faulty.fail("claim", fault)
         self.claim(who, True, number)
 
+    @rule(who=agents, number=st.integers(1, 3))
+    def claim_in_vain_as_it_seems(self, who: int, number: int) -> None:
+        """The requests are on their way for long: the agent has looked, and found the tasks unclaimed."""
+        agent, now = self.fleet[who], self.time.now()
+        self._look(agent)
+        for entry in agent.page[:number]:
+            write = writes.claim(entry, owner=agent.owner, lease_s=LEASE_S, now=now, until=now + LEASE_S)
+            self.late.append((agent.owner, entry, write))
+
+    @precondition(lambda self: self.late)
+    @rule(pick=picks)
+    def a_claim_is_carried_out_late(self, pick: int) -> None:
+        owner, entry, write = self.late.pop(pick % len(self.late))
+        self.time.advance(0.002)
+        self.audit.won, self.audit.actor = [], Actor(owner, {}, {entry.task_id: entry.created_at})
+        self.audit.apply([write])
+
+    @rule(name=tasks, why=st.sampled_from(["now", "for good", "no more"]))
+    def a_text_cannot_be_read(self, name: str, why: str) -> None:
+        self.bucket.faults.pop(name, None)
+        if why != "no more":
+            self.bucket.faults[name] = (StoreUnavailable if why == "now" else AccessDenied)(f"not readable {why}")
+
     @precondition(lambda self: any(agent.doubts for agent in self.fleet))
     @rule(who=agents)
     def resolve_doubts(self, who: int) -> None:
@@ -288,7 +358,7 @@ class QueueMachine(RuleBasedStateMachine):
             agent.doubts.clear()
             assert {lease.task_id for lease in leases} == mine
             for lease in leases:
-                agent.leases[lease.task_id] = lease
+                self._begin(agent, lease)
 
     @precondition(lambda self: any(agent.leases for agent in self.fleet))
     @rule(who=agents)
@@ -466,8 +536,10 @@ class QueueMachine(RuleBasedStateMachine):
             if sys.exc_info()[0] is None:
                 self.faulty.calm()
                 self.audit.between.clear()
+                self.bucket.faults.clear()
                 self._run_dry(self._new_agent())
         finally:
+            self.limit.stop()
             self.close_engine()
 
     def _run_dry(self, agent: SimAgent) -> None:
@@ -507,8 +579,15 @@ class QueueMachine(RuleBasedStateMachine):
             keep_failed_s=KEEP_S,
             monotonic=self.time.monotonic,
             most=A_PART,
+            is_stray=partial(self._is_stray, owner),
         )
         return SimAgent(owner, janitor)
+
+    def _is_stray(self, owner: str, task: Task) -> bool:
+        agent = next((one for one in self.fleet if one.owner == owner), None)
+        if agent is None or task.lease_owner != owner or (task.task_id, task.fence) in self.audit.begun:
+            return False
+        return task.task_id not in agent.leases.keys() | agent.doubtful
 
     def _act(self, agent: SimAgent, leases: Sequence[Lease] = ()) -> None:
         self.time.advance(0.002)  # a process sends no two requests within the resolution of a timestamp
@@ -541,8 +620,7 @@ class QueueMachine(RuleBasedStateMachine):
             agent.page = tuple(entry for lane in LANES for entry in self.store.ready(lane, limit=10).entries)
 
     def _claim(self, agent: SimAgent, entries: Sequence[Candidate]) -> None:
-        if agent.doubts:
-            return  # as an agent does: doubts first
+        entries = [one for one in entries if one.task_id not in agent.doubtful]
         self._act(agent)
         with suppress(StoreError):
             exchanged = self.store.exchange((), [Wanted(entry, LEASE_S) for entry in entries], owner=agent.owner)
@@ -553,7 +631,18 @@ class QueueMachine(RuleBasedStateMachine):
             for lease in exchanged.leases:
                 if lease.task_id in agent.leases:
                     self.ghosts.append((agent.owner, agent.leases[lease.task_id]))
-                agent.leases[lease.task_id] = lease
+                self._begin(agent, lease)
+
+    def _begin(self, agent: SimAgent, lease: Lease) -> None:
+        """A handler runs, or the task goes back or fails for its payload."""
+        agent.leases[lease.task_id] = lease
+        if lease.task.payload_error is not None:
+            [outcome] = self.admission.refusals([lease]).values()
+            self._settle(agent, lease, outcome, tell=True)
+            return
+        assert (lease.task_id, lease.fence) not in self.audit.begun, "no task runs twice under one fence"
+        self.audit.begun.add((lease.task_id, lease.fence))
+        assert len(lease.task.payload.get("text", "")) in (0, *SIZES)
 
     def _settle(self, agent: SimAgent, lease: Lease, outcome: Outcome, *, tell: bool) -> bool:
         """True when there was an answer. A decision without one is kept and written again, as an agent does."""
@@ -614,7 +703,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._act(agent)
 
         def wanted(task: Task) -> float | None:
-            return None if task.task_id in agent.leases else LEASE_S
+            return None if task.task_id in agent.leases.keys() | agent.doubtful else LEASE_S
 
         hits = len(self.faulty.hits)
         with suppress(StoreError):
@@ -623,7 +712,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert won <= set(self.audit.won)
             assert won == set(self.audit.won) or len(self.faulty.hits) > hits
             for lease in leases:
-                agent.leases[lease.task_id] = lease
+                self._begin(agent, lease)
 
     def _heal(self, agent: SimAgent) -> None:
         self._act(agent)
