@@ -6,7 +6,7 @@ whoever runs agents in a program of their own `Agent`.
 
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.hooks import JobRun, around, on
 from thunderagent.job import Job, job
 from thunderagent.pacing import Backoff
@@ -38,6 +38,8 @@ __all__ = [
     "GapAction",
     "Job",
     "JobRun",
+    "ParentFailure",
+    "ParentResults",
     "Registry",
     "Settings",
     "Snooze",

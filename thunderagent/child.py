@@ -8,19 +8,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import IO, Any
 
 from thunderagent import errors
-from thunderagent.context import Cancel, Context, Fail, ParentResults, Snooze
-from thunderagent.executor import run_handler
+from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
+from thunderagent.executor import Failed, Running, outcome_of_scope, run_handler
+from thunderagent.hooks import RunHook
 from thunderagent.job import Job
 from thunderagent.jsondata import dump_result
 from thunderagent.outlet import end_lines, open_outlets
 from thunderagent.pacing import OTHER_CODE_S
-from thunderagent.settler import Raised, Ran, Returned, Stopped, raised
+from thunderagent.scopes import HookScope
+from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.task import Lease, Task
 from thunderagent.tracing import in_child
 
@@ -45,26 +47,39 @@ def _child(descriptor: int) -> None:
     row = {name: value for name, value in orders["row"].items() if value is not None}
     task = Task.from_row(row)
     lease = Lease(task=task, owner=orders["owner"], fence=task.fence, lease_s=orders["lease_s"], held_from=0.0)
-    unread = {name: errors.StoreError(text) for name, text in orders.get("unread", {}).items()}
-    context = _ChildContext(lease, ParentResults(orders["parents"], unread), tell)
+    unread = {name: getattr(errors, kind)(text) for name, (kind, text) in orders["unread"].items()}
+    failed = {name: ParentFailure(**failure) for name, failure in orders["failed"].items()}
+    context = _ChildContext(lease, ParentResults(orders["parents"], unread, failed), tell)
     if place := orders.get("push"):
         context.use_push(partial(_push, place), tuple(place))
     threading.Thread(target=_obey, args=(inbox, context), name="orders", daemon=True).start()
-    try:
-        job = _find(orders["module"], orders["job"])
-    except Exception as error:
-        outcome: Ran = raised(error)
-    else:
-        # The code on the disk may be another than that of the agent, in the middle of a deploy.
-        if task.job_value not in job.job_values:
-            outcome = Returned(Snooze(OTHER_CODE_S))
-        else:
-            with in_child(orders.get("traceparent"), traces=orders.get("traces", False)):
-                outcome = run_handler(job, context)
-    tell(_answer(outcome))
+    tell(_answer(_run(orders, context, lambda name, error: tell({"hook": name, "error": error}))))
     told.close()
     end_lines()
     os._exit(0)  # threads that the handler left behind must not keep the slot
+
+
+def _run(orders: Mapping[str, Any], context: Context, failed: Failed) -> Outcome:
+    try:
+        for package in orders["packages"]:  # what it sets up is there for handlers of other packages too
+            importlib.import_module(package)
+        job = _find(orders["module"], orders["job"])
+        hooks = list(_hooks(orders["hooks"], failed))
+    except Exception as error:
+        return raised(error)
+    # The code on the disk may be another than that of the agent, in the middle of a deploy.
+    if context.lease.task.job_value not in job.job_values:
+        return Returned(Snooze(OTHER_CODE_S))
+    running = Running(context.lease, job, context, lease_margin=0.0, beat_s=0.0)
+    try:
+        with (
+            in_child(orders.get("traceparent"), traces=orders.get("traces", False)),
+            HookScope(running, (), hooks, failed, in_child=True),
+        ):
+            running.outcome = run_handler(job, context)
+    except BaseException as error:
+        running.outcome = outcome_of_scope(error, running)
+    return running.outcome
 
 
 class _ChildContext(Context):
@@ -91,10 +106,12 @@ def _push(place: tuple[str, str], user_id: str, message: Any) -> int:
 
 
 def _obey(inbox: IO[str], context: Context) -> None:
-    """Pass requests to stop to the handler; end the process when the agent is gone."""
+    """Pass requests to stop to the handler; end it and all that it has started when the agent is gone."""
     for line in inbox:
         order = json.loads(line)
         context.stop(getattr(errors, order["stop"])(order["text"]))
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -105,7 +122,19 @@ def _find(module: str, name: str) -> Job[Any]:
     raise errors.UnknownJob(f"the module {module} has no job {name!r}: keep the job at the top level of the module")
 
 
-def _answer(outcome: Ran) -> dict[str, Any]:
+def _hooks(named: Iterable[tuple[str, str, bool]], failed: Failed) -> Iterator[RunHook]:
+    for module, name, is_required in named:
+        here = vars(importlib.import_module(module)).values()
+        found = next((value for value in here if isinstance(value, RunHook) and value.name == name), None)
+        if found is not None:
+            yield found
+        elif is_required:
+            raise errors.ConfigurationError(f"the module {module} has no hook {name}, which the run needs")
+        else:
+            failed(name, f"the module {module} does not have it in the child process")
+
+
+def _answer(outcome: Outcome) -> dict[str, Any]:
     match outcome:
         case Returned(value=Snooze() | Cancel() | Fail() as answer):
             return {"answer": type(answer).__name__, "fields": asdict(answer)}
@@ -119,6 +148,8 @@ def _answer(outcome: Ran) -> dict[str, Any]:
             return {"raised": error_text, "fatal": fatal}
         case Stopped(why=why):
             return {"stopped": type(why).__name__}
+        case _:
+            return {"raised": f"a handler cannot end so: {outcome}", "fatal": True}
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ import os
 import select
 import signal
 import subprocess
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from thunderagent.memory import kernel_kills, of_usage, peak_mib
+from thunderagent.pacing import DESCENDANTS_END_S
 
 ROUGH_MIB: Final = 16.0
 """The kernel counts pages roughly while threads take them: a copy of the agent may seem to have so much more."""
@@ -51,7 +55,7 @@ class ChildEnd:
 
 
 def reap(child: subprocess.Popen[str], seconds: float, *, kills_before: int | None = None) -> ChildEnd:
-    """Wait for the end of a child, and learn what the kernel tells of it.
+    """Wait for the end of a child, end the rest of its process group, and learn what the kernel tells of it.
 
     Args:
         child: the process.
@@ -64,6 +68,8 @@ def reap(child: subprocess.Popen[str], seconds: float, *, kills_before: int | No
     agent_mib = peak_mib()
     ended = _waited(child, seconds)
     code, usage = ended if ended is not None else (child.wait(seconds), None)
+    if ended is None:
+        _end_group(child.pid)
     kills = kernel_kills() if code == -signal.SIGKILL and kills_before is not None else None
     return ChildEnd(
         code=code,
@@ -86,6 +92,7 @@ def _waited(child: subprocess.Popen[str], seconds: float) -> tuple[int, float] |
         ended.register(descriptor, select.POLLIN)
         if not ended.poll(seconds * 1000):
             raise subprocess.TimeoutExpired(child.args, seconds)
+        _end_group(child.pid)  # before its number is free for another process
         _, status, usage = os.wait4(child.pid, 0)
     except ChildProcessError:
         return None
@@ -93,3 +100,43 @@ def _waited(child: subprocess.Popen[str], seconds: float) -> tuple[int, float] |
         os.close(descriptor)
     child.returncode = code = os.waitstatus_to_exitcode(status)
     return code, of_usage(usage.ru_maxrss)  # a thread that asks meanwhile may take the end for one without a code
+
+
+def _end_group(leader: int) -> None:
+    """Kill what a handler has started; the child, which leads a group of its own, has ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_descendants(seconds: float = DESCENDANTS_END_S) -> int:
+    """End the processes that handlers in threads of this one have started; before this process ends.
+
+    They are asked by SIGTERM, and killed after this time. A process that has begun a session of its own is left alone,
+    and so is one whose parent has ended. Needs `/proc`.
+
+    Returns:
+        how many there were.
+    """
+    found = _descendants()
+    for number in (signal.SIGTERM, signal.SIGKILL) if found else ():
+        for pid in _descendants():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        until = time.monotonic() + seconds
+        while _descendants() and time.monotonic() < until:
+            threading.Event().wait(0.01)
+    return len(found)
+
+
+def _descendants() -> list[int]:
+    """The processes below this one that are in its session and have not ended."""
+    session, parents = os.getsid(0), dict[int, int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            state, parent, _, in_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(in_session) == session and state not in "ZX":
+                parents[int(stat.parent.name)] = int(parent)
+    found = [os.getpid()]
+    for pid in found:  # it grows meanwhile
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]

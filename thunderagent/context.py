@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from thunderagent.arguments import LONGEST_S, check, seconds_problem, shown
-from thunderagent.errors import ConfigurationError, StoreError, TaskStopped
+from thunderagent.errors import ConfigurationError, ParentResultLost, TaskStopped, ThunderAgentError
 from thunderagent.forks import renewed
-from thunderagent.jsondata import dump_json
-from thunderagent.task import Lease
+from thunderagent.jsondata import NOT_STORED, dump_json
+from thunderagent.task import Lease, Status, Task
 
 PROGRESS_BYTES: Final = 1024
 _EPOCH_SHIFT: Final = 32
@@ -60,12 +60,56 @@ def _reason_problem(what: str, reason: object) -> str | None:
     return None if isinstance(reason, str) else f"the reason of {what} is {shown(reason)}; use a text"
 
 
-class ParentResults(Mapping[str, Any]):
-    """Results of parents by task id. To ask for one that could not be read raises why."""
+@dataclass(frozen=True, slots=True)
+class ParentFailure:
+    """Why a parent did not succeed, for a task with `on_parent_failure="run"`."""
 
-    def __init__(self, results: Mapping[str, Any], unread: Mapping[str, StoreError]) -> None:
+    status: str
+    """FAILED or DONE."""
+    reason: str
+    """Its error, or why it was closed, as its row has it."""
+
+
+class ParentResults(Mapping[str, Any]):
+    """Results of parents by task id. To ask for one that was not stored or could not be read raises why.
+
+    Args:
+        results: those that are known, with None for a parent that did not succeed.
+        unread: why others cannot be had.
+        failed: the parents that did not succeed.
+    """
+
+    def __init__(
+        self,
+        results: Mapping[str, Any],
+        unread: Mapping[str, ThunderAgentError] | None = None,
+        failed: Mapping[str, ParentFailure] | None = None,
+    ) -> None:
         self._results = results
-        self.unread = unread
+        self.unread = unread or {}
+        self.failed = failed or {}
+
+    @classmethod
+    def of(cls, task_ids: Iterable[str], parents: Mapping[str, Task]) -> ParentResults:
+        """Those of these parents, of which some rows may be gone."""
+        results, unread, failed = dict[str, Any](), dict[str, ThunderAgentError](), dict[str, ParentFailure]()
+        for name in task_ids:
+            parent = parents.get(name)
+            if parent is None:
+                unread[name] = ParentResultLost(f"the result of {name} cannot be had: its row is gone")
+            elif parent.result_error is not None:
+                unread[name] = parent.result_error
+            elif parent.status is not Status.SUCCESS:
+                results[name] = None
+                failed[name] = ParentFailure(str(parent.status), parent.error or parent.done_reason or "")
+            elif parent.result_text is None and (parent.error or "").startswith(NOT_STORED):
+                unread[name] = ParentResultLost(
+                    f"{name} of {parent.job} succeeded, and {parent.error}; return what can be stored, or let that job "
+                    'fail: on_bad_result="fail"'
+                )
+            else:
+                results[name] = parent.result
+        return cls(results, unread, failed)
 
     def __getitem__(self, task_id: str) -> Any:
         if task_id in self.unread:
@@ -174,11 +218,22 @@ class Context:
             self._progress = text
 
     def parent_results(self) -> Mapping[str, Any]:
-        """Results of the tasks this one depends on, by task id; None for a parent that left no result.
+        """Results of the tasks this one depends on, by task id; None for a parent that returned None or failed.
 
-        To ask for one that could not be read raises a `StoreError`; the others are there.
+        To ask for one that was not stored, or whose row is gone, raises `ParentResultLost`, and for one that could not
+        be read a `StoreError`; the others are there.
         """
-        return self._parents() if self._parents else {}
+        parents = self.parents()
+        return parents if parents.unread else dict(parents)
+
+    def failed_parents(self) -> Mapping[str, ParentFailure]:
+        """The parents that did not succeed, by task id. Only a task with `on_parent_failure="run"` runs after one."""
+        return self.parents().failed
+
+    def parents(self) -> ParentResults:
+        """For the engine: what came of the parents."""
+        found = self._parents() if self._parents else {}
+        return found if isinstance(found, ParentResults) else ParentResults(found)
 
     def push(self, user_id: str, message: Any) -> int:
         """Push a message to every WebSocket connection of a user.

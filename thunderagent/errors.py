@@ -14,6 +14,7 @@ inputs and broken dependencies, and each says what to do.
     ├── DuplicateTask             the id is taken by a task with another job or payload
     ├── ParentNotFound            `depends_on` names a task that does not exist
     ├── TooManyDependents         more tasks wait for one, or one waits for more, than a row has room for
+    ├── ParentResultLost          a parent succeeded and its result cannot be had
     ├── EventRejected             an event that came to a router cannot become a task
     ├── NotAllowed                the task's state does not permit this command
     ├── WaitTimeout               the task did not end in the given time
@@ -96,6 +97,10 @@ class ParentNotFound(ThunderAgentError):
 
 class TooManyDependents(ThunderAgentError):
     """More tasks would wait for one, or one for more, than a row has room for; put a task in between."""
+
+
+class ParentResultLost(ThunderAgentError):
+    """A parent succeeded and its result cannot be had."""
 
 
 class EventRejected(ThunderAgentError):

@@ -25,6 +25,9 @@ from thunderagent.stream import StreamContext
 from thunderagent.streaming.governor import Governor
 from thunderagent.task import Lease
 
+Failed = Callable[[str, str], None]
+"""Told the name of a hook, or of another part of a scope, and what went wrong in it."""
+
 
 @dataclass(eq=False, slots=True)
 class Running:
@@ -47,6 +50,8 @@ class Running:
     """Monotonic second at which the heartbeat first saw that the handler was told to stop; 0: it was not."""
     outcome: Outcome | None = None
     """What came of the handler, once it has ended."""
+    failed: Failed | None = None
+    """Told of hooks that fail around it in a child process."""
 
     @property
     def deadline(self) -> float:
@@ -101,6 +106,11 @@ def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Ran:
     return raised(error, job.fatal, progressed=context.has_progressed)
 
 
+def outcome_of_scope(error: BaseException, running: Running) -> Outcome:
+    """What an exception out of a scope means: what the handler did counts, and without a run it is the error."""
+    return running.outcome or outcome_of(error, running.job, running.context)
+
+
 class ThreadExecutor:
     """Plain functions in threads, one for each slot, started as they are needed.
 
@@ -124,14 +134,13 @@ class ThreadExecutor:
 
     def _serve(self) -> None:
         while (running := self._inbox.get()) is not None:
-            outcome: Outcome
             try:
                 with self._scope(running):
-                    outcome = running.outcome = run_handler(running.job, running.context)
+                    running.outcome = run_handler(running.job, running.context)
             except BaseException as error:  # of the scope: a slot must not die of it
-                outcome = running.outcome or raised(error)  # what a handler did counts all the same
-            self._done(running, outcome)
-            del running, outcome  # an idle slot keeps nothing of its last task
+                running.outcome = outcome_of_scope(error, running)
+            self._done(running, running.outcome)
+            del running  # an idle slot keeps nothing of its last task
 
     def close(self) -> None:
         for _ in self._threads:
@@ -228,10 +237,10 @@ class LoopExecutor:
     async def _run(self, running: Running) -> None:
         try:
             with self._scope(running):
-                outcome = running.outcome = await self._outcome(running.job, running.context)
+                running.outcome = await self._outcome(running.job, running.context)
         except BaseException as error:  # of the scope: a slot must not be lost by it
-            outcome = running.outcome or raised(error)  # what a handler did counts all the same
-        self._done(running, outcome)
+            running.outcome = outcome_of_scope(error, running)
+        self._done(running, running.outcome)
 
     async def _outcome(self, job: Job[Any], context: Context) -> Outcome:
         """Run the handler in this task: one more for each of hundreds of streams would be 2 KiB for each."""

@@ -42,7 +42,7 @@ def make_executors(
     return Executors(
         threads=ThreadExecutor(slots, done, scope),
         loop=loop,
-        processes=ProcessExecutor(slots, done, scope, traces=settings.traces) if isolates else None,
+        processes=ProcessExecutor(slots, done, scope, traces=settings.traces, jobs=jobs) if isolates else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Hooks: functions of the user that are told what happens in an agent, or that surround the runs of its jobs.
 
-They stand in the jobs package beside the jobs and are found as these are. A hook never fails, delays or loses a task:
-what goes wrong in it is told as `HookFailed`. How they are called is in `delivery` and `scopes`.
+They stand in the jobs package beside the jobs and are found as these are. A hook never fails, delays or loses a task,
+unless it is required: what goes wrong in it is told as `HookFailed`. How they are called is in `delivery` and `scopes`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,14 @@ class RunHook(Hook):
     """Made by `@around`."""
 
     function: Callable[[JobRun], Generator[Any, Any, Any]]
+    required: bool = False
+    """No handler runs without it, and none succeeds whose hook fails at its end."""
+    in_child: bool = False
+    """Around the handler of an isolated job in its child process, not around that process."""
+
+    def surrounds(self, job: str, isolation: str, *, in_child: bool) -> bool:
+        """True where it surrounds the runs of a job: in the agent, or in the child process of an isolated one."""
+        return (self.jobs is None or job in self.jobs) and in_child == (self.in_child and isolation == "process")
 
 
 def on(*kinds: type[Event], jobs: tuple[str, ...] | None = None) -> Callable[[Callable[[Any], object]], EventHook]:
@@ -111,22 +119,31 @@ def around(function: RunFunction) -> RunHook: ...
 
 
 @overload
-def around(*, jobs: tuple[str, ...] | None = None) -> Callable[[RunFunction], RunHook]: ...
+def around(
+    *, jobs: tuple[str, ...] | None = None, required: bool = False, in_child: bool = False
+) -> Callable[[RunFunction], RunHook]: ...
 
 
 def around(
-    function: RunFunction | None = None, *, jobs: tuple[str, ...] | None = None
+    function: RunFunction | None = None,
+    *,
+    jobs: tuple[str, ...] | None = None,
+    required: bool = False,
+    in_child: bool = False,
 ) -> RunHook | Callable[[RunFunction], RunHook]:
     """Run a generator function `(run) -> Iterator[None]` around the handler of each task, in its thread or event loop.
 
     What stands before its one `yield` runs before the handler, the rest after the handler has ended.
 
-    Of a job with `isolation="process"` it runs in the agent, around the child process. It should be quick, and around
-    coroutine functions it must not block.
+    It should be quick, and around coroutine functions it must not block.
 
     Args:
         function: the function, when the decorator is written without parentheses.
         jobs: only runs of these jobs; None: all.
+        required: the handler does not run when the hook raises before its `yield`, and does not succeed when it raises
+            after it: either is an error of the task. For a tenant, a transaction. Otherwise such an error is only told.
+        in_child: of a job with `isolation="process"`, run in the child process around the handler; otherwise it runs in
+            the agent, around the child process.
 
     Raises:
         ConfigurationError: the function is no generator function that can be called with a run alone.
@@ -136,8 +153,10 @@ def around(
         found = list(_problems(function, "run"))
         if not inspect.isgeneratorfunction(function):
             found.append("it must be a plain generator function with one `yield`")
+        if in_child and "<locals>" in getattr(function, "__qualname__", ""):
+            found.append("with in_child it must stand at the top level of a module that a child process can import")
         _check("around", function, found)
-        return RunHook(function=function, jobs=_names(jobs))  # type: ignore[arg-type] # it is a generator function
+        return RunHook(function=function, jobs=_names(jobs), required=required, in_child=in_child)  # type: ignore[arg-type] # it is a generator function
 
     return decorate if function is None else decorate(function)
 

@@ -1,8 +1,9 @@
 """Runs a handler in a fresh child process, which can be killed: by the time limit, a cancel, or a lost lease.
 
 The child is a session of its own, so that a signal to the agent's process group (Ctrl-C, supervisor's `stopasgroup`)
-does not reach it: only its agent decides. Both speak in lines of JSON over the child's standard input and a pipe; when
-the agent dies, the input ends and the child ends with it. Whatever the handler prints goes to the agent's streams.
+does not reach it: only its agent decides. What its handler starts is in its group, and ends with it. Both speak in
+lines of JSON over the child's standard input and a pipe; when the agent dies, the input and with it the child ends.
+Whatever the handler prints goes to the agent's streams.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import IO, Any, Final
 
-from thunderagent import errors
 from thunderagent.child_end import reap
-from thunderagent.context import Cancel, Context, Fail, ParentResults, Snooze
-from thunderagent.errors import TaskStopped
-from thunderagent.executor import Done, Running, Scope, no_scope
+from thunderagent.context import Cancel, Fail, Snooze
+from thunderagent.errors import LeaseLost, TaskStopped
+from thunderagent.executor import Done, Running, Scope, no_scope, outcome_of_scope
+from thunderagent.hooks import RunHook
 from thunderagent.jsondata import Unstorable
 from thunderagent.memory import kernel_kills
 from thunderagent.pacing import KILL_GRACE_S
+from thunderagent.registry import Registry
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.traceparent import CURRENT
 
@@ -37,11 +40,16 @@ _ANSWERS: Final = {"Snooze": Snooze, "Cancel": Cancel, "Fail": Fail}
 class ProcessExecutor:
     """One child process for each task, watched by one thread each."""
 
-    def __init__(self, slots: int, done: Done, scope: Scope = no_scope, *, traces: bool = False) -> None:
+    def __init__(
+        self, slots: int, done: Done, scope: Scope = no_scope, *, traces: bool = False, jobs: Registry | None = None
+    ) -> None:
         self._watchers = ThreadPoolExecutor(slots, thread_name_prefix="child-watcher")
         self._done = done
         self._scope = scope
         self._traces = traces
+        self._packages = jobs.packages if jobs is not None else ()
+        hooks = jobs.hooks if jobs is not None else ()
+        self._hooks = [hook for hook in hooks if isinstance(hook, RunHook) and hook.in_child]
 
     def start(self, running: Running) -> None:
         self._watchers.submit(self._run, running)
@@ -53,13 +61,12 @@ class ProcessExecutor:
         try:
             with self._scope(running):
                 try:
-                    outcome = self._watch(running)
+                    running.outcome = self._watch(running)
                 except Exception as error:
-                    outcome = raised(error)
-                running.outcome = outcome
+                    running.outcome = raised(error)
         except BaseException as error:  # of the scope: a slot must not be lost by it
-            outcome = running.outcome or raised(error)  # what a handler did counts all the same
-        self._done(running, outcome)
+            running.outcome = outcome_of_scope(error, running)
+        self._done(running, running.outcome)
 
     def _watch(self, running: Running) -> Outcome:
         context, kills = running.context, kernel_kills()
@@ -80,15 +87,16 @@ class ProcessExecutor:
                 os.close(writer)
             with child:
                 send, over = threading.Lock(), threading.Event()
+                grace_s = KILL_GRACE_S if running.job.grace_s is None else running.job.grace_s
 
                 def stop(why: TaskStopped) -> None:
                     """Ask the child, then kill it; in a thread, so that a child that does not read holds nobody up."""
-                    threading.Thread(target=_end, args=(child, why, send, over), daemon=True).start()
+                    threading.Thread(target=_end, args=(child, why, send, over, grace_s), daemon=True).start()
 
                 with send:
-                    _send(child.stdin, _instructions(running, traces=self._traces))
+                    _send(child.stdin, self._instructions(running))
                 context.when_stopped(stop)
-                outcome = _listen(told, context)
+                outcome = _listen(told, running)
                 over.set()
                 with suppress(OSError):
                     child.stdin and child.stdin.close()
@@ -102,6 +110,26 @@ class ProcessExecutor:
         if context.stop_reason is not None:
             return Stopped(context.stop_reason)
         return Raised(f"the child process ended without an answer ({end}){end.memory(running.job.name)}")
+
+    def _instructions(self, running: Running) -> dict[str, Any]:
+        lease, job = running.lease, running.job
+        known = running.context.parents()
+        hooks = [hook for hook in self._hooks if hook.surrounds(job.name, job.isolation, in_child=True)]
+        return {
+            "packages": self._packages,
+            "module": job.handler.__module__,
+            "job": job.name,
+            "hooks": [(hook.function.__module__, hook.name, hook.required) for hook in hooks],
+            "row": {**lease.task.to_row(), "waitingFor": None, "dependents": None},
+            "owner": lease.owner,
+            "lease_s": lease.lease_s,
+            "parents": {name: known[name] for name in known if name not in known.unread},
+            "unread": {name: (type(error).__name__, str(error)) for name, error in known.unread.items()},
+            "failed": {name: asdict(failure) for name, failure in known.failed.items()},
+            "traceparent": CURRENT.get(),
+            "traces": self._traces,
+            "push": running.context.push_place,
+        }
 
 
 @contextmanager
@@ -118,32 +146,17 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _instructions(running: Running, *, traces: bool = False) -> dict[str, Any]:
-    lease = running.lease
-    parents = running.context.parent_results() if lease.task.depends_on else {}
-    unread = parents.unread if isinstance(parents, ParentResults) else {}
-    return {
-        "module": running.job.handler.__module__,
-        "job": running.job.name,
-        "row": {**lease.task.to_row(), "waitingFor": None, "dependents": None},
-        "owner": lease.owner,
-        "lease_s": lease.lease_s,
-        "parents": {name: parents[name] for name in parents if name not in unread},
-        "unread": {name: str(error) for name, error in unread.items()},
-        "traceparent": CURRENT.get(),
-        "traces": traces,
-        "push": running.context.push_place,
-    }
-
-
-def _listen(told: IO[str], context: Context) -> Outcome | None:
+def _listen(told: IO[str], running: Running) -> Outcome | None:
     """The answer of the child, or None when it ended without one. What it forked may keep the pipe open for longer."""
+    context = running.context
     outcome: Outcome | None = None
     for line in told:
         message = json.loads(line)
         match message:
             case {"progress": value}:
                 context.progress(value)
+            case {"hook": name, "error": text} if running.failed is not None:
+                running.failed(name, text)
             case {"returned": value}:
                 outcome = Returned(value)
             case {"unstorable": text}:
@@ -166,14 +179,16 @@ def _send(stream: IO[str] | None, message: Mapping[str, Any]) -> None:
             stream.flush()
 
 
-def _end(child: subprocess.Popen[str], why: TaskStopped, send: threading.Lock, over: threading.Event) -> None:
-    if isinstance(why, errors.LeaseLost | errors.TimeLimitExceeded):
-        _kill(child)
-        return
-    with send:
-        _send(child.stdin, {"stop": type(why).__name__, "text": str(why)})
-    if not over.wait(KILL_GRACE_S):
-        _kill(child)
+def _end(
+    child: subprocess.Popen[str], why: TaskStopped, send: threading.Lock, over: threading.Event, grace_s: float
+) -> None:
+    """Ask the child to stop and kill it after its time; at once if another agent may run its task by now."""
+    if not isinstance(why, LeaseLost):
+        with send:
+            _send(child.stdin, {"stop": type(why).__name__, "text": str(why)})
+        if over.wait(grace_s):
+            return
+    _kill(child)
 
 
 def _kill(child: subprocess.Popen[str]) -> None:

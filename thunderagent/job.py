@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import GenericAlias
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from thunderagent.arguments import MOST_RETRIES, SHORTEST_S, choice_problem, seconds_problem, shown, whole_problem
@@ -47,6 +47,10 @@ class Job(Generic[P]):
     timeout_s: float | None = None
     fatal: tuple[type[BaseException], ...] = ()
     isolation: Literal["thread", "process"] = "thread"
+    grace_s: float | None = None
+    """How long its child process may go on after it was asked to stop; None: `KILL_GRACE_S`."""
+    on_bad_result: Literal["note", "fail"] = "note"
+    """What a result means that cannot be stored."""
     lease_s: float | None = None
     heartbeat_s: float | None = None
     backoff: Backoff | None = None
@@ -145,6 +149,8 @@ def job(
     timeout_s: float | None = None,
     fatal: tuple[type[BaseException], ...] = (),
     isolation: Literal["thread", "process"] = "thread",
+    grace_s: float | None = None,
+    on_bad_result: Literal["note", "fail"] = "note",
     lease_s: float | None = None,
     heartbeat_s: float | None = None,
     backoff: Backoff | None = None,
@@ -159,10 +165,16 @@ def job(
         name: what tasks carry; never change it while tasks with it exist.
         queue: the queue its tasks go to unless `enqueue` says otherwise.
         max_retry: retries after errors of the handler; None takes the setting.
-        timeout_s: seconds after which the handler is asked to stop, and with `isolation="process"` killed.
+        timeout_s: seconds after which the handler is asked to stop. A plain function that goes on cannot be ended: what
+            it returns counts, and the row says how long it ran.
         fatal: exceptions after which a retry makes no sense.
         isolation: "thread" for a thread of the agent (or its event loop, for a coroutine function), "process" for a
-            fresh process per task, which a lost lease, a cancel and the time limit can kill.
+            fresh process per task, which a lost lease, a cancel and the time limit can kill. Processes that its handler
+            has started end with it, but for those that begin a session of their own.
+        grace_s: with `isolation="process"`, seconds from the request to stop to the kill; None: 5. A lost lease kills
+            at once.
+        on_bad_result: what a result means that cannot be stored, as it is NaN, too large or no JSON data: "note" keeps
+            the task SUCCESS, without a result and with a note; "fail" makes it FAILED, with no retry.
         lease_s: length of the lease; None takes the setting.
         heartbeat_s: time between renewals, at most a third of the lease; None takes the setting, or a third of
             `lease_s`.
@@ -186,6 +198,8 @@ def job(
         timeout_s=timeout_s,
         fatal=fatal,
         isolation=isolation,
+        grace_s=grace_s,
+        on_bad_result=on_bad_result,
         lease_s=lease_s,
         heartbeat_s=heartbeat_s,
         backoff=backoff,
@@ -206,6 +220,8 @@ def make_job(
     timeout_s: float | None = None,
     fatal: tuple[type[BaseException], ...] = (),
     isolation: Literal["thread", "process"] = "thread",
+    grace_s: float | None = None,
+    on_bad_result: Literal["note", "fail"] = "note",
     lease_s: float | None = None,
     heartbeat_s: float | None = None,
     backoff: Backoff | None = None,
@@ -217,6 +233,7 @@ def make_job(
 ) -> Job[P]:
     """What `@job` and `@stream` make of a handler."""
     problems = [*_option_problems(name, queue, max_retry, isolation, handler, fatal)]
+    problems += _ending_problems(isolation, grace_s, on_bad_result)
     problems += limit_problems(limit, limit_key)
     problems += version_problems(version, upcasters or {})
     if kind == STREAM and not inspect.iscoroutinefunction(handler):
@@ -235,16 +252,26 @@ def make_job(
     beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
     hint = _payload_type(handler, name)
     several: Any = GenericAlias(list, (hint,))
+    try:
+        payload: TypeAdapter[P] = TypeAdapter(hint)
+        dumper: TypeAdapter[list[P]] = TypeAdapter(several, config=ConfigDict(ser_json_inf_nan="constants"))
+    except PydanticUserError:
+        raise ConfigurationError(
+            f"the payload type {_named(hint)} of the job {name!r} is none that pydantic can check: use a model, a "
+            "dataclass, a TypedDict or plain JSON types"
+        ) from None
     return Job(
         name=name,
         handler=handler,
-        payload=TypeAdapter(hint),
-        dumper=TypeAdapter(several, config=ConfigDict(ser_json_inf_nan="constants")),
+        payload=payload,
+        dumper=dumper,
         queue=queue,
         max_retry=max_retry,
         timeout_s=timeout_s,
         fatal=tuple(fatal) if isinstance(fatal, (tuple, list)) else (fatal,),
         isolation=isolation,
+        grace_s=grace_s,
+        on_bad_result=on_bad_result,
         lease_s=lease_s,
         heartbeat_s=beat,
         backoff=backoff,
@@ -300,16 +327,58 @@ def _option_problems(
         yield 'isolation="process" needs a handler at the top level of a module that a child process can import'
 
 
+def _ending_problems(isolation: str, grace_s: float | None, on_bad_result: str) -> Iterator[str]:
+    if grace_s is not None and (problem := seconds_problem("grace_s", grace_s)):
+        yield problem
+    if grace_s is not None and isolation != "process":
+        yield 'grace_s needs isolation="process": a thread cannot be killed'
+    if problem := choice_problem("on_bad_result", on_bad_result, ("note", "fail")):
+        yield problem
+
+
 def _payload_type(handler: Callable[[Any, P], Any], name: str) -> Any:
-    parameters = list(inspect.signature(handler).parameters)
-    if len(parameters) != 2:
-        raise ConfigurationError(f"the handler of {name!r} must take (ctx, payload), not ({', '.join(parameters)})")
+    signature = inspect.signature(handler)
+    parameters = list(signature.parameters)
+    try:
+        signature.bind(None, None)
+        takes_two = len(parameters) == 2
+    except TypeError:
+        takes_two = False
+    if not takes_two:
+        raise _bad_parameters(name, parameters, {})
     try:
         hints = typing.get_type_hints(handler, include_extras=True)
     except NameError as error:
         raise ConfigurationError(
             f"the annotations of {name!r} cannot be resolved ({error}); define its types at the top of the module"
         ) from error
+    first, second = (hints.get(one) for one in parameters)
+    if _is_context(second) or not (first is None or _may_be_context(first)):
+        raise _bad_parameters(name, parameters, hints)
     if parameters[1] not in hints:
         raise ConfigurationError(f"annotate the parameter {parameters[1]!r} of {name!r} with its payload type")
     return hints[parameters[1]]
+
+
+def _bad_parameters(name: str, parameters: Iterable[str], hints: Mapping[str, Any]) -> ConfigurationError:
+    shown = ", ".join(f"{one}: {_named(hints[one])}" if one in hints else one for one in parameters)
+    return ConfigurationError(
+        f"the handler of {name!r} must take (ctx, payload), not ({shown}): first its Context, then one parameter, "
+        "annotated with the payload type"
+    )
+
+
+def _is_context(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Context)
+
+
+def _may_be_context(hint: Any) -> bool:
+    """False for the type of a parameter that no context can be given to; what is not a plain class may be one."""
+    kind = typing.get_origin(hint) or hint
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    return issubclass(kind, Context) or issubclass(Context, kind)
+
+
+def _named(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) else str(hint)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
+
+NOT_STORED: Final = "the result was not stored: "
+"""The begin of the note in the row of a task that is SUCCESS and whose result is lost."""
 
 
 @dataclass(frozen=True, slots=True)

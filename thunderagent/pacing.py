@@ -141,6 +141,9 @@ HURRY_S: Final = 2.0
 KILL_GRACE_S: Final = 5.0
 """How long a child process may take to end after it was asked, before it is killed."""
 
+DESCENDANTS_END_S: Final = 1.0
+"""How long processes of handlers may take to end after SIGTERM when their agent ends, before they are killed."""
+
 OTHER_CODE_S: Final = 60.0
 """How long a task waits whose child process found code of an older version on the disk than its agent has."""
 

@@ -24,6 +24,8 @@ class Registry(Mapping[str, Job[Any]]):
         self._jobs: dict[str, Job[Any]] = {}
         self._by_value: dict[str, Job[Any]] = {}
         self._hooks: dict[Hook, None] = {}
+        self.packages: tuple[str, ...] = ()
+        """Where the jobs were found; a child process imports them before it runs a handler."""
         for one in jobs:
             self.add(one)
 
@@ -98,6 +100,7 @@ class Registry(Mapping[str, Job[Any]]):
         if "/" in package or package.endswith(".py"):
             raise JobImportError(_not_a_path(Path(package)))
         registry = cls()
+        registry.packages = (package,)
         for module in _modules(package):
             for value in vars(module).values():
                 if isinstance(value, (Job, Hook)):

@@ -1,6 +1,7 @@
 """What surrounds each handler: the trace of its task, its log lines, the `around` hooks; composed once for an agent.
 
-Each part is guarded: one that raises, before or after, is told as `HookFailed`, and the handler runs all the same.
+Each part is guarded: one that raises, before or after, is told as `HookFailed`, and the handler runs all the same; only
+a required hook that raises is the end of its run.
 """
 
 from __future__ import annotations
@@ -13,16 +14,13 @@ from thunderagent import spans
 from thunderagent.bus import EventBus
 from thunderagent.companion import Companion
 from thunderagent.delivery import Complaints, Delivery
-from thunderagent.executor import Running, Scope, no_scope
+from thunderagent.executor import Failed, Running, Scope, no_scope, outcome_of
 from thunderagent.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.redaction import Redactor
 from thunderagent.settings import Settings
-from thunderagent.settler import in_words, raised
+from thunderagent.settler import Returned, in_words, raised
 from thunderagent.stores import fixed
 from thunderagent.tracing import carrying, run_spans
-
-Failed = Callable[[str, str], None]
-"""Told the name of a part of a scope and what went wrong in it."""
 
 
 def scope_of(
@@ -42,12 +40,14 @@ def scope_of(
         def plain(running: Running) -> AbstractContextManager[Any]:
             """Most agents have no more: nothing is added for tasks without a trace."""
             return (
-                logs(running) if running.lease.task.traceparent is None else _Scope(running, (outer, logs), (), failed)
+                logs(running)
+                if running.lease.task.traceparent is None
+                else HookScope(running, (outer, logs), (), failed)
             )
 
         return plain
     scopes = (outer,) if logs is no_scope else (outer, logs)
-    return lambda running: _Scope(running, scopes, hooks, failed)
+    return lambda running: HookScope(running, scopes, hooks, failed)
 
 
 def pushing(scope: Scope, settings: Settings) -> Scope:
@@ -95,18 +95,27 @@ class Surroundings:
         self.scope = pushing(scope, settings)
 
 
-class _Scope:
-    """One run's scope. Nothing leaves it but what was raised inside."""
+class HookScope:
+    """One run's scope. Nothing leaves it but what was raised inside, and what a required hook raised before the run."""
 
-    __slots__ = ("_ends", "_failed", "_hooks", "_run", "_running", "_scopes")
+    __slots__ = ("_ends", "_failed", "_hooks", "_in_child", "_run", "_running", "_scopes")
 
-    def __init__(self, running: Running, scopes: Sequence[Scope], hooks: Sequence[RunHook], failed: Failed) -> None:
+    def __init__(
+        self,
+        running: Running,
+        scopes: Sequence[Scope],
+        hooks: Sequence[RunHook],
+        failed: Failed,
+        *,
+        in_child: bool = False,
+    ) -> None:
         self._running = running
         self._scopes = scopes
         self._hooks = hooks
-        self._failed = failed
+        self._failed = running.failed = failed
+        self._in_child = in_child
         self._run: JobRun | None = None
-        self._ends: list[tuple[str, Callable[[], object]]] = []
+        self._ends: list[tuple[str, bool, Callable[[], object]]] = []
 
     def __enter__(self) -> None:
         running, task = self._running, self._running.lease.task
@@ -118,31 +127,37 @@ class _Scope:
             except BaseException as error:
                 self._failed(name, raised(error).error)
             else:
-                self._ends.append((name, lambda manager=manager: manager.__exit__(None, None, None)))  # type: ignore[misc]
+                self._ends.append((name, False, lambda manager=manager: manager.__exit__(None, None, None)))  # type: ignore[misc]
         for hook in self._hooks:
-            if hook.jobs is None or task.job in hook.jobs:
+            if hook.surrounds(task.job, running.job.isolation, in_child=self._in_child):
                 self._run = self._run or JobRun(job=task.job, queue=task.queue, context=running.context)
                 self._begin(hook, self._run)
 
     def _begin(self, hook: RunHook, run: JobRun) -> None:
         try:
             steps = hook.function(run)
-            next(steps)
-        except StopIteration:
-            self._failed(hook.name, "it ended without a `yield`")
+            if next(steps, self) is self:
+                raise RuntimeError("it ended without a `yield`")
         except BaseException as error:
             self._failed(hook.name, raised(error).error)
+            if hook.required:
+                self._running.outcome = outcome_of(error, self._running.job, self._running.context)
+                self.__exit__()
+                raise
         else:
-            self._ends.append((hook.name, lambda: _finish(steps)))
+            self._ends.append((hook.name, hook.required, lambda: _finish(steps)))
 
     def __exit__(self, *_: object) -> None:
-        if self._run is not None:
-            self._run.outcome, self._run.error = in_words(self._running.outcome)
-        for name, end in reversed(self._ends):
+        running, run = self._running, self._run
+        for name, is_required, end in reversed(self._ends):
+            if run is not None:
+                run.outcome, run.error = in_words(running.outcome)
             try:
                 end()
             except BaseException as error:
                 self._failed(name, raised(error).error)
+                if is_required and (running.outcome is None or isinstance(running.outcome, Returned)):
+                    running.outcome = outcome_of(error, running.job, running.context)
 
 
 def _finish(steps: Generator[Any, Any, Any]) -> None:

@@ -24,7 +24,7 @@ from thunderagent.errors import (
     TimeLimitExceeded,
 )
 from thunderagent.job import Job
-from thunderagent.jsondata import dump_result
+from thunderagent.jsondata import NOT_STORED, dump_result
 from thunderagent.limits import Limit
 from thunderagent.memory import peak_mib, resident_mib
 from thunderagent.pacing import Backoff
@@ -77,6 +77,9 @@ Ran = Returned | Raised | Stopped
 """How a handler ended."""
 
 Outcome = Ran | Refused | Undecided
+
+RAN_OVER: Final = "it ran for "
+"""The begin of the note of a task that is SUCCESS although it ran longer than its time limit."""
 
 _MESSAGE: Final = 700
 _HERE: Final = str(Path(__file__).parent)
@@ -136,7 +139,8 @@ def settle(
 ) -> Settlement | None:
     """The one transition that an outcome means; None when the lease is lost and nothing may be written.
 
-    * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done;
+    * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done; FAILED if it cannot be stored
+      and the job says so;
     * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE, FAILED;
     * an error: PENDING after a backoff, or FAILED when it is fatal or no retry is left;
     * no slot of its limit was free: BLOCKED, in line; unknown, or its payload could not be read now: PENDING later,
@@ -181,6 +185,11 @@ def settle(
         case Returned(value=value):
             expire_at = now + policy.keep_success_s
             result, ref, note = _result(task, value, expire_at, keep)
+            if note is not None and job.on_bad_result == "fail":
+                return _failed(lease, job, Raised(note, fatal=True), fields, policy, now, rng)
+            if job.timeout_s is not None and seconds > job.timeout_s:
+                late = f"{RAN_OVER}{seconds:.1f} s, over its time limit of {job.timeout_s:g} s"
+                note = late if note is None else f"{note}; {late}"
             write = writes.succeed(lease, now=now, expire_at=expire_at, result=result, result_ref=ref, note=note)
             return Settlement(write, events.TaskSucceeded(**fields, seconds=seconds, note=note))
 
@@ -224,7 +233,7 @@ def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple
     except (ValueError, ThunderAgentError) as error:
         if isinstance(error, StoreUnavailable):
             raise  # it passes: the outcome is kept and written later
-        return None, None, f"the result was not stored: {error}"
+        return None, None, f"{NOT_STORED}{error}"
     return (text, None, None) if ref is None else (None, ref, None)
 
 

@@ -474,10 +474,5 @@ class Workload:
         for served, tried in wanted.items():
             self._pollers[served].took(won[served], exchanged.lost, tried)
 
-    def _parent_results(self, task: Task) -> Mapping[str, Any]:
-        parents = self._store.get(task.depends_on)
-        unread = {name: one.result_error for name, one in parents.items() if one.result_error is not None}
-        known = {
-            name: parents[name].result if name in parents else None for name in task.depends_on if name not in unread
-        }
-        return ParentResults(known, unread)
+    def _parent_results(self, task: Task) -> ParentResults:
+        return ParentResults.of(task.depends_on, self._store.get(task.depends_on))

@@ -200,7 +200,7 @@ def succeed(
     result_ref: str | None = None,
     note: str | None = None,
 ) -> Write:
-    """RUNNING to SUCCESS. `note` says why a result could not be stored."""
+    """RUNNING to SUCCESS. `note` says why a result could not be stored, or that the time limit was over."""
     changes = _end(lease.task, Status.SUCCESS, now=now, expire_at=expire_at)
     for name, value in (("result", result), ("resultRef", result_ref), ("error", note)):
         if value is not None:

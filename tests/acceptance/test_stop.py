@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.conftest import SETTINGS, Place, Start
 from tests.acceptance.processes import COMMAND, LONG_S, Marks, environment, is_alive, until
-from thunderagent.pacing import HURRY_S, LINES_END_S
+from thunderagent.pacing import DESCENDANTS_END_S, HURRY_S, LINES_END_S
 from thunderagent.task import Status
 
 pytestmark = pytest.mark.processes
@@ -172,3 +172,47 @@ def piped_agent(place: Place, folder: Path) -> Iterator[tuple[subprocess.Popen[b
         agent.kill()
         agent.wait(LONG_S)
         os.close(reader)
+
+
+# Processes that handlers have started
+
+
+def started(file: Path) -> int:
+    return int(until(lambda: file.read_text(encoding="utf-8") if file.exists() else None, LONG_S, "a process"))
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "ended"])
+def test_what_an_isolated_handler_has_started_ends_with_it(
+    sqlite_place: Place, start: Start, tmp_path: Path, how: str
+) -> None:
+    place = sqlite_place
+    agent = start(place, drain_s=0.5)
+    payload = {"file": str(tmp_path / "pid"), "waits": how != "ended"}
+    task = place.client.enqueue("family.isolated", payload)
+    pid = started(tmp_path / "pid")
+    if how == "killed":
+        agent.kill()
+    elif how == "stopped":
+        agent.stop()
+    else:
+        place.wait(task.id, Status.SUCCESS)
+    until(lambda: not is_alive(pid), LONG_S, "the end of the process that the handler has started")
+
+
+def test_what_a_handler_in_a_thread_has_started_ends_with_the_agent_unless_it_has_a_session_of_its_own(
+    sqlite_place: Place, start: Start, tmp_path: Path
+) -> None:
+    place = sqlite_place
+    agent = start(place)
+    files = {detached: tmp_path / f"pid-{detached}" for detached in (False, True)}
+    for detached, file in files.items():
+        task = place.client.enqueue("family.sync", {"file": str(file), "detached": detached})
+        place.wait(task.id, Status.SUCCESS)
+    ours, detached_one = started(files[False]), started(files[True])
+    try:
+        assert is_alive(ours)
+        assert agent.stop(HURRY_S + DESCENDANTS_END_S + SLACK_S) == 0
+        assert not is_alive(ours)
+        assert is_alive(detached_one)
+    finally:
+        os.kill(detached_one, signal.SIGKILL)

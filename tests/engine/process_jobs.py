@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from thunderagent.context import Cancel, Context, Fail, Snooze
+from thunderagent.hooks import JobRun, around
 from thunderagent.job import job
 
 
@@ -27,7 +30,7 @@ def echo(ctx: Context, payload: dict[str, Any]) -> Any:
 
 @job("process.parents", isolation="process")
 def parents(ctx: Context, payload: dict[str, Any]) -> Any:
-    return ctx.parent_results()
+    return dict(ctx.parent_results())
 
 
 @job("process.blocked_signals", isolation="process")
@@ -111,6 +114,43 @@ def leaves_a_process(ctx: Context, payload: dict[str, Any]) -> str:
     return "done"
 
 
+@job("process.surrounded", isolation="process")
+def surrounded(ctx: Context, payload: dict[str, Any]) -> Any:
+    return {"tenant": TENANT.get(), "agent": os.environ.get("SURROUNDED_IN_AGENT")}
+
+
+TENANT: ContextVar[str | None] = ContextVar("TENANT", default=None)
+
+
+@around(in_child=True, jobs=("process.surrounded",), required=True)
+def in_tenant(run: JobRun) -> Iterator[None]:
+    """Has a job run for the tenant that its payload names."""
+    tenant = run.context.lease.task.payload["tenant"]
+    if tenant is None:
+        raise LookupError("no such tenant")
+    TENANT.set(f"{tenant} in {os.getpid() != run.context.lease.task.payload['agent']}")
+    yield
+    if run.context.lease.task.payload.get("cannot_commit"):
+        raise ValueError(f"no commit after {run.outcome}")
+
+
+@around(in_child=True, jobs=("process.surrounded",))
+def measures(run: JobRun) -> Iterator[None]:
+    """Fails, which is only told."""
+    yield
+    raise ZeroDivisionError(run.outcome)
+
+
+@job("process.failed_parents", isolation="process")
+def failed_parents(ctx: Context, payload: dict[str, Any]) -> Any:
+    return {name: (one.status, one.reason) for name, one in ctx.failed_parents().items()}
+
+
+@job("process.not_finite", isolation="process", on_bad_result="fail")
+def not_finite(ctx: Context, payload: dict[str, Any]) -> Any:
+    return float("nan")
+
+
 @job("process.polite", isolation="process")
 def polite(ctx: Context, payload: dict[str, Any]) -> str:
     ready(payload)
@@ -121,7 +161,7 @@ def polite(ctx: Context, payload: dict[str, Any]) -> str:
     return "never"
 
 
-@job("process.stubborn", isolation="process", timeout_s=0.5)
+@job("process.stubborn", isolation="process", timeout_s=0.5, grace_s=0.2)
 def stubborn(ctx: Context, payload: dict[str, Any]) -> str:
     """Ignores every signal that can be ignored and every request to stop."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

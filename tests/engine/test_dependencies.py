@@ -559,3 +559,40 @@ def test_the_largest_row_of_a_task_stays_under_what_dynamodb_takes() -> None:
     largest = replace(full, errors=history, result_text="r" * 512, unique_key="u" * 512, limit_key="l" * 512, **texts)
     item = expressions.encode_row(largest.to_row())
     assert MOST_LINKED < len(json.dumps(item, separators=(",", ":"))) < 400 * 1024
+
+
+# What a child is told of parents that did not give it a result
+
+
+@job("test.not_finite")
+def not_finite(ctx: Context, payload: Payload) -> float:
+    return float("nan")
+
+
+@job("test.why")
+def why_failed(ctx: Context, payload: Payload) -> Any:
+    failed = {name: (one.status, one.reason) for name, one in ctx.failed_parents().items()}
+    return {"failed": failed, "results": dict(ctx.parent_results())}
+
+
+def test_a_child_that_runs_after_failures_is_told_which_and_why() -> None:
+    with serving(number, fails, closes, why_failed) as stage:
+        put = [(number, {"n": 3}), (fails, {}), (closes, {})]
+        good, bad, closed = (stage.client.enqueue(one, payload, delay_s=DELAY_S) for one, payload in put)
+        child = stage.client.enqueue(why_failed, {}, depends_on=[good, bad, closed], on_parent_failure="run")
+        result = stage.client.wait(child, timeout_s=LONG_S).result
+    assert result["failed"] == {bad.id: ["FAILED", "no"], closed.id: ["DONE", "not today"]}
+    assert result["results"] == {good.id: 3, bad.id: None, closed.id: None}
+
+
+def test_a_result_that_was_not_stored_is_never_handed_on_as_none() -> None:
+    with serving(not_finite, results) as stage:
+        parent = stage.client.enqueue(not_finite, {}, task_id="the-parent", delay_s=DELAY_S)
+        child = stage.client.enqueue(results, {}, depends_on=[parent], max_retry=0)
+        stage.record.wait(events.TaskFailed)
+        done = stage.client.get(child)
+    assert done.status is Status.FAILED
+    assert done.error is not None
+    assert done.error.startswith(
+        "ParentResultLost: the-parent of test.not_finite succeeded, and the result was not stored"
+    )

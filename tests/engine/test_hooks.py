@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -548,3 +549,92 @@ def test_an_agent_refuses_a_hook_of_a_job_that_it_does_not_have() -> None:
         hooked(sync, typed),
     ):
         pass
+
+
+# Hooks that a run needs
+
+
+def broken_before(run: JobRun) -> Iterator[None]:
+    raise LookupError("no such tenant")
+    yield
+
+
+def broken_after(run: JobRun) -> Iterator[None]:
+    yield
+    raise ValueError(f"no commit after {run.outcome}")
+
+
+def without_a_yield(run: JobRun) -> Iterator[None]:
+    if run is None:
+        yield
+
+
+RAN: list[str] = []
+
+
+@job("hooked.notes", max_retry=0)
+def notes(ctx: Context, payload: dict[str, Any]) -> str:
+    RAN.append(ctx.task_id)
+    return "done"
+
+
+@job("hooked.notes.async", max_retry=0)
+async def notes_async(ctx: Context, payload: dict[str, Any]) -> str:
+    RAN.append(ctx.task_id)
+    return "done"
+
+
+@pytest.mark.parametrize("one", [notes, notes_async], ids=["thread", "coroutine"])
+@pytest.mark.parametrize(
+    ("hook", "runs", "error"),
+    [
+        (broken_before, False, "LookupError: no such tenant"),
+        (without_a_yield, False, "RuntimeError: it ended without a `yield`"),
+        (broken_after, True, "ValueError: no commit after returned"),
+    ],
+    ids=["before", "no yield", "after"],
+)
+def test_a_required_hook_that_fails_is_an_error_of_the_task(hook: Any, runs: bool, error: str, one: Job[Any]) -> None:
+    RAN.clear()
+    seen = Seen()
+    with hooked(one, seen.hook, around(required=True)(hook)) as stage:
+        task = stage.client.enqueue(one, {})
+        failed = stage.record.wait(TaskFailed)[0]
+        told = stage.record.wait(fleet_events.HookFailed)[0]
+    assert failed.error.startswith(error)
+    assert error in told.error
+    assert (task.id in RAN) is runs
+    assert seen.after[task.id][0] == "raised", "a hook around it knows"
+
+
+def test_a_hook_that_is_not_required_is_told_only() -> None:
+    RAN.clear()
+    with hooked(notes, around(broken_before), around(broken_after)) as stage:
+        task = stage.client.enqueue(notes, {})
+        stage.record.wait(TaskSucceeded)
+        stage.record.wait(fleet_events.HookFailed, 2)
+    assert [task.id] == RAN
+
+
+# Hooks in the child process
+
+
+def test_a_hook_surrounds_an_isolated_handler_in_its_child_and_its_complaints_reach_the_agent() -> None:
+    with hooked(process_jobs.surrounded, process_jobs.in_tenant, process_jobs.measures) as stage:
+        task = stage.client.enqueue(process_jobs.surrounded, {"tenant": "north", "agent": os.getpid()})
+        stage.record.wait(TaskSucceeded)
+        assert stage.client.get(task).result["tenant"] == "north in True"
+        told = stage.record.wait(fleet_events.HookFailed)[0]
+    assert told.hook == "tests.engine.process_jobs.measures"
+    assert told.error.startswith("ZeroDivisionError: returned")
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [({"tenant": None}, "LookupError: no such tenant"), ({"tenant": "x", "cannot_commit": 1}, "ValueError: no commit")],
+    ids=["before", "after"],
+)
+def test_a_required_hook_in_the_child_that_fails_is_an_error_of_the_task(payload: dict[str, Any], error: str) -> None:
+    with hooked(process_jobs.surrounded, process_jobs.in_tenant) as stage:
+        stage.client.enqueue(process_jobs.surrounded, {**payload, "agent": os.getpid()}, max_retry=0)
+        assert stage.record.wait(TaskFailed)[0].error.startswith(error)

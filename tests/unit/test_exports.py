@@ -29,6 +29,8 @@ def test_the_names_of_the_readme_are_exported() -> None:
         "GapAction",
         "Job",
         "JobRun",
+        "ParentFailure",
+        "ParentResults",
         "Registry",
         "Settings",
         "Snooze",

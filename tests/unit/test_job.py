@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import pytest
 from hypothesis import given
@@ -173,6 +173,77 @@ def test_a_handler_takes_a_context_and_a_payload() -> None:
 
     assert "must take (ctx, payload), not (ctx)" in refused("x", handler=too_few)
     assert "must take (ctx, payload), not (ctx, payload, more)" in refused("x", handler=too_many)
+
+
+def numbers(a: int, b: int) -> int:
+    return a + b
+
+
+def turned(payload: dict[str, int], ctx: Context) -> None: ...
+
+
+def by_name(ctx: Context, *, payload: int) -> None: ...
+
+
+def all_of_them(*both: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "shown"),
+    [
+        (numbers, "(a: int, b: int)"),
+        (turned, "(payload: dict[str, int], ctx: Context)"),
+        (by_name, "(ctx, payload)"),
+        (all_of_them, "(both)"),
+    ],
+)
+def test_a_function_that_is_no_handler_is_refused_in_one_line(handler: Any, shown: str) -> None:
+    text = refused("x", handler=handler)
+    assert f"must take (ctx, payload), not {shown}: first its Context" in text
+    assert "\n" not in text
+
+
+class Opaque:
+    """Nothing that pydantic knows."""
+
+
+def test_a_payload_type_that_cannot_be_checked_is_refused_in_one_line() -> None:
+    def handler(ctx: Context, payload: Opaque) -> None: ...
+
+    text = refused("x", handler=handler)
+    assert "the payload type Opaque of the job 'x' is none that pydantic can check" in text
+    assert "\n" not in text
+
+
+def test_a_context_may_be_annotated_with_what_it_is_or_not_at_all() -> None:
+    def plain(ctx, payload: None) -> None: ...  # type: ignore[no-untyped-def]
+
+    def wide(ctx: object, payload: None) -> None: ...
+
+    def narrow(ctx: Checks, payload: None) -> None: ...
+
+    for handler in (plain, wide, narrow):
+        assert job("x")(handler).name == "x"
+
+
+class Checks(Protocol):
+    """What a handler needs of its context."""
+
+    def check(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"grace_s": 1.0}, 'grace_s needs isolation="process"'),
+        ({"grace_s": -1.0, "isolation": "process"}, "grace_s is -1.0"),
+        ({"grace_s": float("nan"), "isolation": "process"}, "grace_s is nan"),
+        ({"grace_s": "5", "isolation": "process"}, "grace_s is '5'"),
+        ({"on_bad_result": "raise"}, "on_bad_result is 'raise'; use 'note', 'fail'"),
+    ],
+)
+def test_what_a_job_says_of_its_end_is_checked(options: dict[str, Any], problem: str) -> None:
+    assert problem in refused("x", **options)
 
 
 def test_the_payload_must_be_annotated() -> None:

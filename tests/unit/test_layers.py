@@ -201,6 +201,7 @@ AWAKE: Final[dict[str, str]] = {
     "stores.table": "waits for a table that is being made",
     "texts": "how long one look at texts may take",
     "outlet": "waits for lines that are to be written",
+    "child_end": "waits for processes that are to end",
     "client": "a caller waits for a task",
     "commands": "a caller waits for a stream",
     "drain_commands": "a caller waits for agents",

@@ -263,6 +263,38 @@ def test_a_result_that_cannot_be_stored_is_a_note_on_a_success(value: Any) -> No
     assert settlement.event.note == settlement.write.set["error"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), object(), b"\xff\xfe", Unstorable("it was too strange")])
+def test_a_job_may_fail_for_a_result_that_cannot_be_stored(value: Any) -> None:
+    settlement = settled(Returned(value), one=job("test.job", max_retry=3, on_bad_result="fail")(plain))
+    assert settlement is not None
+    assert settlement.write.set["status"] == "FAILED", "the work is done: to do it again gives the same result"
+    assert settlement.write.set["error"].startswith("the result was not stored: ")
+    assert isinstance(settlement.event, events.TaskFailed)
+
+
+def test_a_result_that_can_be_stored_is_a_success_whatever_the_job_says_of_others() -> None:
+    write = written(Returned({"a": 1}), one=job("test.job", on_bad_result="fail")(plain))
+    assert (write.set["status"], write.set["result"]) == ("SUCCESS", '{"a":1}')
+
+
+@pytest.mark.parametrize(
+    ("value", "timeout_s", "note"),
+    [
+        (1, 1.0, "it ran for 1.5 s, over its time limit of 1 s"),
+        (1, 1.5, None),
+        (1, None, None),
+        (float("nan"), 1.0, "; it ran for 1.5 s, over its time limit of 1 s"),
+    ],
+)
+def test_a_success_that_came_after_the_time_limit_says_so(
+    value: Any, timeout_s: float | None, note: str | None
+) -> None:
+    write = written(Returned(value), one=job("test.job", timeout_s=timeout_s)(plain))
+    assert write.set["status"] == "SUCCESS"
+    found = write.set.get("error")
+    assert found is None if note is None else str(found).endswith(note)
+
+
 def test_a_result_that_contains_itself_is_a_note_too() -> None:
     circle: list[Any] = []
     circle.append(circle)

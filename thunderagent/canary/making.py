@@ -80,4 +80,6 @@ def with_canary(
         bus=bus,
         ringer=Ringer(doorbell),
     )
-    return Registry(*jobs.values(), *jobs.hooks, *work.jobs())
+    registry = Registry(*jobs.values(), *jobs.hooks, *work.jobs())
+    registry.packages = jobs.packages
+    return registry

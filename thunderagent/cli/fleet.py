@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
+from thunderagent.child_end import end_descendants
 from thunderagent.cli.guesses import idle_queues
 from thunderagent.cli.output import (
     REFUSED,
@@ -71,6 +72,7 @@ def run(
         for sentence in idle_queues(settings.queues, registry):
             warn(sentence)
         stuck = _served(agent)
+        end_descendants()
     if stuck:  # handlers and threads that go on: the tasks are released, so nothing may hold up the end of the process
         _end(0)
 
@@ -89,6 +91,7 @@ def _served(agent: Agent) -> int:
 
 
 def _end(code: int) -> NoReturn:
+    end_descendants()
     end_lines()
     os._exit(code)
 

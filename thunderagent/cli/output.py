@@ -28,6 +28,8 @@ from thunderagent.errors import (
     UnknownJob,
     WaitTimeout,
 )
+from thunderagent.jsondata import NOT_STORED
+from thunderagent.settler import RAN_OVER
 from thunderagent.task import Desired, Handoff, Status, Task
 from thunderagent.traceparent import trace_id
 
@@ -140,7 +142,8 @@ def details(task: Task) -> Iterator[tuple[str, str]]:
     if task.result_text is not None or task.result_error is not None:
         yield "result", escape(_text(task.result_text or "", task.result_error))
     if task.error:
-        yield "error", escape(task.error)
+        is_note = task.status is Status.SUCCESS and task.error.startswith((NOT_STORED, RAN_OVER))
+        yield "note" if is_note else "error", escape(task.error)
     if task.done_reason:
         yield "reason", escape(task.done_reason)
 
