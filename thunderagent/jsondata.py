@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,7 +41,8 @@ def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str
 def dump_result(value: Any) -> str | None:
     """What a handler returned as JSON text; None stays None.
 
-    Models, dataclasses, dates, decimals, UUIDs, paths and sets are converted as pydantic converts them.
+    Models, dataclasses, dates, decimals, UUIDs, paths and sets are converted as pydantic converts them, and mappings of
+    other kinds as dicts.
 
     Raises:
         ValueError: the value cannot be JSON data.
@@ -50,7 +52,13 @@ def dump_result(value: Any) -> str | None:
     if isinstance(value, Unstorable):
         raise ValueError(value.why)
     try:
-        data = to_jsonable_python(value, inf_nan_mode="constants")
+        data = to_jsonable_python(value, inf_nan_mode="constants", fallback=_plain)
     except Exception as problem:  # the value may run code of its own: a serializer, a generator
         raise ValueError(f"the result is not JSON data: {problem}") from problem
     return dump_json(data, "the result")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be JSON data")
