@@ -341,6 +341,7 @@ def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
         *(one.task for one in client.enqueue_many(plain, [{"n": n} for n in range(30)])),
         *(one.task for one in client.enqueue_many(limited, [{}, {}, {}])),
     ]
+    assert client.get(ends[3]).payload["text"] == LARGE  # read in this thread, as it is but one
     assert client.enqueue(plain, {}, unique_key="one").id == ends[6].id
     child_of = client.enqueue(plain, {}, delay_s=1000, unique_key="two")
     client.enqueue(plain, {}, depends_on=[child_of])
