@@ -17,7 +17,7 @@ from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.forks import renewed
-from thunderagent.port import Applied, Engine, KeptText
+from thunderagent.port import Applied, Engine, KeptText, Overdue
 from thunderagent.task import Lane, Page, Row
 
 T = TypeVar("T")
@@ -215,6 +215,9 @@ class FaultyEngine:
 
     def expire(self, now: float) -> int:
         return self._once("expire", lambda: self._engine.expire(now))
+
+    def overdue(self, now: float) -> Overdue | None:
+        return self._once("overdue", lambda: self._engine.overdue(now))
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         self._once("put_texts", lambda: self._engine.put_texts(texts, expire_at=expire_at))

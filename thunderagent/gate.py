@@ -14,7 +14,7 @@ from thunderagent.clock import since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import RegionPassive
 from thunderagent.grants import NO_REGIONS, Grant, no_grant
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Applied, Engine, Overdue
 from thunderagent.region_writes import in_region, reasserted
 from thunderagent.task import Row
 
@@ -140,6 +140,10 @@ class GatedEngine:
         """As the engine."""
         self._gate.check()
         return self.behind.expire(now)
+
+    def overdue(self, now: float) -> Overdue | None:
+        """As the engine."""
+        return self.behind.overdue(now)
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         """As the engine."""

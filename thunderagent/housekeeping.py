@@ -36,7 +36,13 @@ from thunderagent.workload import Workload
 
 COUNT_S: Final = 60.0
 ANNOUNCE_S: Final = 15.0
-EXPIRE_S: Final = 600.0
+EXPIRE_S: Final = 10.0
+EXPIRE_AGAIN_S: Final = 0.5
+"""Time between two looks for what is overdue, and until the next while there is more."""
+COMMITS_A_LOOK: Final = 5
+"""Small commits of one look that delete what is overdue: with their pauses, a thousand rows a second."""
+SET_BACK_S: Final = 600.0
+"""Something is always due sooner, unless the clock of the host was set back."""
 JOURNAL_S: Final = 5.0
 GAUGE_S: Final = 30.0
 NEW_STREAMS_S: Final = 5.0
@@ -52,6 +58,25 @@ WRITING: Final = frozenset(
     {"sweep", "lines", "texts", "ticks", "expiry", "lost streams", "handoff", "journals", "balance"}
 )
 """Pieces that write to the table, and wait while the agent's region has no grant."""
+
+
+class Expiry:
+    """Deletes what is overdue, a little at a time until nothing is, between the polls of an agent."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+        self.due = store.monotonic() + EXPIRE_S
+        """Monotonic second of the next look."""
+
+    def look(self) -> None:
+        """Delete a part of what is overdue.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        self.due = self._store.monotonic() + EXPIRE_S
+        if sum(self._store.engine.expire(self._store.clock.now()) for _ in range(COMMITS_A_LOOK)):
+            self.due = self._store.monotonic() + EXPIRE_AGAIN_S
 
 
 class Housekeeping:
@@ -97,6 +122,7 @@ class Housekeeping:
         self._lanes: list[Lane] = []
         self._serving: dict[str, list[str]] = {}
         self._learnt = -math.inf
+        self._expiry = Expiry(store)
 
     def begin(self) -> None:
         """Learn the lanes, announce the agent, and schedule everything."""
@@ -111,7 +137,6 @@ class Housekeeping:
             (CONTROL_LOOK_S / 2, "pauses", self._look_at_controls),
             (TICK_LOOK_S, "ticks", self._periodic.look),
             (COUNT_S, "counters", self._count),
-            (EXPIRE_S, "expiry", lambda: self._store.engine.expire(self._store.clock.now())),
             *(self._pieces_for_streams() if self._stream_pollers else ()),
         ):
             self._scheduler.every(seconds).seconds.do(  # type: ignore[arg-type] # fractions work
@@ -132,6 +157,8 @@ class Housekeeping:
             piece.run()  # type: ignore[no-untyped-call] # the library has no types
         if self._ticks_wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
             self._look_for_ticks()
+        if self._expiry_wait_s() <= 0:
+            self._store_permitting("expiry", self._expiry.look)
         now = self._store.monotonic()
         if now >= self._learnt + SHARES_S and any(poller.is_contended for poller in self._pollers.values()):
             self._store_permitting("shares", self._learn_shares)
@@ -142,10 +169,10 @@ class Housekeeping:
         The library schedules by the host's clock: when that was set back, everything is scheduled afresh.
         """
         idle_s = self._scheduler.idle_seconds or 0.0
-        if idle_s > EXPIRE_S:
+        if idle_s > SET_BACK_S:
             for job in self._scheduler.get_jobs():
                 job._schedule_next_run()
-        return max(0.0, min(idle_s, longest_s, self._ticks_wait_s()))
+        return max(0.0, min(idle_s, longest_s, self._ticks_wait_s(), self._expiry_wait_s()))
 
     def leave_streams(self, *, store_answers: bool) -> None:
         """The agent begins to stop: hand its streams off, and say so, that nobody counts on it."""
@@ -167,6 +194,9 @@ class Housekeeping:
 
     def _ticks_wait_s(self) -> float:
         return self._periodic.wait_s() if self._gate.is_open else math.inf
+
+    def _expiry_wait_s(self) -> float:
+        return self._expiry.due - self._store.monotonic() if self._gate.is_open else math.inf
 
     def _look_for_ticks(self) -> None:
         self._store_permitting("ticks", self._periodic.look)

@@ -39,6 +39,14 @@ class KeptText:
     expire_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Rows that wait to be deleted: how many (or so many and more), and how long the first has waited."""
+
+    rows: int
+    seconds: float
+
+
 class Engine(Protocol):
     """What a store needs from the place that keeps the rows. Every verb takes many and answers for each, in order."""
 
@@ -88,7 +96,14 @@ class Engine(Protocol):
         """Delete rows that still have the status and fence given, with their texts."""
 
     def expire(self, now: float) -> int:
-        """Delete rows whose `expireAt` is over, if the engine does not do so by itself."""
+        """Delete rows whose `expireAt` is over, if the engine does not do so by itself: in one small commit.
+
+        Returns:
+            how many; 0 when nothing is due any more.
+        """
+
+    def overdue(self, now: float) -> Overdue | None:
+        """Rows whose `expireAt` is over and that are still there; None where the engine deletes them by itself."""
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         """Keep texts that are too large for a row. A payload that is there already keeps the later expiry."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import StoreError
-from thunderagent.port import Applied, Engine, KeptText
+from thunderagent.port import Applied, Engine, KeptText, Overdue
 from thunderagent.replicas import Replica
 from thunderagent.task import Lane, Page, Row
 
@@ -113,6 +113,9 @@ class RegionEngine:
             for item_id in self._replica.vanished() if number else ():
                 self._links.note(self.region, item_id, None, None)
             return number
+
+    def overdue(self, now: float) -> Overdue | None:
+        return self._read(lambda: self._engine.overdue(now))
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         self._links.check(self.region)

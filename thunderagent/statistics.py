@@ -17,6 +17,10 @@ LINES_COUNTED: Final = 100
 """Lines of limits in whose lanes tasks are counted, where counts are capped: each takes a request for each lane."""
 
 
+LATE_S: Final = 120.0
+"""Rows that are overdue for so long are told of: agents look for them every ten seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
     """A queue in numbers."""
@@ -68,6 +72,19 @@ def queue_stats(store: TaskStore) -> list[QueueStats]:
             break
         lines.append(key)
     return [_stats(store, queue, lanes[queue], agents, lines) for queue in sorted(lanes)]
+
+
+def overdue_text(store: TaskStore) -> str | None:
+    """What is to be said of rows whose time to live is over and that nobody deletes; None while all is well.
+
+    Raises:
+        StoreError: the store did not answer.
+    """
+    overdue = store.engine.overdue(store.clock.now())
+    if overdue is None or overdue.seconds < LATE_S:
+        return None
+    number = "1 row is" if overdue.rows == 1 else f"{overdue.rows:,} rows are"
+    return f"{number} overdue to be deleted, the first for {overdue.seconds / 3600:.1f} h"
 
 
 def count_all(store: TaskStore, values: Iterable[str], *, until: float | None = None, so_far: int = 0) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from benchmarks.units import UNIT_BYTES, index_entry, item_bytes, write_units
 from thunderagent.clock import SharedClock
 from thunderagent.conditions import Write
-from thunderagent.port import Applied, Engine, KeptText
+from thunderagent.port import Applied, Engine, KeptText, Overdue
 from thunderagent.shared_writes import AGENT_STATUS, LINE_STATUS
 from thunderagent.stores.batches import GET_BATCH, chunks
 from thunderagent.task import Lane, Page, Row, StatusValue
@@ -145,6 +145,9 @@ class LedgerEngine:
 
     def expire(self, now: float) -> int:
         return 0  # DynamoDB does it, and asks nothing for it
+
+    def overdue(self, now: float) -> Overdue | None:
+        return None
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         self._engine.put_texts(texts, expire_at=expire_at)

@@ -21,6 +21,7 @@ from tests.powerless import needs_powerless, powerless
 from thunderagent.cli import app
 from thunderagent.cli import doctor as command
 from thunderagent.cli.output import out
+from thunderagent.conditions import Present, Write
 from thunderagent.doctor.checks import Doctor
 from thunderagent.doctor.doubts import doubts_about_settings
 from thunderagent.errors import StoreError, StoreUnavailable
@@ -31,6 +32,7 @@ from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite_file import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
+from thunderagent.task import Status, Task
 
 CONF: Final = """
 [program:agent]
@@ -269,6 +271,20 @@ def test_tasks_that_no_agent_takes_are_named(conf: Path, url: str) -> None:
     store.announce("host:1:a", info, lives_s=60.0)
     [found] = examine(conf, url)["queues"]
     assert found.found == "queue default: no live agent has the jobs test.job"
+    store.engine.close()
+
+
+def test_rows_that_nobody_deletes_are_told(conf: Path, url: str) -> None:
+    store = open_store(Settings(store=url))
+    now = store.clock.now()
+    store.enqueue([Task(task_id="a", status=Status.DONE, created_at=now, submitted_at=now, job="j", finished_at=now)])
+    said = "1 row is overdue to be deleted, the first for 3.0 h"
+    for seconds, told in ((3 * 3600.0, True), (60.0, False)):
+        store.engine.apply(
+            [Write(verb="x", task_id="a", set={"expireAt": now - seconds}, require=(Present("taskId"),))]
+        )
+        assert [one.found for one in examine(conf, url).get("expiry", [])] == [said] * told
+        assert (said in CliRunner().invoke(app, ["stats", "--store", url]).stderr) is told
     store.engine.close()
 
 

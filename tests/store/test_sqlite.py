@@ -11,7 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,11 +25,14 @@ from thunderagent.attributes import ATTRIBUTES
 from thunderagent.cli import app
 from thunderagent.conditions import Is, Present, Write
 from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
+from thunderagent.housekeeping import EXPIRE_S, Expiry
+from thunderagent.port import Overdue
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import sql, sqlite, sqlite_access, sqlite_schema
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite import EXPIRED_AT_ONCE, FREE_KEPT, GIVEN_BACK, MEMORY, SqliteEngine
 from thunderagent.stores.sqlite_schema import MIGRATIONS
-from thunderagent.task import Candidate, Lane, Status
+from thunderagent.task import Candidate, Lane, Row, Status, Task
+from thunderagent.testing import FakeClock
 
 CLAIMER = """
 import json, sys
@@ -137,6 +142,7 @@ def test_a_database_of_version_1_is_brought_up_to_date_with_its_rows(path: str) 
     engine = SqliteEngine(path)
     assert TaskStore(engine).get(["old"])["old"].lane == Lane("reports")
     assert engine.expire(1.0) == 0
+    assert engine.delete([{"taskId": "none", "status": "DONE", "fence": 0}]) == [False]
     engine.close()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
@@ -586,3 +592,92 @@ def test_a_file_that_cannot_be_read_is_named_with_the_remedy(path: str) -> None:
     assert done.returncode == 3
     assert f"cannot read {path}: " in done.stderr
     assert f"has the mode 0000: chmod u+r {path}" in done.stderr
+
+
+# What is overdue
+
+
+def ended(count: int, *, expire_at: float, first: int = 0) -> list[Row]:
+    """Rows of tasks that have ended."""
+    task = Task(task_id="", status=Status.SUCCESS, created_at=1.0, submitted_at=1.0, job="j", payload_text="x" * 200)
+    task = replace(task, finished_at=1.0, expire_at=expire_at)
+    return [replace(task, task_id=f"ended-{one}").to_row() for one in range(first, first + count)]
+
+
+def test_what_is_overdue_is_deleted_in_small_commits_until_nothing_is(path: str) -> None:
+    clock = FakeClock()
+    with closing(SqliteEngine(path, clock=clock)) as engine:
+        engine.put(ended(1_050, expire_at=clock.now() - 5))
+        engine.put(ended(7, expire_at=clock.now() + 5, first=5_000))
+        assert engine.overdue(clock.now()) == Overdue(1_050, 5.0)
+        numbers = []
+        while number := engine.expire(clock.now()):
+            numbers.append(number)
+        assert numbers == [EXPIRED_AT_ONCE] * 10 + [50]
+        assert engine.overdue(clock.now()) == Overdue(0, 0.0)
+        assert engine.count("SUCCESS") == 7
+
+
+def test_an_agent_keeps_up_with_more_than_two_hundred_overdue_rows_a_second() -> None:
+    clock = FakeClock()
+    store = TaskStore(SqliteEngine(MEMORY, clock=clock), monotonic=clock.monotonic)
+    expiry = Expiry(store)
+    clock.advance(EXPIRE_S)
+    store.engine.put(ended(5_000, expire_at=clock.now() - 1.0))
+    began = clock.monotonic()
+    while store.engine.count("SUCCESS"):
+        expiry.look()
+        assert expiry.due <= clock.monotonic() + EXPIRE_S
+        clock.advance(expiry.due - clock.monotonic())
+    assert 5_000 / (clock.monotonic() - began) > 400
+
+
+def test_a_day_at_two_hundred_tasks_a_second_ends_at_a_constant_size(path: str) -> None:
+    """With a retention of a minute. `THUNDER_TEST_DAY=1` is the whole day, and not five minutes of it."""
+    seconds, retention_s, rate = (86_400 if os.environ.get("THUNDER_TEST_DAY") else 300), 60.0, 200
+    clock = FakeClock()
+    with closing(SqliteEngine(path, clock=clock)) as engine:
+        store = TaskStore(engine, monotonic=clock.monotonic)
+        expiry = Expiry(store)
+        pages: list[int] = []
+        for moment in range(0, seconds, 10):
+            engine.put(ended(rate * 10, expire_at=clock.now() + retention_s, first=moment * rate))
+            until = clock.monotonic() + 10.0
+            while expiry.due <= until:
+                clock.advance(max(0.0, expiry.due - clock.monotonic()))
+                expiry.look()
+            clock.advance(until - clock.monotonic())
+            pages.append(_pragma(engine, "page_count"))
+        overdue = engine.overdue(clock.now())
+        assert overdue is not None
+        assert overdue.seconds < 30.0
+        assert max(pages[len(pages) // 2 :]) <= 1.1 * max(pages[: len(pages) // 2])
+        assert engine.count("SUCCESS") <= rate * (retention_s + 30.0)
+
+
+def test_space_that_is_free_for_long_is_given_back(path: str) -> None:
+    clock = FakeClock()
+    with closing(SqliteEngine(path, clock=clock)) as engine:
+        assert _pragma(engine, "auto_vacuum") == 2
+        engine.put(ended(40_000, expire_at=clock.now() - 1.0))
+        before = _pragma(engine, "page_count")
+        while engine.expire(clock.now()):
+            pass
+        for _ in range(before // GIVEN_BACK + 1):
+            engine.expire(clock.now())
+        assert _pragma(engine, "page_count") <= FREE_KEPT + 100 < before
+        assert _pragma(engine, "integrity_check") == "ok"
+
+
+def test_a_file_of_an_older_version_goes_on_without_giving_space_back(path: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE other (a)")
+    with closing(SqliteEngine(path, clock=FakeClock())) as engine:
+        assert _pragma(engine, "auto_vacuum") == 0
+        engine.put(ended(10, expire_at=1.0))
+        assert [engine.expire(2.0), engine.expire(2.0)] == [10, 0]
+
+
+def _pragma(engine: SqliteEngine, name: str) -> Any:
+    with engine._reading() as cursor:
+        return cursor.execute(f"PRAGMA {name}").fetchone()[0]

@@ -33,6 +33,7 @@ from thunderagent.outlet import end_lines, open_outlets
 from thunderagent.pauses import Pause, PauseKind
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
+from thunderagent.statistics import overdue_text
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope, warn
 from thunderagent.waiting import pause_text
@@ -101,6 +102,8 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
     with errors(), opened(store) as client:
         found, now = client.stats(), client.store.clock.now()
         paused = {pause.name: pause for pause in client.pauses() if pause.kind is PauseKind.QUEUE}
+        if overdue := overdue_text(client.store):
+            notes.print(overdue, style="yellow", soft_wrap=True)
         if as_json:
             tell(
                 [

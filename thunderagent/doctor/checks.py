@@ -29,7 +29,7 @@ from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.serving import check_leases
 from thunderagent.settings import PREFIX, Settings, load_settings
-from thunderagent.statistics import queue_stats
+from thunderagent.statistics import overdue_text, queue_stats
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
 from thunderagent.version import __version__
@@ -324,7 +324,11 @@ class Doctor:
         if engine is None or not self._can_be_used(engine):
             yield self._skipped("queues")
             return
-        found = queue_stats(TaskStore(engine))
+        store = TaskStore(engine)
+        if overdue := overdue_text(store):
+            remedy = "agents delete them, a thousand a second each: see that one runs on this store, and its log"
+            yield Finding("expiry", State.WARNING, overdue, remedy)
+        found = queue_stats(store)
         lonely = [one for one in found if one.ready and (not one.agents or one.unknown_jobs)]
         for one in lonely:
             if one.agents:

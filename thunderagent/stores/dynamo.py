@@ -15,7 +15,7 @@ from thunderagent import purposes
 from thunderagent.clock import DateClock
 from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
-from thunderagent.port import Applied, KeptText
+from thunderagent.port import Applied, KeptText, Overdue
 from thunderagent.stores import expressions
 from thunderagent.stores.batches import Batches, chunks, gone
 from thunderagent.stores.connection import Connection, Purpose
@@ -117,6 +117,9 @@ class DynamoEngine:
     def expire(self, now: float) -> int:
         """Nothing: the table's time to live does it."""
         return 0
+
+    def overdue(self, now: float) -> Overdue | None:
+        return None
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         def put(text_key: str) -> None:

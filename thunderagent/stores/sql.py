@@ -54,6 +54,15 @@ SELECT: Final = f"SELECT {_LISTED} FROM tasks"  # noqa: S608 - columns are const
 SELECT_ONE: Final = f'{SELECT} WHERE "taskId" = ?'
 
 
+DUE: Final = (
+    'SELECT "taskId", "expireAt" FROM tasks WHERE "expireAt" < ? AND ("status" IS NOT ? OR "expireAt" < ?) '
+    'ORDER BY "expireAt" LIMIT ?'
+)
+"""What is overdue; rows of agents only when they are so for longer."""
+DELETE_DUE: Final = f'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM ({DUE}))'  # noqa: S608
+COUNT_DUE: Final = f'SELECT COUNT(*), MIN("expireAt") FROM ({DUE})'  # noqa: S608
+
+
 def encode(name: str, value: Any) -> Any:
     """A value of an attribute as its column keeps it."""
     if name in _JSON:

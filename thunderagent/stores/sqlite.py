@@ -22,7 +22,7 @@ from thunderagent.clock import HostClock, SharedClock
 from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, ConfigurationError, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.pacing import lock_pause
-from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText
+from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText, Overdue
 from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.stores import sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
@@ -34,6 +34,18 @@ LOST_S: Final = 3600.0
 """The row of an agent that was lost stays for so long after it is overdue, for whoever asks what became of it."""
 
 MEMORY: Final = sqlite_link.MEMORY
+
+EXPIRED_AT_ONCE: Final = 100
+"""Rows that one commit deletes: a large one has a hundred pages, and nobody else writes meanwhile."""
+
+FREE_KEPT: Final = 2000
+"""Free pages (of 4 KB) that a file keeps for new rows, if a quarter of it is not more; the others are given back."""
+
+GIVEN_BACK: Final = 250
+"""Free pages that one commit gives back."""
+
+MOST_OVERDUE: Final = 100_000
+"""Overdue rows that are counted."""
 
 _SWITCH_PAUSE_S: Final = 0.01
 _random: Final = random.SystemRandom()  # children that were forked together must not wait in step
@@ -109,12 +121,26 @@ class SqliteEngine:
             ]
 
     def expire(self, now: float) -> int:
-        with self._transaction() as cursor:
-            return cursor.execute(
-                'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM tasks WHERE "expireAt" < ? '
-                'AND ("status" IS NOT ? OR "expireAt" < ?) LIMIT 1000)',
-                (now, AGENT_STATUS, now - LOST_S),
-            ).rowcount
+        parameters = (now, AGENT_STATUS, now - LOST_S, EXPIRED_AT_ONCE)
+        with self._reading() as cursor:  # the lock of the writer is only asked for when there is something to do
+            is_due = bool(cursor.execute(sql.DUE, parameters).fetchall())
+            [[pages]] = cursor.execute("PRAGMA page_count").fetchall()
+            [[free]] = cursor.execute("PRAGMA freelist_count").fetchall()
+            [[vacuum]] = cursor.execute("PRAGMA auto_vacuum").fetchall()
+        if is_due:
+            with self._transaction() as cursor:
+                return cursor.execute(sql.DELETE_DUE, parameters).rowcount
+        if vacuum and free > max(FREE_KEPT, pages // 4):
+            with self._transaction() as cursor:
+                for _ in range(GIVEN_BACK):  # one each: the module ends the statement after its first step
+                    cursor.execute("PRAGMA incremental_vacuum(1)")
+        return 0
+
+    def overdue(self, now: float) -> Overdue | None:
+        with self._reading() as cursor:
+            parameters = (now, AGENT_STATUS, now - LOST_S, MOST_OVERDUE)
+            rows, first = cursor.execute(sql.COUNT_DUE, parameters).fetchone()
+        return Overdue(rows, now - first if rows else 0.0)
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         raise StoreError("SQLite keeps every text in its row")  # unreachable through the store: see inline_bytes
@@ -272,6 +298,8 @@ def _connect(path: str) -> sqlite3.Connection:
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
+            if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it cannot be said later
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             _write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 2000")

@@ -21,6 +21,9 @@ EMPTY_BYTES: Final = 64 << 20
 LONG_LOG_BYTES: Final = 256 << 20
 """A write-ahead log is begun anew at 8 MiB unless a reader holds on to its old pages."""
 
+MUCH_FREE_BYTES: Final = 256 << 20
+"""So much free space is worth a word in a file of an older version, which never gets smaller by itself."""
+
 AHEAD_S: Final = 60.0
 """A file from the future by more than this: the clock of the host was set back."""
 
@@ -104,6 +107,9 @@ def _log(file: Path, *, may_use: bool) -> Iterator[Finding]:
             [mode] = connection.execute("PRAGMA journal_mode").fetchone()
             cursor = connection.cursor()
             version, needed = version_of(cursor), usable_from(cursor)
+            [shrinks] = connection.execute("PRAGMA auto_vacuum").fetchone()
+            [pages] = connection.execute("PRAGMA freelist_count").fetchone()
+            [page] = connection.execute("PRAGMA page_size").fetchone()
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -125,6 +131,10 @@ def _log(file: Path, *, may_use: bool) -> Iterator[Finding]:
             yield Finding("database", State.WARNING, what, "upgrade all installations that use the file first")
         else:
             yield Finding("database", State.OK, f"{what}, and releases from version {USABLE_FROM} on can go on with it")
+    if pages * page > MUCH_FREE_BYTES and not shrinks:
+        what = f"{_size(pages * page)} of the file are free for new rows, and cannot be given back"
+        remedy = f"once, with all agents stopped: sqlite3 {file} 'PRAGMA auto_vacuum = INCREMENTAL; VACUUM'"
+        yield Finding("free space", State.WARNING, what, remedy)
     log = Path(f"{file}-wal")
     size = log.stat().st_size if log.exists() else 0
     if mode != "wal" and version:
