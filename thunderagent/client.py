@@ -142,6 +142,7 @@ class Client(ScheduleCommands, DrainCommands):
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a task in `depends_on` does not exist.
             TooManyDependents: too many tasks wait for one of them, or this one for too many.
+            NotAllowed: the task that has the unique key was asked to stop and has not ended: wait for its end.
             ConfigurationError: one of the options cannot be what it is.
             StoreError: the store did not take it.
         """

@@ -151,7 +151,7 @@ class Intake:
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a parent does not exist.
             TooManyDependents: too many tasks wait for a parent, or this one for too many.
-            NotAllowed: its unique key changes hands all the time.
+            NotAllowed: its unique key is held by a task that was asked to stop, or changes hands all the time.
             StoreError: the store did not take it.
         """
         if task.depends_on:

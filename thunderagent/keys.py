@@ -85,7 +85,8 @@ class Keys:
         Raises:
             DuplicateTask: the caller's own id is taken by another task, and that has not the key.
             PayloadTooLarge: its payload cannot be kept.
-            NotAllowed: the key changes hands all the time.
+            NotAllowed: the task that has the key was asked to stop and has not ended, or the key changes hands all the
+                time.
             StoreError: the store did not answer, and the same enqueue may be tried again; or the row of the key is
                 broken.
         """
@@ -96,7 +97,7 @@ class Keys:
             began = self._store.monotonic()
             taken = self._take(task, put, promise, shards)
             if isinstance(taken, Task):
-                return taken
+                return _not_stopping(taken, task, own_id=own_id)
             if taken is None:
                 continue
             task, fence = taken
@@ -105,8 +106,10 @@ class Keys:
             answer = put(task)
             if answer.error is not None and not isinstance(answer.error, DuplicateTask):
                 raise answer.error  # nobody knows whether it was put: the key waits for it
-            if answer.created or has_key(answer.task, task):
+            if answer.created:
                 return answer.task
+            if has_key(answer.task, task):
+                return _not_stopping(answer.task, task, own_id=own_id)
             if own_id:
                 self._try(shared_writes.drop_key(row_id, task.task_id, fence=fence))
                 if answer.error is not None:
@@ -224,6 +227,23 @@ class Keys:
         if batch:
             with suppress(StoreError):
                 self._store.attempt(batch)
+
+
+def _not_stopping(holder: Task, wanted: Task, *, own_id: bool) -> Task:
+    """The task that has the key, as the answer to an enqueue: unless it is about to end, when the new work would never
+    run. With its own id again, the caller asks for that very task.
+
+    Raises:
+        NotAllowed: it was asked to stop and has not ended.
+    """
+    if not holder.is_stopping or (own_id and holder.task_id == wanted.task_id):
+        return holder
+    again = f", or start it again: client.start({holder.task_id!r})" if holder.is_stream else ""
+    raise NotAllowed(
+        f"the unique key {wanted.unique_key!r} of {wanted.job!r} is held by the task {holder.task_id!r}, which was "
+        f"asked to stop and is still {holder.status}: wait for its end, client.wait({holder.task_id!r}), and enqueue "
+        f"then{again}"
+    )
 
 
 def _row_id(task: Task) -> str:

@@ -295,6 +295,9 @@ TICK_LOOK_S: Final = 5.0
 SCHEDULE_LOOK_S: Final = 900.0
 """Longest time between two readings of the row of a schedule of which no tick is due."""
 
+STOPPING_LOOK_S: Final = 2.0
+"""Time between two looks whether a cancelled task has ended for whose end a tick waits."""
+
 TICK_OTHERS_S: Final = (0.5, 1.0)
 """How long a tick is left to the agent whose turn it is, so that a fleet does not race for it."""
 

@@ -22,7 +22,7 @@ from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound
 from thunderagent.job import Job
 from thunderagent.names import plain_job
-from thunderagent.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered
+from thunderagent.pacing import SCHEDULE_LOOK_S, STOPPING_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered
 from thunderagent.registry import Registry
 from thunderagent.schedules import (
     LATE_S,
@@ -199,7 +199,10 @@ class Periodic:
                 state, before = replace(state, schedule=watch.own, last=last), str(state.schedule.spec)
                 return _Deal(watch, row, state, "set schedule", before=before)
             watch.has_followed = True
-        decided = plan(name, state, now, partial(is_open, self._store))
+        decided = plan(name, state, now, partial(is_open, self._store), partial(is_stopping, self._store))
+        if decided is not None and decided.must_wait:
+            self._read_again(watch, jittered(STOPPING_LOOK_S, self._rng))
+            return None
         if decided is not None:
             return _Deal(watch, row, decided.state, "decide ticks", plan=decided)
         if row.get("expireAt", 0.0) < now + EXTENDED_S:
@@ -340,6 +343,12 @@ def is_open(store: TaskStore, task_id: str) -> bool:
     """Whether there is a task with this id that has not ended."""
     task = store.peek([task_id]).get(task_id)
     return task is not None and not task.status.is_terminal
+
+
+def is_stopping(store: TaskStore, task_id: str) -> bool:
+    """Whether the task with this id was asked to stop, and has not ended."""
+    task = store.peek([task_id]).get(task_id)
+    return task is not None and task.is_stopping
 
 
 def _has_fresh_tick(state: State, now: float) -> bool:

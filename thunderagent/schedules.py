@@ -199,6 +199,8 @@ class Plan:
     """Ticks that are left out: why, and how many."""
     set_back_s: float = 0.0
     """How far ahead the row was of the clock."""
+    must_wait: bool = False
+    """Nothing is decided before the task of the tick before has ended, which was cancelled."""
 
     @property
     def ticks(self) -> tuple[int, ...]:
@@ -212,7 +214,13 @@ OVERTAKEN: Final = "overtaken by the next"
 PAUSED: Final = "paused"
 
 
-def plan(job: str, state: State, now: float, is_open: Callable[[str], bool]) -> Plan | None:
+def plan(
+    job: str,
+    state: State,
+    now: float,
+    is_open: Callable[[str], bool],
+    is_stopping: Callable[[str], bool] = lambda task_id: False,
+) -> Plan | None:
     """Decide on all ticks that are due at `now`; None: nothing is.
 
     Args:
@@ -220,6 +228,7 @@ def plan(job: str, state: State, now: float, is_open: Callable[[str], bool]) -> 
         state: what the row says; what was decided before must have been put.
         now: epoch seconds.
         is_open: whether the task with this id has not ended; asked only if `overlap` wants to know.
+        is_stopping: whether an open task was cancelled: with `overlap="skip"` the tick waits for its end.
     """
     if state.last > now + SET_BACK_S:
         return Plan(state=replace(state, last=math.floor(now)), set_back_s=state.last - now)
@@ -232,6 +241,9 @@ def plan(job: str, state: State, now: float, is_open: Callable[[str], bool]) -> 
     if not between(spec, begin, now, most=1):
         return None
     ticks, last = _caught_up(state.schedule, begin, now, skipped)
+    before = state.previous if state.schedule.overlap == "skip" and ticks else None
+    if before is not None and before < tick_id(job, ticks[0]) and is_stopping(before):
+        return Plan(state=state, must_wait=True)
     ticks, cancels = _kept_apart(job, state, ticks, is_open, skipped)
     after = replace(
         state,

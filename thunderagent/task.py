@@ -262,6 +262,12 @@ class Task:
         return self.kind == STREAM
 
     @property
+    def is_stopping(self) -> bool:
+        """True for a task that was asked to stop, by a cancel or as a stream, and has not ended yet."""
+        is_asked = self.cancel_requested or (self.is_stream and self.desired_state == Desired.STOPPED)
+        return is_asked and not self.status.is_terminal
+
+    @property
     def id(self) -> str:
         """The same as `task_id`."""
         return self.task_id

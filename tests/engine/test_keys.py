@@ -96,6 +96,10 @@ class Site:
         """The next enqueue works at once: it finds the open task, or puts its own."""
         before = {task.task_id for task in self.holders()}
         known = {task.task_id for task in self.tasks()}
+        if any(task.is_stopping for task in self.holders()):
+            with pytest.raises(NotAllowed, match="was asked to stop"):
+                self.enqueue(99)
+            return
         task = self.enqueue(99)
         assert self.engine.get([task.task_id])
         if before:
@@ -335,8 +339,11 @@ def every_order(start: Start, acts: Sequence[Act], scope: str, *, mortal: bool) 
             assert not isinstance(answer, BaseException) or isinstance(answer, NotAllowed), (name, story, answer)
             if isinstance(answer, NotAllowed) and "changes hands" in str(answer):
                 restless += 1  # somebody else got on in each of ten tries
+            elif isinstance(answer, NotAllowed) and "was asked to stop" in str(answer):
+                assert cancels in acts, (name, story, answer)
             elif "enqueues" in name:
                 assert isinstance(answer, Task), (name, story, answer)
+                assert not answer.is_stopping, "the new work would never run"
                 assert answer.task_id in held or answer.task_id == "mine", (name, story, answer)
         site.check_next()
     site.engine.close()
@@ -745,6 +752,46 @@ def test_the_cancel_of_a_blocked_task_and_the_doom_by_its_parent_free_the_key(si
             site.client.cancel(site.enqueue(2))
             if ends == "child":
                 site.client.cancel(parent)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_new_work_behind_a_task_that_was_asked_to_stop_is_refused_with_the_reason(released: bool) -> None:
+    """With the task as the answer, the new work would never run, and the caller would not know."""
+    site = Site()
+    hand = Hand(site, site.store)
+    first = site.enqueue(1)
+    lease = hand.claim()
+    assert lease is not None
+    assert site.client.cancel(first).status is Status.RUNNING
+    if released:  # as when its agent is stopped before its handler has ended
+        assert hand.end(lease, "release")
+    for own in (None, "mine"):
+        with pytest.raises(NotAllowed, match=f"by the task '{first.task_id}', which was asked to stop and is still "):
+            site.enqueue(2, task_id=own)
+    assert [task.task_id for task in site.tasks()] == [first.task_id], "nothing was put"
+    assert site.enqueue(1, task_id=first.task_id).task_id == first.task_id, "of that very task it is the answer"
+    again = hand.claim() if released else lease
+    assert again is not None
+    assert hand.end(again, "close")
+    assert site.enqueue(2).payload == {"n": 2}
+    site.check_next()
+
+
+def test_new_work_behind_a_stream_that_is_being_stopped_is_refused_with_the_remedies() -> None:
+    site = Site()
+
+    def stream() -> Task:
+        return site.client.enqueue("test.stream", {}, unique_key=KEY)
+
+    first = stream()
+    [lease] = site.store.claim([Wanted(seen(first)._replace(kind="stream"), LEASE_S)], owner="agent-1")
+    assert stream().task_id == first.task_id
+    site.client.stop(first)
+    with pytest.raises(NotAllowed, match=f"enqueue then, or start it again: client.start\\('{first.task_id}'\\)$"):
+        stream()
+    now = site.clock.now()
+    site.store.settle([writes.stop(lease, now=now, expire_at=now + DAY_S)])
+    assert stream().task_id != first.task_id
 
 
 def test_the_stop_of_a_waiting_stream_frees_the_key_and_its_start_takes_it_again(site: Site) -> None:

@@ -538,6 +538,23 @@ def test_skip_leaves_ticks_out_until_the_task_before_has_ended(any_world: World)
     assert any_world.put() == {1: Status.SUCCESS, 4: Status.PENDING}
 
 
+def test_skip_waits_for_the_end_of_a_task_that_was_cancelled_and_leaves_no_tick_out(any_world: World) -> None:
+    host = any_world.host(one=a_job(overlap="skip"))
+    host.look()
+    host.look(600)
+    lease = hold(host.store, next(iter(host.client.list())))
+    host.client.cancel(lease.task_id)
+    host.look(600)
+    host.go_on(10)
+    assert any_world.put() == {1: Status.RUNNING}
+    assert any_world.state.skipped == 0
+    now = host.clock.now()
+    host.store.settle([writes.close(lease, reason="cancelled", now=now, expire_at=now + 10**6)])
+    host.go_on(5)
+    assert any_world.put() == {1: Status.DONE, 2: Status.PENDING}
+    assert host.record.of(events.TicksSkipped) == []
+
+
 def test_cancel_previous_asks_a_task_that_runs_to_stop_and_puts_the_next(any_world: World) -> None:
     host = any_world.host(one=a_job(overlap="cancel_previous"))
     host.look()
