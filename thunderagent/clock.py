@@ -1,7 +1,8 @@
 """The shared clock: what time it is for every agent, whatever its host says.
 
 Leases compare times that different hosts wrote, so those times must be on one clock. On one machine the host's clock
-is that clock (`HostClock`). On DynamoDB it is the service's own: each reply carries an HTTP `Date` (RFC 9110, section
+says when a task is due (`HostClock`), and leases count from the machine's start (`BootClock`): nobody can set that. On
+DynamoDB both are the service's own time: each reply carries an HTTP `Date` (RFC 9110, section
 6.6.1, whole seconds), and `DateClock` intersects the bounds that many replies give.
 
 `now` is the best estimate; `earliest` and `latest` bound it. A holder writes its expiry from `latest`, an observer
@@ -14,12 +15,17 @@ import threading
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from functools import cache
+from pathlib import Path
 from typing import Final, Protocol
 
 from thunderagent.forks import renewed
 
 DRIFT: Final = 1e-4
 """How far two quartz clocks part per second, rounded up: 100 parts per million."""
+
+SAME_PLACE_S: Final = 1.0
+"""Two processes of a machine see its start at the same second, unless its clock was set between their looks."""
 
 _BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -32,6 +38,15 @@ def since_boot() -> float:
     hypervisor pauses counts nothing on either.
     """
     return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
+
+
+@cache
+def boot_id() -> str | None:
+    """Names this start of the machine; None on systems that do not tell, or have no clock that counts from it."""
+    try:
+        return None if _BOOT is None else Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 class SharedClock(Protocol):
@@ -50,14 +65,85 @@ class SharedClock(Protocol):
     def is_usable(self) -> bool:
         """False while nothing is known of the shared time: then nobody may judge a lease by it."""
 
+    @property
+    def leases(self) -> SharedClock:
+        """The clock of leases, turns and agents' lives; the same one where nobody can set it."""
 
-class HostClock:
-    """The clock of this machine, for a store that lives on it."""
+
+def on_host(clock: SharedClock, at: float) -> float:
+    """A time of `clock.leases` as `clock` has it, for people and for comparisons with due times."""
+    return at if clock.leases is clock else at - clock.leases.now() + clock.now()
+
+
+class BootClock:
+    """The clock of leases on one machine: the seconds since its start, from a place on the epoch.
+
+    All processes need the same place, which the first of them chooses and the store keeps. Until it is known, the clock
+    takes the one that it would choose.
+
+    Args:
+        boot_id: names this start of the machine.
+        boot: seconds since then.
+        host: the clock of the machine, which may be set at any time.
+    """
 
     is_usable = True
 
-    def __init__(self, read: Callable[[], float] = time.time) -> None:
+    def __init__(self, boot_id: str, boot: Callable[[], float], host: Callable[[], float]) -> None:
+        self.boot_id = boot_id
+        self._boot = boot
+        self._host = host
+        self._zero: float | None = None
+        self.find: Callable[[], None] = lambda: None
+        """Called before the clock chooses by itself: the store may know the place, and then tells it by `place`."""
+        self.is_placed = False
+        """Whether the place is the one that the store keeps."""
+
+    @property
+    def zero(self) -> float:
+        """The place: epoch seconds at which the machine started."""
+        if self._zero is None:
+            self.find()
+        if self._zero is None:
+            self._zero = self._host() - self._boot()
+        return self._zero
+
+    def place(self, zero: float) -> bool:
+        """Take the place that the store keeps; False: times that this clock has told before are wrong."""
+        is_same = self._zero is None or abs(self._zero - zero) < SAME_PLACE_S
+        self._zero, self.is_placed = zero, True
+        return is_same
+
+    def now(self) -> float:
+        return self._boot() + self.zero
+
+    earliest = latest = now
+
+    @property
+    def leases(self) -> SharedClock:
+        return self
+
+
+class HostClock:
+    """The clock of this machine, for a store that lives on it.
+
+    Args:
+        read: epoch seconds; they say when a task is due.
+        boot: seconds since the machine started.
+        boot_id: names that start; None: leases count on epoch seconds too, as on systems that have neither.
+    """
+
+    is_usable = True
+
+    def __init__(
+        self,
+        read: Callable[[], float] = time.time,
+        *,
+        boot: Callable[[], float] = since_boot,
+        boot_id: str | None = None,
+    ) -> None:
         self._read = read
+        self.leases: SharedClock = self if boot_id is None else BootClock(boot_id, boot, read)
 
     def now(self) -> float:
         return self._read()
@@ -120,6 +206,10 @@ class DateClock:
 
     def latest(self) -> float:
         return self._bounds()[1]
+
+    @property
+    def leases(self) -> SharedClock:
+        return self
 
     @property
     def skew(self) -> float:

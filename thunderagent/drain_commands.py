@@ -89,7 +89,7 @@ class DrainCommands(PauseCommands):
         until = time.monotonic() + timeout_s
         for delay_s in wait_delays():
             rows = self.store.engine.get([f"agent:{name}" for name in names])
-            earliest = self.store.clock.earliest()
+            earliest = self.store.clock.leases.earliest()
             left = [row for row in rows.values() if row.get("expireAt", 0) > earliest]
             if not left:
                 break

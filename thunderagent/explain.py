@@ -18,7 +18,7 @@ from thunderagent.pauses import Pause, PauseKind, read_pauses
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
 from thunderagent.traceparent import trace_id
-from thunderagent.waiting import LISTED, at_text, span_text, why
+from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, why
 from thunderagent.writes import ERRORS_KEPT
 
 LOOKED_THROUGH: Final = 200
@@ -93,6 +93,7 @@ def explain(store: TaskStore, task: Task) -> Explanation:
     """
     now = store.clock.now()
     reasons = tuple(why(store, task))
+    task = on_the_clock(store, task)
     children = sorted(task.dependents)
     run = next(iter(read_journals(store, task, runs=1)), None) if task.is_stream and task.fence else None
     return Explanation(

@@ -107,7 +107,8 @@ class Handoffs:
         running.context.stop(why)
 
     def _offer(self, offering: Sequence[Running], why: TaskStopped, lasts_s: float) -> None:
-        now, until, sent = self._store.clock.now(), self._store.clock.latest() + lasts_s, self._store.monotonic()
+        clock, sent = self._store.clock, self._store.monotonic()
+        now, until = clock.now(), clock.leases.latest() + lasts_s
         deadline = sent + lasts_s * (1.0 - LEASE_MARGIN)
         cursors = [one.context.unsaved_cursor() for one in offering]
         batch = [
@@ -187,7 +188,7 @@ class Handoffs:
 
     def _go_on(self, waiting: Sequence[tuple[Running, Task]]) -> None:
         """Say which successors are ready, and release those whose predecessors have stopped."""
-        now, over = self._store.clock.now(), self._store.clock.earliest() - self._guard_s
+        now, over = self._store.clock.now(), self._store.clock.leases.earliest() - self._guard_s
         asked: list[tuple[Running, Write]] = []
         for running, task in waiting:
             context = running.context

@@ -99,7 +99,7 @@ def look_at(store: TaskStore, row: Row, wanted: Task) -> KeyRow:
         holder = Task.from_row(found) if found is not None else None
     except (KeyError, TypeError, ValueError) as error:
         raise _broken(row, f"heldBy is {held_by!r}, whose row is no task ({error!r})") from error
-    is_fresh = isinstance(at, (int, float)) and store.clock.now() - at < KEY_SETTLES_S
+    is_fresh = isinstance(at, (int, float)) and abs(store.clock.leases.now() - at) < KEY_SETTLES_S
     return KeyRow(row, holder, holder is not None and has_key(holder, wanted), is_fresh)
 
 

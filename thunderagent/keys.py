@@ -184,12 +184,12 @@ class Keys:
         return None
 
     def _found(self, task: Task, *, promise: str | None = None, ended_at: float | None = None) -> tuple[bool, Row]:
-        now = self._store.clock.now()
+        now = self._store.clock.leases.now()
         row = shared_writes.key_row(_row_id(task), task.task_id, now=now, promise=promise, ended_at=ended_at)
         return self._store.found(row)
 
     def _pass(self, seen: KeyRow, task: Task, *, promise: str | None = None, ended_at: float | None = None) -> bool:
-        now = self._store.clock.now()
+        now = self._store.clock.leases.now()
         write = shared_writes.pass_key(seen.row, task.task_id, now=now, promise=promise, ended_at=ended_at)
         [(won, _)] = self._store.attempt([write])
         return won

@@ -262,7 +262,7 @@ class Slots:
         task = tasks.get(task_id)
         if task is None:
             return False
-        clock = self._store.clock
+        clock = self._store.clock.leases
         if (
             task.handoff_state in (Handoff.OFFERED, Handoff.READY)
             and not task.status.is_terminal

@@ -12,7 +12,7 @@ from typing import Final
 
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
+from thunderagent.clock import on_host, since_boot
 from thunderagent.conditions import Write
 from thunderagent.dependencies import most_dependents
 from thunderagent.dependents import Dependents, Ended
@@ -136,7 +136,7 @@ class LostLeases:
             return self._has_no_holder(task, known, now)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):
             known = self._remember(task, _Sighting(task.fence, task.hb, now, now))
-        clock = self._store.clock
+        clock = self._store.clock.leases
         still_for = now - known.since
         if still_for > task.lease_sec + self._guard_s:
             return True
@@ -306,7 +306,7 @@ class Janitor:
                 task.lease_owner,
                 beside=number[task.lease_owner] - 1,
                 is_alone=runs_alone(task),
-                lives=seen_at.get(str(task.lease_owner), 0.0) > (task.lock_time or 0.0),
+                lives=seen_at.get(str(task.lease_owner), 0.0) > on_host(self._store.clock, task.lock_time or 0.0),
             )
             for task in lost
         }

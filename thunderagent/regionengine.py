@@ -36,6 +36,10 @@ class RegionClock:
     def is_usable(self) -> bool:
         return self._clock.is_usable
 
+    @property
+    def leases(self) -> SharedClock:
+        return RegionClock(self._clock.leases, self.skew_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Links:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from thunderagent import shared_writes, writes
-from thunderagent.clock import SharedClock, since_boot
+from thunderagent.clock import BootClock, SharedClock, since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import DuplicateTask, StoreError, StoreRejected
 from thunderagent.losses import Loss
@@ -148,7 +148,7 @@ class TaskStore:
 
     @property
     def clock(self) -> SharedClock:
-        """The clock that all agents share."""
+        """The clock that all agents share; what holds among them for a time counts on its `leases`."""
         return self.engine.clock
 
     def sibling(self) -> TaskStore:
@@ -192,7 +192,7 @@ class TaskStore:
         The writes that end leases come first, and each says whether it was accepted: what is refused was not ours any
         more. Of the candidates, the leases won are answered.
         """
-        now, until = self.clock.now(), self.clock.latest()
+        now, until = self.clock.now(), self.clock.leases.latest()
         claims = [
             writes.claim(one.candidate, owner=owner, lease_s=one.lease_s, now=now, until=until + one.lease_s)
             for one in wanted
@@ -228,7 +228,7 @@ class TaskStore:
         self, seen: Sequence[tuple[Task, float]], *, owner: str, losses: Mapping[str, Loss] | None = None
     ) -> Exchanged:
         """Take tasks of lost agents, each with the length of the new lease; what was seen of the loss by their ids."""
-        now, until = self.clock.now(), self.clock.latest()
+        now, until = self.clock.now(), self.clock.leases.latest()
         batch = [
             writes.take_over(
                 task,
@@ -257,7 +257,7 @@ class TaskStore:
 
     def renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         """Send heartbeats. No answer is neither a win nor a loss: the holder goes on until its deadline."""
-        now, until = self.clock.now(), self.clock.latest()
+        now, until = self.clock.now(), self.clock.leases.latest()
         batch = [
             writes.renew(
                 beat.lease,
@@ -285,7 +285,7 @@ class TaskStore:
 
     def take_turn(self, name: str, *, owner: str, lasts_s: float) -> Row | None:
         """The row of the turn for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
-        now = self.clock.now()
+        now = self.clock.leases.now()
         turn = shared_writes.take_turn(f"turn:{name}", owner=owner, now=now, until=timestamp(now + lasts_s))
         [(answer, won)] = self._apply([turn])
         is_known = won or answer.row or answer.error
@@ -325,8 +325,10 @@ class TaskStore:
         Raises:
             StoreError: the store did not answer.
         """
-        now = self.clock.now()
-        agent_id, expire_at = f"agent:{agent}", int(now + lives_s)
+        now, leases = self.clock.now(), self.clock.leases
+        agent_id, expire_at = f"agent:{agent}", int(leases.now() + lives_s)
+        if isinstance(leases, BootClock):  # when the machine starts again, what this agent held is over
+            info = {**info, "boot": leases.boot_id}
         [(is_known, _)] = self.attempt([shared_writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
         if not is_known:
             row = {
@@ -349,7 +351,7 @@ class TaskStore:
             page = self.engine.page(shared_writes.AGENT_STATUS, limit=100, after=after)
             rows = self.engine.get([entry.task_id for entry in page.entries]).values()
             for row in rows:
-                is_lost = row.get("expireAt", 0) <= self.clock.earliest()
+                is_lost = row.get("expireAt", 0) <= self.clock.leases.earliest()
                 if "queues" in row.get("info", {}) and (lost or not is_lost):
                     name, seen_at = row["taskId"].removeprefix("agent:"), row.get("updatedAt", 0.0)
                     found.append(AgentInfo(name, row["createdAt"], seen_at, row["info"], is_lost))

@@ -8,6 +8,7 @@ from typing import Any, Final
 from thunderagent import events
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
+from thunderagent.clock import on_host
 from thunderagent.errors import AgentDraining, StreamHandedOff
 from thunderagent.executor import Running
 from thunderagent.journal import keep_journals
@@ -96,7 +97,7 @@ class Streams:
         def ours(task: Task) -> float | None:
             since = self._lost_since.setdefault((task.task_id, task.fence), now)
             if task.is_stream:
-                self.fleet.lost(task.lease_owner or "", task.lock_time or 0.0)
+                self.fleet.lost(task.lease_owner or "", on_host(self._store.clock, task.lock_time or 0.0))
                 left_s = 0.0 if self.fleet.is_ours(task.task_id) else OTHERS_S
             else:
                 left_s = others_s(task)

@@ -16,7 +16,7 @@ from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
 from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
-from thunderagent.clock import since_boot
+from thunderagent.clock import SharedClock, since_boot
 from thunderagent.errors import ConfigurationError, StreamStopped, WaitTimeout
 from thunderagent.events import Event
 from thunderagent.fasttime import FastLoop as FastLoop
@@ -52,6 +52,11 @@ class FakeClock:
         return self._now
 
     earliest = latest = now
+
+    @property
+    def leases(self) -> SharedClock:
+        """Itself: `jump` moves leases too, as when the clock of a service is set."""
+        return self
 
     def monotonic(self) -> float:
         """Seconds of the clock that nobody can set; pass this method where a `monotonic` is asked for."""

@@ -6,10 +6,12 @@ Every look into the store is bounded: at most `LISTED` rows of others, and `COUN
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from thunderagent.balance import is_paused
+from thunderagent.clock import on_host
 from thunderagent.health.judgement import DEAD_S, TOLD
 from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.key_rows import holds
@@ -49,6 +51,7 @@ def why(store: TaskStore, task: Task) -> list[str]:
     """
     if task.status.is_terminal:
         return []
+    task = on_the_clock(store, task)
     now, beside = store.clock.now(), list(_key(store, task))
     if task.status is Status.RUNNING:
         if task.lock_time is None or task.lock_time >= now:
@@ -60,6 +63,14 @@ def why(store: TaskStore, task: Task) -> list[str]:
     agents = store.agents()
     held = [*_pauses(store, task, agents, now), *held, *_agents(task, agents)]
     return [*(held or _ready(store, task, agents)), *beside]
+
+
+def on_the_clock(store: TaskStore, task: Task) -> Task:
+    """A task as people read it: the times of its lease are on the clock of the host, too."""
+    if store.clock.leases is store.clock:
+        return task
+    lease, handoff = (at and on_host(store.clock, at) for at in (task.lock_time, task.handoff_until))
+    return replace(task, lock_time=lease, handoff_until=handoff)
 
 
 def _agent_of(store: TaskStore, task: Task, now: float) -> Iterator[str]:
@@ -160,7 +171,7 @@ def _states(store: TaskStore, names: Sequence[str]) -> list[str]:
     rows, now = store.peek(names[:LISTED]), store.clock.now()
     told = []
     for name in names:
-        task = rows.get(name)
+        task = on_the_clock(store, rows[name]) if name in rows else None
         if name not in names[:LISTED] or (task is not None and task.status is Status.RUNNING):
             is_over = task is not None and task.lock_time is not None and task.lock_time < now
             told.append(f"{name} (its lease is over)" if is_over else name)

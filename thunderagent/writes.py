@@ -90,7 +90,7 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
             Is("status", candidate.status_value),
             Is("createdAt", candidate.created_at),
             Is("job", candidate.job),  # what was told by a ring may be wrong
-            Either((Absent("lockTime"), Below("lockTime", timestamp(now)))),
+            Either((Absent("lockTime"), Below("lockTime", timestamp(until - lease_s)))),
         ),
     )
 

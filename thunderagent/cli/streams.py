@@ -45,6 +45,7 @@ from thunderagent.cli.story import (
 from thunderagent.client import Client
 from thunderagent.errors import NotAllowed, TaskNotFound, WaitTimeout
 from thunderagent.task import STREAM, Candidate, Desired, Status, Task
+from thunderagent.waiting import on_the_clock
 
 streams_app = typer.Typer(help="See, stop and start streams, and ask why they did what they did.", no_args_is_help=True)
 
@@ -88,7 +89,7 @@ def list_(
             row.append(short(cursor_text(task.last_seq), 40 if wide else 20))
             if wide:
                 row += [moment(since_of(task)), str(task.crash_count), str(task.retry_count)]
-            rows.append([*row, now_of(task, now)])
+            rows.append([*row, now_of(on_the_clock(client.store, task), now)])
         widths = [
             max(len(title), *map(len, column)) for title, column in zip(titles, zip(*rows, strict=True), strict=True)
         ]
@@ -182,7 +183,7 @@ def explain(
             missed = asdict(summed([gap for run in shown for gap in run.gaps]))
             tell({"task": as_dict(task), "runs": [asdict(run) for run in shown], "missed": missed}, True)
             return
-        show_head(task, now, next((run for run in found if run.fence == task.fence), None))
+        show_head(on_the_clock(client.store, task), now, next((run for run in found if run.fence == task.fence), None))
         if gaps:
             show_gaps(shown)
             return
@@ -264,7 +265,7 @@ def _stopping(client: Client, before: Task, after: Task) -> str:
         already = "already " if before.status is Status.DONE else ""
         return f"is {already}{_end(after)}"
     again = " (it was told before)" if before.desired_state == Desired.STOPPED else ""
-    if after.lock_time is not None and after.lock_time < client.store.clock.now():
+    if after.lock_time is not None and after.lock_time < client.store.clock.leases.now():
         return f"stops when another agent has taken it over: the lease of {after.lease_owner} is over{again}"
     # The row does not tell how often its agent beats, but three beats fit into every lease.
     within = f", within {(after.lease_sec or 0.0) / 3:.0f} s" if after.lease_sec else ""

@@ -36,7 +36,7 @@ from thunderagent.client import Client
 from thunderagent.errors import PayloadInvalid
 from thunderagent.registry import Registry
 from thunderagent.task import Status, Task
-from thunderagent.waiting import why
+from thunderagent.waiting import on_the_clock, why
 
 WIDE: Final = 120
 """Columns of a terminal that has room for the queue and the times of each task."""
@@ -171,7 +171,7 @@ def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption =
             return
         related = client.store.get([*task.depends_on, *task.dependents])
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for name, value in details(task):
+        for name, value in details(on_the_clock(client.store, task)):
             table.add_row(f"[dim]{name}[/dim]", value)
         for number, sentence in enumerate(reasons):
             table.add_row("" if number else "[dim]why[/dim]", escape(sentence))

@@ -14,17 +14,25 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from thunderagent.clock import HostClock, SharedClock
+from thunderagent.clock import BootClock, HostClock, SharedClock, boot_id
 from thunderagent.conditions import Write
-from thunderagent.errors import AccessDenied, ConfigurationError, StoreError, StoreRejected, StoreUnavailable
+from thunderagent.errors import (
+    AccessDenied,
+    ConfigurationError,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+    ThunderAgentError,
+)
 from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText, Overdue
 from thunderagent.shared_writes import AGENT_STATUS
-from thunderagent.stores import sql, sqlite_link, sqlite_schema
+from thunderagent.stores import boots, sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
 from thunderagent.stores.sqlite_link import Link
 from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
@@ -69,9 +77,11 @@ class SqliteEngine:
 
     def __init__(self, path: str, *, clock: SharedClock | None = None) -> None:
         self.path = path if path == MEMORY else os.path.abspath(path)
-        self.clock: SharedClock = clock or HostClock()
+        self.clock: SharedClock = clock or HostClock(boot_id=boot_id())
         self._link = Link(self.path, _connect)
         weakref.finalize(self, self._link.drop)  # not `__del__`: at the end of a process its globals may be gone
+        if leases := self._unplaced():
+            leases.find = partial(_find_place, weakref.ref(self))
 
     @property
     def url(self) -> str:
@@ -121,7 +131,7 @@ class SqliteEngine:
             ]
 
     def expire(self, now: float) -> int:
-        parameters = (now, AGENT_STATUS, now - LOST_S, EXPIRED_AT_ONCE)
+        parameters = (now, AGENT_STATUS, self._lost_before(now), EXPIRED_AT_ONCE)
         with self._reading() as cursor:  # the lock of the writer is only asked for when there is something to do
             is_due = bool(cursor.execute(sql.DUE, parameters).fetchall())
             [[pages]] = cursor.execute("PRAGMA page_count").fetchall()
@@ -138,9 +148,13 @@ class SqliteEngine:
 
     def overdue(self, now: float) -> Overdue | None:
         with self._reading() as cursor:
-            parameters = (now, AGENT_STATUS, now - LOST_S, MOST_OVERDUE)
+            parameters = (now, AGENT_STATUS, self._lost_before(now), MOST_OVERDUE)
             rows, first = cursor.execute(sql.COUNT_DUE, parameters).fetchone()
         return Overdue(rows, now - first if rows else 0.0)
+
+    def _lost_before(self, now: float) -> float:
+        """Agents whose rows were overdue then are of no interest any more; they live by the clock of leases."""
+        return now + self.clock.leases.now() - self.clock.now() - LOST_S
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         raise StoreError("SQLite keeps every text in its row")  # unreachable through the store: see inline_bytes
@@ -236,10 +250,21 @@ class SqliteEngine:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Cursor]:
         with _translated(self.path), self._link.used() as cursor:
+            if leases := self._unplaced():
+                self._agree(boots.recall(cursor, leases))
             yield cursor
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        if leases := self._unplaced():
+            with self._writing() as cursor:
+                zero = boots.settle(cursor, leases)
+            self._agree(leases.place(zero))
+        with self._writing() as cursor:
+            yield cursor
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Cursor]:
         """Wait for the lock of the one writer, and take it.
 
         SQLite itself waits longer after each attempt, up to 100 ms: then whoever came last gets the lock again and
@@ -261,6 +286,25 @@ class SqliteEngine:
                         raise
                     return
             time.sleep(lock_pause(waited_s, _random))
+
+    def _unplaced(self) -> BootClock | None:
+        """The clock of leases, as long as it has not its place from the file."""
+        leases = self.clock.leases
+        return leases if isinstance(leases, BootClock) and not leases.is_placed else None
+
+    def _agree(self, is_same: bool) -> None:
+        if not is_same:
+            raise StoreUnavailable(
+                f"the clock of this machine was set while the first agents of {self.path} started: what was to be "
+                "written has a wrong time, and is to be tried again"
+            )
+
+
+def _find_place(engine: weakref.ref[SqliteEngine]) -> None:
+    """Read the file, which places the clock of leases if it knows how. The clock keeps no engine from its end."""
+    if one := engine():
+        with suppress(ThunderAgentError), one._reading():
+            pass
 
 
 def _has_begun(cursor: sqlite3.Cursor, *, or_fails: bool) -> bool:
