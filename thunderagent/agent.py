@@ -90,6 +90,7 @@ class Agent:
         self.gate = Gate(settings.region if settings.region_arbiter else None, monotonic=store.monotonic)
         """What the agent may write, by the grant of its region; `equip` has it renewed."""
         self.store = store = gated(store, self.gate)
+        store.unread.listener = lambda one: self.bus.emit(events.RowUnreadable.of(one))
         self.jobs = jobs = with_canary(jobs, settings, store, self.bus, who=self.name, doorbell=doorbell)
         self.settings = settings
         check_leases(jobs, settings)

@@ -11,7 +11,7 @@ from thunderagent.arguments import check, is_storable, seconds_problem, shown, w
 from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
 from thunderagent.dependencies import OnParentFailure
-from thunderagent.dependents import Dependents, Ended
+from thunderagent.dependents import Dependents, Ended, statuses_of
 from thunderagent.doorbell import Doorbell
 from thunderagent.errors import NotAllowed, TaskNotFound, TextGone
 from thunderagent.intake import Intake
@@ -23,6 +23,7 @@ from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
 from thunderagent.texts import LEFT_S
+from thunderagent.unreadable import Unreadable
 
 MOST_RUNS: Final = 10_000
 """Runs of a stream that are asked for at once."""
@@ -70,9 +71,11 @@ class Commands:
 
         Raises:
             TaskNotFound: there is none, or its time to live is over.
+            TaskUnreadable: this version cannot read its row.
         """
         name = id_of(task_id)
-        task = self.store.get([name]).get(name)
+        row = self.store.engine.get([name]).get(name, {})
+        [task] = self.store.texts.inflate([Task.from_row(row)]) if "job" in row else [None]
         if task is None or (task.expire_at is not None and task.expire_at < self.store.clock.earliest()):
             raise TaskNotFound(f"there is no task {name!r} in {self.store.engine.url}")
         return task
@@ -228,13 +231,16 @@ class Commands:
     def _open_parents(self, task: Task) -> frozenset[str]:
         if not task.depends_on:
             return frozenset()
-        parents = self.store.get(task.depends_on)
+        parents = self.store.read(task.depends_on)
+        statuses = statuses_of(task.depends_on, parents)
         for name in task.depends_on if task.on_parent_failure != OnParentFailure.RUN else ():
-            status = parents[name].status if name in parents else None
+            status = statuses.get(name, Status.BLOCKED)  # one that cannot be read is waited for
             if status is None or status in (Status.FAILED, Status.DONE):
                 what = f"is {status}" if status else "no longer exists"
                 raise NotAllowed(f"the task {task.task_id!r} depends on {name!r}, which {what}: retry that first")
-        return frozenset(name for name, parent in parents.items() if not parent.status.is_terminal)
+        return frozenset(
+            name for name, one in parents.items() if isinstance(one, Unreadable) or not one.status.is_terminal
+        )
 
 
 def id_of(task: str | Task) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thunderagent.task import Row
+from thunderagent.unreadable import is_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,22 @@ class Fewer:
 
 
 @dataclass(frozen=True, slots=True)
-class NoSet:
-    """The attribute is there and is no set: somebody has written the row by hand."""
+class Counts:
+    """The attribute is a number that can be counted on: from 0, and exact on every engine. Or it is not there."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The attribute is there and has the type that the table gives it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mistyped:
+    """The attribute is there and has another type: of a row that was written by hand."""
 
     name: str
 
@@ -77,7 +92,7 @@ class Either:
     conditions: tuple[Condition, ...]
 
 
-Condition = Is | Absent | Present | Below | Above | Fewer | NoSet | OneOf | Either
+Condition = Is | Absent | Present | Below | Above | Fewer | Counts | Typed | Mistyped | OneOf | Either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +116,17 @@ class Write:
         if not self.require:
             raise ValueError(f"the write {self.verb!r} has no condition")
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What must hold: what the verb requires, and that what is counted or collected is not of another type.
+
+        Engines do not agree about what becomes of such an attribute: so all of them refuse the write.
+        """
+        pinned = {one.name for one in self.require if isinstance(one, (Is, Fewer))}
+        counted = (Counts(name) for name in self.increase if name not in pinned)
+        sets = (Either((Absent(name), Typed(name))) for name in (*self.insert, *self.discard) if name not in pinned)
+        return (*self.require, *counted, *sets)
+
     def landed_on(self, row: Row) -> bool:
         """True when the row looks exactly as this write leaves it: a lost reply, not a lost race.
 
@@ -110,7 +136,7 @@ class Write:
             return False
         if any(name in row for name in self.remove):
             return False
-        if any(not members <= set(row.get(name, ())) for name, members in self.insert.items()):
+        if any(not is_set(row.get(name)) or not members <= row[name] for name, members in self.insert.items()):
             return False
         return all(
             row.get(condition.name) == condition.value

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from thunderagent.arguments import LONGEST_S, check, seconds_problem, shown
-from thunderagent.errors import ConfigurationError, ParentResultLost, TaskStopped, ThunderAgentError
+from thunderagent.errors import ConfigurationError, ParentResultLost, TaskStopped, TaskUnreadable, ThunderAgentError
 from thunderagent.forks import renewed
 from thunderagent.jsondata import NOT_STORED, dump_json
 from thunderagent.task import Lease, Status, Task
+from thunderagent.unreadable import Unreadable
 
 PROGRESS_BYTES: Final = 1024
 _EPOCH_SHIFT: Final = 32
@@ -90,13 +91,15 @@ class ParentResults(Mapping[str, Any]):
         self.failed = failed or {}
 
     @classmethod
-    def of(cls, task_ids: Iterable[str], parents: Mapping[str, Task]) -> ParentResults:
+    def of(cls, task_ids: Iterable[str], parents: Mapping[str, Task | Unreadable]) -> ParentResults:
         """Those of these parents, of which some rows may be gone."""
         results, unread, failed = dict[str, Any](), dict[str, ThunderAgentError](), dict[str, ParentFailure]()
         for name in task_ids:
             parent = parents.get(name)
             if parent is None:
                 unread[name] = ParentResultLost(f"the result of {name} cannot be had: its row is gone")
+            elif isinstance(parent, Unreadable):
+                unread[name] = TaskUnreadable(str(parent))
             elif parent.result_error is not None:
                 unread[name] = parent.result_error
             elif parent.status is not Status.SUCCESS:
@@ -221,7 +224,7 @@ class Context:
         """Results of the tasks this one depends on, by task id; None for a parent that returned None or failed.
 
         To ask for one that was not stored, or whose row is gone, raises `ParentResultLost`, and for one that could not
-        be read a `StoreError`; the others are there.
+        be read a `StoreError` or `TaskUnreadable`; the others are there.
         """
         parents = self.parents()
         return parents if parents.unread else dict(parents)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Final
 
+from thunderagent.task import OnParentFailure as OnParentFailure
 from thunderagent.task import Status, Task
 
 LONGEST_ID: Final = 512
@@ -16,19 +17,6 @@ MOST_LINKED: Final = 375_000
 
 A row of DynamoDB has 400 KB. What else a task comes to in its life is under 24 KB.
 """
-
-
-class OnParentFailure(StrEnum):
-    """What a child does when a parent ends without success.
-
-    * `FAIL`: the child fails too, and so on down the graph.
-    * `CANCEL`: the child is closed as DONE.
-    * `RUN`: the child runs as if the parent had succeeded.
-    """
-
-    FAIL = "fail"
-    CANCEL = "cancel"
-    RUN = "run"
 
 
 class Verdict(Enum):

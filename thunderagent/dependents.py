@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from thunderagent import events, writes
@@ -13,6 +13,7 @@ from thunderagent.errors import StoreRejected
 from thunderagent.keys import Keys
 from thunderagent.store import TaskStore
 from thunderagent.task import Status, Task
+from thunderagent.unreadable import Unreadable
 
 AT_ONCE = 100
 """Children read and written in one call to the store."""
@@ -109,6 +110,12 @@ class Dependents:
                 self._bus.emit(events.ChildDoomed(task_id=task.task_id, status=status, reason=why))
                 ended.append(Ended(task.task_id, task.status, task.dependents))
         return ended
+
+
+def statuses_of(names: Iterable[str], rows: Mapping[str, Task | Unreadable]) -> dict[str, Status | None]:
+    """What is known of parents: None for one that is gone. One whose row cannot be read is left out, and waited for."""
+    found = {name: rows.get(name) for name in names}
+    return {name: None if one is None else one.status for name, one in found.items() if not isinstance(one, Unreadable)}
 
 
 def _is_ready(child: Task) -> bool:

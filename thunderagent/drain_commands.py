@@ -15,6 +15,7 @@ from thunderagent.pause_commands import LONGEST_NAME, PauseCommands, check_pause
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of
 from thunderagent.store import AgentInfo
 from thunderagent.task import Row
+from thunderagent.unreadable import is_number
 
 MOST_DRAINS: Final = 100
 """Agents that are asked to drain at one moment at most: every agent reads all of it, each time."""
@@ -90,7 +91,7 @@ class DrainCommands(PauseCommands):
         for delay_s in wait_delays():
             rows = self.store.engine.get([f"agent:{name}" for name in names])
             earliest = self.store.clock.leases.earliest()
-            left = [row for row in rows.values() if row.get("expireAt", 0) > earliest]
+            left = [row for row in rows.values() if is_number(at := row.get("expireAt")) and at > earliest]
             if not left:
                 break
             if (left_s := until - time.monotonic()) <= 0:
@@ -140,9 +141,8 @@ def _name_of(agent: AgentInfo | str) -> str:
 
 
 def _still(row: Row) -> str:
-    info = row.get("info") or {}
-    running = info.get("running") or {}
-    number = sum(one for one in running.values() if isinstance(one, (int, float)))
+    running = info_of({"info": info_of(row).get("running")})
+    number = sum(filter(is_number, running.values()))
     name = str(row["taskId"]).removeprefix("agent:")
     return f"{name} ({'1 task' if number == 1 else f'{number:g} tasks'})" if number else name
 

@@ -5,12 +5,12 @@ The name of an agent is that of one process, so an entry does not concern the ag
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from thunderagent.pauses import info_of
 from thunderagent.task import Row, timestamp
+from thunderagent.unreadable import is_number
 
 PREFIX: Final = "drain:"
 
@@ -51,5 +51,4 @@ def without_old(info: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 def _since(entry: object) -> float:
     since = entry.get("since") if isinstance(entry, Mapping) else None
-    is_number = isinstance(since, (int, float)) and not isinstance(since, bool) and math.isfinite(since)
-    return float(since) if is_number else 0.0  # type: ignore[arg-type] # a number
+    return float(since) if is_number(since) else 0.0

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from thunderagent.errors import StoreError
 from thunderagent.limits import Limit, holders_of, number_of, rows_of
-from thunderagent.lines import candidate_of, keep_line_open, let_out
-from thunderagent.shared_writes import LINE_STATUS
+from thunderagent.lines import candidate_of, is_line_open, keep_line_open, let_out
 from thunderagent.store import TaskStore
 from thunderagent.task import Row, Status, Task
 
@@ -71,7 +70,7 @@ class Entrance:
             for key, several in waiting.items():
                 row = rows.get(key)
                 limit = _limit(several[0], number, rows) or Limit(key, 1)
-                if row is None or row.get("status") != LINE_STATUS:  # closed, as nobody stood in it yet
+                if not is_line_open(row):  # closed, as nobody stood in it yet
                     keep_line_open(self._store, limit, row)
                 leaving += several[: max(0, limit.number - len(holders_of(row)))]
             left = {task.task_id: task for task in let_out(self._store, map(candidate_of, leaving))}

@@ -17,6 +17,7 @@ inputs and broken dependencies, and each says what to do.
     ├── ParentResultLost          a parent succeeded and its result cannot be had
     ├── EventRejected             an event that came to a router cannot become a task
     ├── NotAllowed                the task's state does not permit this command
+    │   └── TaskUnreadable        … this version cannot read its row
     ├── WaitTimeout               the task did not end in the given time
     ├── TaskStopped               raised inside a handler that asked `ctx.check()`
     │   ├── TaskCancelled         … somebody cancelled the task
@@ -127,6 +128,10 @@ class EventRejected(ThunderAgentError):
 
 class NotAllowed(ThunderAgentError):
     """The state of the task does not permit this."""
+
+
+class TaskUnreadable(NotAllowed):
+    """The row of the task cannot be read; upgrade this installation, or mend or delete the row."""
 
 
 class WaitTimeout(ThunderAgentError):

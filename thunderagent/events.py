@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thunderagent.unreadable import REMEDY, Unreadable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -211,6 +213,21 @@ class UnknownJobsSeen(Event):
 
     queue: str
     jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowUnreadable(Event):
+    """A row that this version cannot read is left alone: a newer version has written it, or a person. Told once."""
+
+    row_id: str
+    attribute: str
+    value: str
+    remedy: str
+
+    @classmethod
+    def of(cls, one: Unreadable) -> RowUnreadable:
+        """The event of a row."""
+        return cls(row_id=one.row_id, attribute=one.attribute, value=one.value, remedy=REMEDY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from thunderagent.pauses import Pause, PauseKind, read_pauses
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
 from thunderagent.traceparent import trace_id
-from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, why
+from thunderagent.unreadable import is_number
+from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
 from thunderagent.writes import ERRORS_KEPT
 
 LOOKED_THROUGH: Final = 200
@@ -51,10 +52,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A parent or a child; `status` is None when its row is gone."""
+    """A parent or a child; `status` is None when its row is gone, and UNREADABLE when it cannot be read here."""
 
     task_id: str
-    status: Status | None
+    status: str | None
     is_waited_for: bool
 
 
@@ -154,9 +155,9 @@ def _holding(task: Task, now: float) -> Holding | None:
 
 
 def _relatives(store: TaskStore, names: Sequence[str], waiting_for: frozenset[str]) -> Iterator[Relative]:
-    rows = store.peek(names) if names else {}
+    rows = store.read(names) if names else {}
     for name in names:
-        yield Relative(name, rows[name].status if name in rows else None, name in waiting_for)
+        yield Relative(name, status_text(rows[name]) if name in rows else None, name in waiting_for)
 
 
 # What happened
@@ -172,7 +173,7 @@ def _happened(task: Task) -> list[Happened]:
         first = str(entry.get("error", "")).strip().splitlines() or ["no message"]
         at = entry.get("at")
         text = f"attempt {entry.get('attempt', '?')}{agent}: {_message(first)}"
-        found.append(Happened(float(at) if isinstance(at, (int, float)) else 0.0, text))
+        found.append(Happened(float(at) if is_number(at) else 0.0, text))
     who = task.lease_owner or task.last_agent
     if task.started_at is not None:
         found.append(Happened(task.started_at, f"it started{f' on {who}' if who else ''}, run {task.fence}"))

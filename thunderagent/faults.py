@@ -207,8 +207,8 @@ class FaultyEngine:
     def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         return self._once("count", lambda: self._engine.count(status_value, until=until, most=most))
 
-    def lanes(self) -> list[Lane]:
-        return self._once("lanes", self._engine.lanes)
+    def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
+        return self._once("lanes", lambda: self._engine.lanes(strange))
 
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
         return self._once("delete", lambda: self._engine.delete(tasks))

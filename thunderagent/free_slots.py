@@ -10,9 +10,8 @@ from typing import Final
 
 from thunderagent.errors import StoreError
 from thunderagent.limits import Limit, holders_of, rows_of
-from thunderagent.lines import candidate_of, entries, keep_line_open, let_out, line_of
+from thunderagent.lines import candidate_of, entries, is_line_open, keep_line_open, let_out, line_of
 from thunderagent.pacing import LINE_AGAIN_S, LINE_TRIED_S
-from thunderagent.shared_writes import LINE_STATUS
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import Candidate, Lane, Row, Status, Task
 
@@ -58,7 +57,7 @@ class FreeSlots:
     def freed(self, limit: Limit, row: Row | None) -> None:
         """The row of a limit as it is after a slot was freed; remembered if one is free and its line is open."""
         free = limit.number - len(holders_of(row))
-        if free <= 0 or row is None or row.get("status") != LINE_STATUS:
+        if free <= 0 or not is_line_open(row):
             self._free.pop(limit.key, None)
         elif len(self._free) < FREED_KEPT or limit.key in self._free:
             self._free[limit.key] = _Free(limit, free, self._store.monotonic())
@@ -69,7 +68,7 @@ class FreeSlots:
         Raises:
             StoreError: the store did not answer; the sweep looks after the task.
         """
-        if row is None or row.get("status") != LINE_STATUS:  # closed, as nobody stood in it yet
+        if not is_line_open(row):  # closed, as nobody stood in it yet
             keep_line_open(self._store, limit, row)
             row = rows_of(self._store, [limit.key]).get(limit.key)
         self.freed(limit, row)
@@ -153,8 +152,7 @@ class FreeSlots:
         self.lanes = list(dict.fromkeys((*self.lanes, *self._store.engine.lanes())))
         for key, one in again.items():
             row = rows.get(key)
-            is_open = row is not None and row.get("status") == LINE_STATUS
-            one.free = one.limit.number - len(holders_of(row)) if is_open else 0
+            one.free = one.limit.number - len(holders_of(row)) if is_line_open(row) else 0
 
     def _look_later(self, key: str, one: _Free, *, enough: bool) -> None:
         """The index may show later who came before: look again, a few times, unless everything is given away."""

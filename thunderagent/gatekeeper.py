@@ -24,7 +24,7 @@ def gated(store: TaskStore, gate: Gate) -> TaskStore:
     """The store whose writes need a grant; the same one where there is one region."""
     if gate.region is None:
         return store
-    return TaskStore(cast(Engine, GatedEngine(store.engine, gate)), blobs=store.texts.blobs, monotonic=store.monotonic)
+    return store.over(cast(Engine, GatedEngine(store.engine, gate)))
 
 
 class Gatekeeper:

@@ -125,7 +125,7 @@ class Record:
                 by=info.get("by", ""),
                 reason=info.get("reason", ""),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise StoreError(
                 f"the row {row.get('taskId')!r} of the arbiter cannot be read ({error!r:.200}): a newer version has "
                 "written it, or a person; upgrade this installation, or mend the row"

@@ -261,7 +261,7 @@ class Housekeeping:
         return lease_s
 
     def _learn_lanes(self) -> None:
-        self._lanes = self._store.engine.lanes()
+        self._lanes = self._store.lanes()
         for (name, _), poller in self._pollers.items():
             lanes = {Lane(name, shard) for shard in range(self._settings.shards)}
             lanes.update(lane for lane in self._lanes if lane.queue == name)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from thunderagent import writes
 from thunderagent.arguments import LONGEST_S, MOST_RETRIES, check, choice_problem, seconds_problem, whole_problem
 from thunderagent.dependencies import LONGEST_ID, MOST_LINKED, OnParentFailure, linked_bytes, most_dependents
-from thunderagent.dependents import Dependents
+from thunderagent.dependents import Dependents, statuses_of
 from thunderagent.entrance import Entrance
 from thunderagent.errors import (
     ConfigurationError,
@@ -202,8 +202,8 @@ class Intake:
             StoreError: the store did not answer.
         """
         names = frozenset[str]().union(*(child.waiting_for for child in children))
-        parents = self._store.peek(sorted(names))
-        known = [parent for parent in parents.values() if not parent.status.is_terminal]
+        parents = self._store.read(sorted(names))
+        known = [one for one in parents.values() if isinstance(one, Task) and not one.status.is_terminal]
         waiting = {
             parent.task_id: [child.task_id for child in children if parent.task_id in child.waiting_for]
             for parent in known
@@ -211,9 +211,9 @@ class Intake:
         known = [parent for parent in known if most_dependents(parent, waiting[parent.task_id])]  # else the sweep tells
         told = self._store.apply([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
         if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
-            parents = {name: parent for name, parent in parents.items() if name not in ended} | self._store.peek(ended)
-        over: dict[str, Status | None] = dict.fromkeys(names - parents.keys())
-        over |= {name: parent.status for name, parent in parents.items() if parent.status.is_terminal}
+            parents = {name: one for name, one in parents.items() if name not in ended} | self._store.read(ended)
+        statuses = statuses_of(names, parents)
+        over = {name: status for name, status in statuses.items() if status is None or status.is_terminal}
         concerned = [child for child in children if not over.keys().isdisjoint(child.waiting_for)]
         if not concerned:
             return list(children)
@@ -241,10 +241,13 @@ class Intake:
 
     def _waiting(self, tasks: Sequence[Task], depends_on: Sequence[str]) -> list[Task]:
         """The tasks as BLOCKED, unless all their parents have succeeded."""
-        parents = self._store.peek(depends_on)
+        parents = self._store.read(depends_on)
         if missing := [name for name in depends_on if name not in parents]:
             raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
-        waiting_for = frozenset(name for name, parent in parents.items() if parent.status is not Status.SUCCESS)
+        has_succeeded = {
+            name for name, one in parents.items() if isinstance(one, Task) and one.status is Status.SUCCESS
+        }
+        waiting_for = frozenset(parents.keys() - has_succeeded)
         if linked_bytes(depends_on) + linked_bytes(waiting_for) > MOST_LINKED:
             raise TooManyDependents(
                 f"depends_on names {len(depends_on):,} tasks, more than a row has room for ({MOST_LINKED:,} bytes of "
@@ -254,7 +257,7 @@ class Intake:
             return list(tasks)
         children = [task.task_id for task in tasks]
         for parent in (parents[name] for name in sorted(waiting_for)):
-            if not parent.status.is_terminal and not most_dependents(parent, children):
+            if isinstance(parent, Task) and not (parent.status.is_terminal or most_dependents(parent, children)):
                 raise TooManyDependents(
                     f"{len(parent.dependents):,} tasks wait for {parent.task_id!r}, and its row has no room for "
                     f"{len(children):,} more ({MOST_LINKED:,} bytes of ids): let them wait for tasks in between that "

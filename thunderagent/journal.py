@@ -18,6 +18,7 @@ from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP, State
 from thunderagent.task import Task, timestamp
+from thunderagent.unreadable import Unreadable, is_number
 
 MOVES_KEPT: Final = 50
 GAPS_KEPT: Final = 100
@@ -27,6 +28,7 @@ COUNTS_S: Final = 900.0
 
 _STEPS: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
 REASON_BYTES: Final = 200
+_COUNTS: Final = ("connects", "handled", "duplicates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +190,25 @@ def read_journals(store: TaskStore, task: Task, *, runs: int) -> list[Run]:
     """The accounts of the last runs of a stream, oldest first; runs without one are left out."""
     fences = range(max(1, task.fence - runs + 1), task.fence + 1)
     rows = store.engine.get([journal_id(task.task_id, fence) for fence in fences])
-    found = [(fence, rows[name]) for fence in fences if (name := journal_id(task.task_id, fence)) in rows]
-    return [_run(fence, row["info"]) for fence, row in found]
+    found = []
+    for fence in fences:
+        if (row := rows.get(journal_id(task.task_id, fence))) is not None:
+            try:
+                found.append(_run(fence, row["info"]))
+            except (AttributeError, LookupError, TypeError, ValueError):
+                store.unread.note(Unreadable.of(row, "info"))
+    return found
 
 
 def _run(fence: int, info: Mapping[str, Any]) -> Run:
+    """The run that an account tells of.
+
+    Raises:
+        ValueError: the account is of another version, or was written by hand.
+    """
+    numbers = [at for at, *_ in info.get("moves", ())] + [info.get(name, 0) for name in _COUNTS]
+    if not all(map(is_number, numbers)):
+        raise ValueError("no account")
     return Run(
         fence=fence,
         agent=info.get("agent", "?"),

@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.errors import StoreError
+from thunderagent.errors import StoreError, TaskUnreadable
 from thunderagent.pacing import KEY_SETTLES_S
 from thunderagent.store import TaskStore
-from thunderagent.task import Row, Status, Task, UniqueScope
+from thunderagent.task import Row, Status, Task, UniqueScope, read_task
+from thunderagent.unreadable import Unreadable, is_number
 
 
 def holds(task: Task) -> bool:
@@ -69,7 +70,7 @@ class KeyRow:
             values = json.loads(text)
             sets = {name: frozenset(values[name]) for name in values if ATTRIBUTES[name] == "SS"}
             return Task.from_row(values | sets)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, TaskUnreadable) as error:
             raise _broken(self.row, f"its payload is no task ({error!r})") from error
 
     @property
@@ -88,18 +89,20 @@ def look_at(store: TaskStore, row: Row, wanted: Task) -> KeyRow:
 
     Raises:
         StoreError: the store did not answer, or the row is not one of a unique key.
+        TaskUnreadable: this version cannot read the task that holds it.
     """
     held_by, fence, at = row.get("heldBy"), row.get("fence"), row.get("updatedAt")
     if not isinstance(held_by, str) or not 1 <= len(held_by.encode()) <= 512 or "#" in held_by:
         raise _broken(row, f"heldBy is {held_by!r:.80}, which is no id of a task")
-    if not isinstance(fence, (int, float)):
+    if not is_number(fence):
         raise _broken(row, f"fence is {fence!r:.80}, which is no number")
     found = store.engine.get([held_by]).get(held_by)
-    try:
-        holder = Task.from_row(found) if found is not None else None
-    except (KeyError, TypeError, ValueError) as error:
-        raise _broken(row, f"heldBy is {held_by!r}, whose row is no task ({error!r})") from error
-    is_fresh = isinstance(at, (int, float)) and abs(store.clock.leases.now() - at) < KEY_SETTLES_S
+    holder = read_task(found) if found is not None else None
+    if isinstance(holder, Unreadable):
+        if "job" not in (found or {}):
+            raise _broken(row, f"heldBy is {held_by!r}, whose row is no task")
+        raise TaskUnreadable(f"the unique key {wanted.unique_key!r} is held by {held_by!r}, and {holder}")
+    is_fresh = is_number(at) and abs(store.clock.leases.now() - at) < KEY_SETTLES_S
     return KeyRow(row, holder, holder is not None and has_key(holder, wanted), is_fresh)
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from thunderagent import shared_writes
-from thunderagent.conditions import Write
 from thunderagent.errors import StoreError
 from thunderagent.job import Job, limit_problems
 from thunderagent.pacing import SLOTS_SEEN_S
 from thunderagent.shared_writes import holder, limit_id, limit_row
 from thunderagent.store import TaskStore, passed_over
 from thunderagent.task import Handoff, Lease, Row, Status, Task
+from thunderagent.unreadable import Unreadable, is_number
 
 TRIES: Final = 5
 """How often holders are replaced that change meanwhile."""
@@ -78,8 +78,7 @@ def conflicts(jobs: Iterable[Job[Any]]) -> list[str]:
 
 def number_of(value: object) -> int | None:
     """A number of tasks at once, unless a row made by hand has something else in its place."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    number = int(value) if is_number and 1 <= value < float("inf") else None  # type: ignore[operator, call-overload]
+    number = int(value) if is_number(value) and value >= 1 else None
     return number if number is None or not limit_problems(number, None) else None
 
 
@@ -144,7 +143,7 @@ class Slots:
             self._taken[lease.task_id, lease.fence] = Taken(limit, member)  # before: the reply may be lost
             batch.append(shared_writes.take_slot(limit.key, member, number=limit.number, now=now))
         refused: list[Row | None] = []
-        for (lease, limit), (won, row) in zip(wanted, self._take(batch, wanted), strict=True):
+        for (lease, limit), (won, row) in zip(wanted, self._store.attempt(batch), strict=True):
             member = holder(lease.task_id, lease.fence)
             left = None if won else self._insist(lease, limit, member, row)
             if left is not None:
@@ -182,7 +181,7 @@ class Slots:
         """Of the holders of some limits, those whose lease is not over."""
         holders = frozenset[str]().union(*map(holders_of, rows))
         names = sorted({member.rpartition("#")[0] for member in holders} - {""})  # of a row made by hand
-        tasks = self._store.peek(names) if names else {}
+        tasks = self._store.read(names) if names else {}
         return frozenset(member for member in holders if self._lives(member, tasks))
 
     def mend(self, rows: Iterable[Row]) -> None:
@@ -194,17 +193,6 @@ class Slots:
         now = self._store.clock.now()
         if batch := [shared_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
             self._store.attempt(batch)
-
-    def _take(self, batch: Sequence[Write], wanted: Sequence[tuple[Lease, Limit]]) -> list[tuple[bool, Row | None]]:
-        """Try once more when one of the rows was broken: it must not hold the others up."""
-        try:
-            return self._store.attempt(batch)
-        except StoreError:
-            rows = rows_of(self._store, {limit.key for _, limit in wanted})
-            if not any(map(is_broken, rows.values())):
-                raise
-            self.mend(rows.values())
-            return self._store.attempt(batch)
 
     def _insist(self, lease: Lease, limit: Limit, member: str, row: Row | None) -> Row | None:
         """Take the slot of an earlier lease of the same task, or of one that is over; else the row that refuses."""
@@ -257,11 +245,11 @@ class Slots:
         self._examined[key] = now
         return True
 
-    def _lives(self, member: str, tasks: Mapping[str, Task]) -> bool:
+    def _lives(self, member: str, tasks: Mapping[str, Task | Unreadable]) -> bool:
         task_id, _, fence = member.rpartition("#")
         task = tasks.get(task_id)
-        if task is None:
-            return False
+        if not isinstance(task, Task):
+            return task is not None  # who could not read its row cannot say that it is over
         clock = self._store.clock.leases
         if (
             task.handoff_state in (Handoff.OFFERED, Handoff.READY)

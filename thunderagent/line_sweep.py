@@ -18,6 +18,7 @@ from thunderagent.shared_writes import LINE_STATUS
 from thunderagent.store import TaskStore, passed_over
 from thunderagent.sweeps import Rounds, fleet_rounds
 from thunderagent.task import Candidate, Lane, Row, Task
+from thunderagent.unreadable import is_number
 
 AT_ONCE: Final = 100
 """Tasks of one line that one sweep lets out."""
@@ -132,7 +133,7 @@ class LineSweep:
 
     def _close(self, key: str, lanes: Sequence[Lane], row: Row, number: int) -> None:
         seen_at = row.get("updatedAt")
-        if not isinstance(seen_at, (int, float)):  # a row made by hand: from now on it counts
+        if not is_number(seen_at):  # a row made by hand: from now on it counts
             self._store.attempt([shared_writes.keep_line(key, number=number, now=self._store.clock.now())])
         elif self._store.clock.now() - seen_at >= LINE_CLOSES_S and not self._has_tasks(key, lanes):
             self._store.attempt([shared_writes.close_line(key, seen_at=seen_at)])

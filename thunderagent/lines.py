@@ -18,6 +18,7 @@ from thunderagent.pacing import LINE_KEPT_S
 from thunderagent.shared_writes import LINE_STATUS, limit_id, limit_row
 from thunderagent.store import TaskStore, passed_over
 from thunderagent.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
+from thunderagent.unreadable import is_number
 
 PAGE: Final = 100
 """Index entries of one page of a line."""
@@ -59,6 +60,11 @@ def keys_of(entries: Iterable[Candidate]) -> list[str]:
     return [one.task_id.removeprefix(prefix) for one in entries if one.task_id.startswith(prefix)]
 
 
+def is_line_open(row: Row | None) -> bool:
+    """Whether the row of a limit says that its line is open, and the index has it, so that sweeps find it."""
+    return row is not None and row.get("status") == LINE_STATUS and is_number(row.get("createdAt"))
+
+
 def keep_line_open(store: TaskStore, limit: Limit, row: Row | None) -> None:
     """See to it that sweeps look after the line of a limit, before a task comes to stand in it.
 
@@ -73,7 +79,7 @@ def keep_line_open(store: TaskStore, limit: Limit, row: Row | None) -> None:
             ours, row = store.found(fresh)
             if ours:
                 return
-        if row.get("status") != LINE_STATUS:
+        if not is_line_open(row):
             write = shared_writes.open_line(key, number=number, now=now)
         elif now - seconds_of(row.get("updatedAt")) < LINE_KEPT_S:
             return
@@ -97,7 +103,7 @@ def entries(store: TaskStore, key: str, lane: Lane, *, number: int = PAGE) -> It
     limit = min(PAGE, number + SPARE)
     for _ in range(PAGES):
         page = store.engine.page(line_value(lane, key), limit=limit, until=until, after=after)
-        yield from page.entries
+        yield from filter(store.may_try, page.entries)
         limit, after = PAGE, page.after
         if after is None:
             return
@@ -121,4 +127,4 @@ def let_out(store: TaskStore, several: Iterable[Candidate]) -> list[Task]:
 
 def seconds_of(value: object) -> float:
     """A moment, unless a row made by hand has something else in its place."""
-    return value if isinstance(value, (int, float)) else -math.inf
+    return value if is_number(value) else -math.inf

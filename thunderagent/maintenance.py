@@ -15,7 +15,7 @@ from thunderagent.bus import EventBus
 from thunderagent.clock import on_host, since_boot
 from thunderagent.conditions import Write
 from thunderagent.dependencies import most_dependents
-from thunderagent.dependents import Dependents, Ended
+from thunderagent.dependents import Dependents, Ended, statuses_of
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
 from thunderagent.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
@@ -33,6 +33,10 @@ REMEMBERED: Final = 50_000
 
 LONGEST_NAME: Final = 400
 """Characters of the name of an agent: one that is longer was written by hand, and is the key of no row."""
+
+
+UNREAD_S: Final = 60.0
+"""Time between two looks at a running task whose row cannot be read."""
 
 
 @dataclass(slots=True)
@@ -108,8 +112,14 @@ class LostLeases:
             # what we hold ourselves the heartbeat looks after
             if (known is None or known.look_again <= now) and not self._is_held(task_id):
                 due.append(task_id)
-        rows = self._store.peek(due) if due else {}
-        return [task for task in rows.values() if self._is_lost(task, self._monotonic())]
+        lost = []
+        for name, task in (self._store.read(due) if due else {}).items():
+            now = self._monotonic()
+            if isinstance(task, Task):
+                lost += [task] if self._is_lost(task, now) else []
+            else:  # it is left to agents that can read it
+                self._remember(name, value, _Sighting(-1, None, now, now + UNREAD_S))
+        return lost
 
     def recheck(self) -> list[Task]:
         """Those that are known and should have expired by now; reads no index."""
@@ -135,7 +145,9 @@ class LostLeases:
         if self.has_moved(task):
             return self._has_no_holder(task, known, now)
         if known is None or (known.fence, known.hb) != (task.fence, task.hb):
-            known = self._remember(task, _Sighting(task.fence, task.hb, now, now))
+            known = self._remember(
+                task.task_id, task.lane.value(Status.RUNNING), _Sighting(task.fence, task.hb, now, now)
+            )
         clock = self._store.clock.leases
         still_for = now - known.since
         if still_for > task.lease_sec + self._guard_s:
@@ -153,7 +165,7 @@ class LostLeases:
         Such a holder writes its own row again with its next heartbeat: it has the time of a lease for that.
         """
         if known is None or known.fence <= task.fence:  # if it is left to another agent now, `recheck` finds it again
-            self._remember(task, _Sighting(task.fence, task.hb, now, now))
+            self._remember(task.task_id, task.lane.value(Status.RUNNING), _Sighting(task.fence, task.hb, now, now))
             return True
         if known.hb != task.hb or not known.is_overwritten:
             known.hb, known.since, known.look_again, known.is_overwritten = task.hb, now, now, True
@@ -163,13 +175,12 @@ class LostLeases:
         """Whether it came of a claim of ours that we had given up, and can be given back under our grant."""
         return self._is_stray(task) and not self.has_moved(task)
 
-    def _remember(self, task: Task, sighting: _Sighting) -> _Sighting:
+    def _remember(self, task_id: str, value: str, sighting: _Sighting) -> _Sighting:
         """Keep it while there is room. Without room, one whose beats move makes room for one that may stand still."""
-        sighting.lane = task.lane.value(Status.RUNNING)
-        sighting.lap = self._laps[sighting.lane]
-        was_known = self._sightings.pop(task.task_id, None) is not None
+        sighting.lane, sighting.lap = value, self._laps[value]
+        was_known = self._sightings.pop(task_id, None) is not None
         if len(self._sightings) < self._remembered - was_known:
-            self._sightings[task.task_id] = sighting
+            self._sightings[task_id] = sighting
         return sighting
 
     def was_let_go(self, task: Task) -> bool:
@@ -358,22 +369,18 @@ class Janitor:
 
     def _heal(self, children: Sequence[Task]) -> None:
         names = sorted({parent for child in children for parent in child.waiting_for})
-        parents = self._store.peek(names)
-        self._dependents.tell(
-            self._dependents.judge(
-                children, {name: parents[name].status if name in parents else None for name in names}
-            )
-        )
-        unknown: dict[str, list[str]] = {}
+        parents = self._store.read(names)
+        self._dependents.tell(self._dependents.judge(children, statuses_of(names, parents)))
+        unknown: dict[str, tuple[Task, list[str]]] = {}
         for child in children:
             for name in child.waiting_for:
                 parent = parents.get(name)
-                if parent is not None and not parent.status.is_terminal and child.task_id not in parent.dependents:
-                    unknown.setdefault(name, []).append(child.task_id)
+                if isinstance(parent, Task) and not (parent.status.is_terminal or child.task_id in parent.dependents):
+                    unknown.setdefault(name, (parent, []))[1].append(child.task_id)
         batch = [
-            writes.register_dependent(parents[name], *unknown[name])
-            for name in sorted(unknown)
-            if most_dependents(parents[name], unknown[name])  # else they are told by a sweep, as ever
+            writes.register_dependent(parent, *names)
+            for _, (parent, names) in sorted(unknown.items())
+            if most_dependents(parent, names)  # else they are told by a sweep, as ever
         ]
         if batch:
             self._store.apply(batch, rejected=self._dependents.rejected)

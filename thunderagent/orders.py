@@ -115,4 +115,4 @@ def ordering(store: TaskStore, settings: Settings) -> TaskStore:
         settings.region, settings.region_scope, lambda: open_engine(url, hasty=True), monotonic=store.monotonic
     )
     engine: Any = OrderEngine(store.engine, gate)
-    return TaskStore(engine, blobs=store.texts.blobs, monotonic=store.monotonic)
+    return store.over(engine)

@@ -10,6 +10,7 @@ from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.prices import store_dollars
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.unreadable import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def _map(value: Any) -> Mapping[str, Any]:
 
 
 def _amount(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    return float(value) if is_number(value) else 0.0
 
 
 def _number(value: Any) -> int:

@@ -6,7 +6,6 @@ An entry of the row `control:` stands for a queue, a job or an agent of which no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +14,7 @@ from typing import Any, Final
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import TaskStore
 from thunderagent.task import Row, timestamp
+from thunderagent.unreadable import is_number
 
 
 class PauseKind(StrEnum):
@@ -102,5 +102,4 @@ def _pause(key: str, entry: object) -> Pause | None:
 
 
 def _moment(value: object) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type] # a number
+    return float(value) if is_number(value) else None

@@ -19,7 +19,7 @@ from zlib import crc32
 from thunderagent import events
 from thunderagent.bus import EventBus
 from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound
+from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound, TaskUnreadable
 from thunderagent.job import Job
 from thunderagent.names import plain_job
 from thunderagent.pacing import SCHEDULE_LOOK_S, STOPPING_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered
@@ -31,16 +31,18 @@ from thunderagent.schedules import (
     Schedule,
     State,
     counts_from,
+    expires_at,
     plan,
     schedule_id,
     tick_id,
     tick_task,
 )
 from thunderagent.settings import Settings
-from thunderagent.shared_writes import change_schedule, schedule_row
+from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule, schedule_row
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Row, Task
 from thunderagent.ticks import newest
+from thunderagent.unreadable import Unreadable
 
 KEPT_S: Final = 90 * 86400.0
 """How long the row of a schedule stays when no agent has its job any more."""
@@ -187,7 +189,7 @@ class Periodic:
             state = State.of(row)
         except ConfigurationError as error:
             return self._unreadable(watch, row, fresh, error)
-        if row.get("expireAt", math.inf) < clock.earliest():  # as good as gone: nobody has had the job for long
+        if expires_at(row) < clock.earliest():  # as good as gone: nobody has had the job for long
             return _Deal(watch, row, fresh, "set schedule", before="an old one")
         if state.ticks:
             return self._resume(watch, row, state)
@@ -205,14 +207,14 @@ class Periodic:
             return None
         if decided is not None:
             return _Deal(watch, row, decided.state, "decide ticks", plan=decided)
-        if row.get("expireAt", 0.0) < now + EXTENDED_S:
+        if not now + EXTENDED_S <= expires_at(row) < math.inf:
             return _Deal(watch, row, state, "keep schedule")
         self._sleep(watch, state)
         return None
 
     def _unreadable(self, watch: _Watch, row: Row, fresh: State, error: ConfigurationError) -> _Deal | None:
         """Ours in its place when we start; later it is one of a newer version, which we leave alone."""
-        if not watch.is_greeted and isinstance(row.get("fence"), int):
+        if not watch.is_greeted and isinstance(row.get("fence"), int) and row.get("status") == SCHEDULE_STATUS:
             return _Deal(watch, row, fresh, "set schedule", before="one that cannot be read")
         if watch.told != row.get("fence", ""):
             self._bus.emit(events.ScheduleUnreadable(job=watch.job.name, error=str(error)))
@@ -258,8 +260,8 @@ class Periodic:
 
     def _change(self, deal: _Deal) -> Write:
         now, row = self._store.clock.now(), deal.row
-        left = row.get("expireAt", 0.0) - now
-        expire_at = row["expireAt"] if EXTENDED_S <= left <= KEPT_S else now + KEPT_S
+        expires = expires_at(row)
+        expire_at = expires if EXTENDED_S <= expires - now <= KEPT_S else now + KEPT_S
         return change_schedule(
             deal.verb or "ticks put", row, deal.state.to_info(), owner=self._owner, now=now, expire_at=expire_at
         )
@@ -283,7 +285,7 @@ class Periodic:
         errors: dict[int, Exception] = {}
         put: list[Task] = []
         for (index, tick, task), answer in zip(tasks, answers, strict=True):
-            if answer.error is not None and not isinstance(answer.error, DuplicateTask):
+            if answer.error is not None and not isinstance(answer.error, (DuplicateTask, TaskUnreadable)):
                 errors[index] = answer.error
             elif answer.created:
                 put.append(answer.task)
@@ -340,9 +342,9 @@ class Periodic:
 
 
 def is_open(store: TaskStore, task_id: str) -> bool:
-    """Whether there is a task with this id that has not ended."""
-    task = store.peek([task_id]).get(task_id)
-    return task is not None and not task.status.is_terminal
+    """Whether there is a task with this id that has not ended, as far as its row can be read."""
+    task = store.read([task_id]).get(task_id)
+    return isinstance(task, Unreadable) or (task is not None and not task.status.is_terminal)
 
 
 def is_stopping(store: TaskStore, task_id: str) -> bool:

@@ -274,6 +274,8 @@ class QueuePoller:
                 if entry.job not in jobs or entry.job in self.paused_jobs:
                     if entry.job not in self._known:
                         unknown.add(entry.job)
+                elif not self._store.may_try(entry):
+                    continue
                 elif (known := recent.get(entry.task_id)) is None or known[0] != entry.created_at or known[1] <= edge:
                     found.append(entry if entry.kind == self.kind else entry._replace(kind=self.kind))
                 else:

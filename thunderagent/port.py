@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -89,8 +89,8 @@ class Engine(Protocol):
     def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         """Number of index entries for one status value. At `most` it stops: there are so many then, or more."""
 
-    def lanes(self) -> list[Lane]:
-        """Every lane that ever held a task."""
+    def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
+        """Every lane that ever held a task; `strange` is told the ends of status values that name none."""
 
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
         """Delete rows that still have the status and fence given, with their texts."""

@@ -64,6 +64,7 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "stop",
             "release",
             "put back",
+            "let go",
         ),
         Purpose.SWEEP: ("take over", "give up", "set apart"),
         Purpose.DEPENDENCIES: ("register dependent", "parent done", "unpark", "doom"),

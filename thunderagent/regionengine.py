@@ -176,8 +176,8 @@ class RegionEngine:
     def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         return self._read(lambda: self._engine.count(status_value, until=until, most=most))
 
-    def lanes(self) -> list[Lane]:
-        return self._read(self._engine.lanes)
+    def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
+        return self._read(lambda: self._engine.lanes(strange))
 
     def _read(self, read: Callable[[], T]) -> T:
         self._links.check(self.region)

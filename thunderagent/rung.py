@@ -114,7 +114,7 @@ class Rung:
         wanted: list[Wanted] = []
         for task_id, ring in self._ready.items():
             poller = self._poller(ring)
-            if poller is None or task_id in chosen:
+            if poller is None or task_id in chosen or self.store.unread.is_left_alone(task_id):
                 continue
             candidate = ring.candidate._replace(kind=poller.kind)
             lease_s = room(candidate) if len(wanted) < AT_ONCE else None

@@ -17,10 +17,11 @@ from thunderagent.job import Job
 from thunderagent.names import job_name_problem
 from thunderagent.pause_commands import check_pause
 from thunderagent.periodic import KEPT_S, is_open
-from thunderagent.schedules import State, counts_from, schedule_id, tick_id, tick_task
+from thunderagent.schedules import State, counts_from, expires_at, schedule_id, tick_id, tick_task
 from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule
 from thunderagent.task import Row, Task, timestamp
 from thunderagent.ticks import between
+from thunderagent.unreadable import Unreadable
 
 MOST_TICKS: Final = 10_000
 """Ticks that are asked for at once."""
@@ -61,7 +62,7 @@ class ScheduleCommands(Commands):
     """
 
     def schedules(self) -> Sequence[ScheduleInfo]:
-        """The schedules of all periodic jobs, by name. Rows that this version cannot read are left out.
+        """The schedules of all periodic jobs, by name. A row that this version cannot read is left out.
 
         Raises:
             StoreError: the store did not answer.
@@ -77,11 +78,11 @@ class ScheduleCommands(Commands):
                 break
         found = []
         for row_id, row in sorted(rows.items()):
-            if row.get("expireAt", math.inf) >= self.store.clock.earliest():
+            if expires_at(row) >= self.store.clock.earliest():
                 try:
                     found.append(_told(row_id.removeprefix(schedule_id("")), State.of(row), now))
-                except ConfigurationError:
-                    continue
+                except ConfigurationError as error:
+                    self.store.unread.note(Unreadable(row_id, "info", str(error)))
         return found
 
     def schedule(self, job: Job[Any] | str) -> ScheduleInfo:
@@ -186,7 +187,7 @@ class ScheduleCommands(Commands):
         check(job_name_problem(name))
         row_id = schedule_id(name)
         row = self.store.engine.get([row_id]).get(row_id)
-        if row is None or row.get("expireAt", math.inf) < self.store.clock.earliest():
+        if row is None or expires_at(row) < self.store.clock.earliest():
             raise TaskNotFound(
                 f"there is no schedule of {name!r} in {self.store.engine.url}: an agent that has it as a periodic job "
                 "puts it when it starts; thunderagent schedule list has those there are"
@@ -205,9 +206,8 @@ class ScheduleCommands(Commands):
             state, now = change(seen), self.store.clock.now()
             if state == seen:
                 return name, seen
-            write = change_schedule(
-                verb, row, state.to_info(), owner=owner, now=now, expire_at=row.get("expireAt", now + KEPT_S)
-            )
+            expire_at = min(expires_at(row), now + KEPT_S)
+            write = change_schedule(verb, row, state.to_info(), owner=owner, now=now, expire_at=expire_at)
             [(is_done, _)] = self.store.attempt([write])
             if is_done:
                 return name, state

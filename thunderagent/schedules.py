@@ -18,8 +18,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 from thunderagent.arguments import check, choice_problem, seconds_problem
 from thunderagent.errors import ConfigurationError
 from thunderagent.jsondata import dump_json
+from thunderagent.shared_writes import SCHEDULE_STATUS
 from thunderagent.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
 from thunderagent.ticks import LAST_MOMENT, Spec, between, newest, spec_of
+from thunderagent.unreadable import is_number
 
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip", "cancel_previous"]
@@ -161,10 +163,18 @@ class State:
             wrong.append("ticks")
         if not _is_moment(row.get("fence")):
             wrong.append("fence")
+        if row.get("status") != SCHEDULE_STATUS:
+            wrong.append("status")
         if wrong:
             raise ConfigurationError(f"the row {row.get('taskId')!r} cannot be read: {', '.join(wrong)}")
         known = {name: info[name] for name in _TOLD if name in info}
         return cls(schedule=schedule, last=info["last"], ticks=tuple(ticks), **known)
+
+
+def expires_at(row: Row) -> float:
+    """When the row of a schedule goes; infinity if it does not say."""
+    at = row.get("expireAt")
+    return at if is_number(at) else math.inf
 
 
 def _is_time(value: object) -> bool:

@@ -7,6 +7,7 @@ from thunderagent.errors import StoreError
 from thunderagent.grants import Record
 from thunderagent.hysteresis import Hysteresis
 from thunderagent.store import TaskStore
+from thunderagent.unreadable import is_number
 
 
 class Sentinel:
@@ -40,7 +41,8 @@ class Sentinel:
         told = [agent.info.get("region") for agent in self._store.agents(lost=True)]
         regions = {self._region, *(str(one["name"]) for one in told if isinstance(one, dict) and "name" in one)}
         rows = self._store.engine.get([shared_writes.sentinel_id(region) for region in sorted(regions)])
-        return max((int(row.get("regionEpoch", 0)) for row in rows.values()), default=0)
+        epochs = (row.get("regionEpoch") for row in rows.values())
+        return max((int(epoch) for epoch in epochs if is_number(epoch)), default=0)
 
     def age_s(self, record: Record) -> float | None:
         """Seconds since the newest sign of the holder that has come here; None: none has, or our table is away."""
@@ -49,7 +51,8 @@ class Sentinel:
             row = self._store.engine.get([row_id]).get(row_id)
         except StoreError:
             return None
-        return None if row is None else max(0.0, self._store.clock.now() - float(row["updatedAt"]))
+        at = (row or {}).get("updatedAt")
+        return max(0.0, self._store.clock.now() - at) if is_number(at) else None
 
 
 class TableWellness:

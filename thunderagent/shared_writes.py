@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, Present, Write
+from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, Mistyped, Present, Write
 from thunderagent.pacing import TURN_AHEAD_S
 from thunderagent.task import Row, timestamp
+from thunderagent.unreadable import is_count, is_number
 
 AGENT_STATUS: Final = "AGENT"
 """Status value of the row of an agent."""
@@ -54,6 +55,7 @@ def pass_key(
     """
     plan = _plan(promise, ended_at)
     at = seen.get("updatedAt")
+    as_seen = Is("updatedAt", at) if is_number(at) else Absent("updatedAt") if at is None else Mistyped("updatedAt")
     return Write(
         verb="pass key",
         task_id=seen["taskId"],
@@ -63,7 +65,7 @@ def pass_key(
         require=(
             Is("heldBy", seen["heldBy"]),
             Is("fence", seen["fence"]),
-            Absent("updatedAt") if at is None else Is("updatedAt", at),
+            as_seen,
         ),
     )
 
@@ -145,7 +147,7 @@ def mend_limit(row_id: str, *, now: float) -> Write:
         task_id=row_id,
         set={"updatedAt": timestamp(now)},
         remove=("holders",),
-        require=(NoSet("holders"),),
+        require=(Mistyped("holders"),),
     )
 
 
@@ -203,7 +205,7 @@ def control_row(info: Mapping[str, Any], *, now: float) -> Row:
 def set_controls(seen: Row, info: Mapping[str, Any], *, now: float) -> Write:
     """Change what is paused, as somebody saw it: of two who saw the same row, one looks again."""
     fence, verb, changed = seen.get("fence"), "set controls", {"info": dict(info), "updatedAt": timestamp(now)}
-    if fence is not None and not isinstance(fence, (int, float)):  # a row made by hand: it gets a fence
+    if fence is not None and not is_count(fence):  # a row made by hand: it gets a fence
         return Write(verb=verb, task_id=CONTROL_ID, set={**changed, "fence": 1}, require=(Present("fence"),))
     as_seen = (Present("taskId"), Absent("fence") if fence is None else Is("fence", fence))
     return Write(verb=verb, task_id=CONTROL_ID, set=changed, increase={"fence": 1}, require=as_seen)
@@ -248,9 +250,10 @@ def change_schedule(
 def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
     """One agent gets the turn for a piece of housekeeping; the turn ends by itself at `until`.
 
-    One that would last for longer than any was taken before the clock was set back.
+    One that would last for longer than any was taken before the clock was set back; one without a time is free.
     """
-    free = (Absent("lockTime"), Below("lockTime", timestamp(now)), Above("lockTime", timestamp(until + TURN_AHEAD_S)))
+    ahead = timestamp(until + TURN_AHEAD_S)
+    free = (Absent("lockTime"), Below("lockTime", timestamp(now)), Above("lockTime", ahead), Mistyped("lockTime"))
     return Write(
         verb="take turn",
         task_id=turn_id,

@@ -17,7 +17,7 @@ from thunderagent.lines import keep_line_open
 from thunderagent.pacing import LINE_TRIED_S
 from thunderagent.registry import Registry
 from thunderagent.store import TaskStore, Wanted, passed_over
-from thunderagent.task import Candidate, Task
+from thunderagent.task import Candidate, Task, read_task
 
 REMEMBERED: Final = 2000
 """Tasks of which is remembered that they were put into a line, or have another limit than their job."""
@@ -72,9 +72,10 @@ class Sifter:
         batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
         for (limit, one), (won, row) in zip(waiting, self._store.attempt(batch, rejected=passed_over), strict=True):
             if won and row is not None:
-                task = Task.from_row(row)
-                self.moved.append((limit, task))
-                self._bus.emit(_limited(task, limit))
+                task = read_task(row)
+                if isinstance(task, Task):
+                    self.moved.append((limit, task))
+                    self._bus.emit(_limited(task, limit))
             if row is not None and row.get("limitKey", limit.key) != limit.key:
                 self._others[one.task_id] = None
             else:

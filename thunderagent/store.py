@@ -6,7 +6,8 @@
 * a claim answers with a `Lease` for each task won, and nothing for those lost;
 * every later write of the holder is built from its `Lease`;
 * a refused write whose row shows exactly what it would have left is our own write whose reply was lost: a win;
-* a lost race is a value, a broken dependency is an exception (or an `error` beside the others of its batch).
+* a lost race is a value, a broken dependency is an exception (or an `error` beside the others of its batch);
+* a row that cannot be read is a value too: it is left out of what is read together, and named once (`unread`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from typing import Any
 from thunderagent import shared_writes, writes
 from thunderagent.clock import BootClock, SharedClock, since_boot
 from thunderagent.conditions import Write
-from thunderagent.errors import DuplicateTask, StoreError, StoreRejected
+from thunderagent.errors import DuplicateTask, StoreError, StoreRejected, TaskUnreadable
 from thunderagent.losses import Loss
 from thunderagent.port import Applied, Blobs, Engine
-from thunderagent.task import Candidate, Lane, Lease, Page, Row, Status, Task, timestamp
+from thunderagent.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
 from thunderagent.texts import Texts, is_same_payload
+from thunderagent.unreadable import Unread, Unreadable, is_list, is_number, mistyped
 
 Rejections = Callable[[Write, StoreRejected], None]
 """Hears of the writes of a batch that the store does not take, now or later."""
@@ -132,6 +134,17 @@ def passed_over(write: Write, error: StoreRejected) -> None:
     """Hear of a write that the store does not take, and go on with those beside it: a later look finds the row."""
 
 
+def _read_agent(row: Row, earliest: float) -> AgentInfo | Unreadable:
+    """The agent of a row, of whatever version; whether it is lost by the shared clock."""
+    if name := mistyped(row, ("createdAt", "updatedAt", "expireAt", "info")):
+        return Unreadable.of(row, name)
+    info = row.get("info", {})
+    if not isinstance(info.get("queues"), Mapping) or not is_list(info.get("jobs") or ()):
+        return Unreadable.of(row, "info")
+    is_lost = row.get("expireAt", 0) <= earliest
+    return AgentInfo(row["taskId"].removeprefix("agent:"), row["createdAt"], row.get("updatedAt", 0.0), info, is_lost)
+
+
 class TaskStore:
     """The verbs of the queue; see the module for the rules."""
 
@@ -141,10 +154,17 @@ class TaskStore:
         *,
         blobs: Blobs | None = None,
         monotonic: Callable[[], float] = since_boot,
+        unread: Unread | None = None,
     ) -> None:
         self.engine = engine
         self.texts = Texts(engine, blobs)
         self.monotonic = monotonic
+        self.unread = unread or Unread(monotonic)
+        """The rows that could not be read here, and in the siblings."""
+
+    def over(self, engine: Engine) -> TaskStore:
+        """The same store over an engine that stands in front of this one's, or beside it."""
+        return TaskStore(engine, blobs=self.texts.blobs, monotonic=self.monotonic, unread=self.unread)
 
     @property
     def clock(self) -> SharedClock:
@@ -153,7 +173,7 @@ class TaskStore:
 
     def sibling(self) -> TaskStore:
         """The same store through connections of its own."""
-        return TaskStore(self.engine.sibling(), blobs=self.texts.blobs, monotonic=self.monotonic)
+        return self.over(self.engine.sibling())
 
     # Putting and reading
 
@@ -176,8 +196,27 @@ class TaskStore:
 
     def peek(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """As `get`, without the texts that are kept outside of their rows."""
+        return {name: one for name, one in self.read(task_ids).items() if isinstance(one, Task)}
+
+    def read(self, task_ids: Iterable[str]) -> dict[str, Task | Unreadable]:
+        """As `peek`, with those that cannot be read: a row that is there tells from one that is not."""
         rows = self.engine.get(list(dict.fromkeys(task_ids)))
-        return {name: Task.from_row(row) for name, row in rows.items() if "job" in row}
+        return {name: self._read(row) for name, row in rows.items() if "job" in row}
+
+    def lanes(self) -> list[Lane]:
+        """Every lane that ever held a task."""
+
+        def strange(suffix: str) -> None:
+            self.unread.note(Unreadable(suffix, "status", f"of no lane: {suffix:.100}"))
+
+        return self.engine.lanes(strange)
+
+    def may_try(self, entry: Candidate) -> bool:
+        """Whether an entry of the index is worth a claim: not if its row, or its kind, could not be read here."""
+        if entry.kind not in (BATCH, STREAM):
+            self.unread.note(Unreadable(entry.task_id, "kind", f"{entry.kind!r:.80}"))
+            return False
+        return not self.unread.is_left_alone(entry.task_id)
 
     def ready(self, lane: Lane, *, limit: int, after: Any = None, ahead_s: float = 0.0) -> Page:
         """Entries of tasks of a lane that are due, or will be, oldest first. Maybe stale: only a claim decides."""
@@ -217,6 +256,9 @@ class TaskStore:
     def resolve(self, doubts: Sequence[Doubt], *, owner: str) -> list[Lease]:
         """Look at claims that had no answer: those that did happen are leases of ours."""
         rows = self.get(doubt.wanted.candidate.task_id for doubt in doubts)
+        unread = [doubt.wanted.candidate.task_id for doubt in doubts if doubt.wanted.candidate.task_id not in rows]
+        if unread:
+            self._let_go(list(self.engine.get(unread).values()), owner)
         return [
             Lease(task=task, owner=owner, fence=task.fence, lease_s=doubt.wanted.lease_s, held_from=doubt.sent)
             for doubt in doubts
@@ -278,10 +320,14 @@ class TaskStore:
     def apply(self, batch: Sequence[Write], *, rejected: Rejections | None = None) -> list[Task | None]:
         """Do writes on tasks that nobody holds; the answer is the task after each, None for the refused.
 
+        None also for one that cannot be read afterwards: what comes next is for those that can.
+
         Raises:
             StoreError: as for `attempt`.
         """
-        return [Task.from_row(row) if won and row else None for won, row in self.attempt(batch, rejected=rejected)]
+        answers = self.attempt(batch, rejected=rejected)
+        tasks = [self._read(row) if won and row else None for won, row in answers]
+        return [task if isinstance(task, Task) else None for task in tasks]
 
     def take_turn(self, name: str, *, owner: str, lasts_s: float) -> Row | None:
         """The row of the turn for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
@@ -351,10 +397,11 @@ class TaskStore:
             page = self.engine.page(shared_writes.AGENT_STATUS, limit=100, after=after)
             rows = self.engine.get([entry.task_id for entry in page.entries]).values()
             for row in rows:
-                is_lost = row.get("expireAt", 0) <= self.clock.leases.earliest()
-                if "queues" in row.get("info", {}) and (lost or not is_lost):
-                    name, seen_at = row["taskId"].removeprefix("agent:"), row.get("updatedAt", 0.0)
-                    found.append(AgentInfo(name, row["createdAt"], seen_at, row["info"], is_lost))
+                agent = _read_agent(row, self.clock.leases.earliest())
+                if isinstance(agent, Unreadable):
+                    self.unread.note(agent)
+                elif lost or not agent.is_lost:
+                    found.append(agent)
             after = page.after
             if after is None or len(found) >= most:
                 return found
@@ -364,7 +411,8 @@ class TaskStore:
             return Enqueued(task, created=False, error=answer.error)
         if answer.won or answer.row is None:
             return Enqueued(task, created=True)
-        found = Task.from_row(answer.row)
+        if isinstance(found := self._read(answer.row), Unreadable):
+            return Enqueued(task, created=False, error=TaskUnreadable(f"{task.task_id!r} cannot be put: {found}"))
         is_same = found.version == task.version and is_same_payload(found, task)
         [existing] = self.texts.inflate([found])
         if existing.job == task.job and (is_same or existing.version != task.version):
@@ -387,11 +435,14 @@ class TaskStore:
         owner: str,
         sent: float,
     ) -> Exchanged:
-        won_leases, lost, doubts = dict[str, Lease](), list[Candidate](), list[Doubt]()
+        won_leases, lost, doubts, unread = dict[str, Lease](), list[Candidate](), list[Doubt](), dict[str, Row]()
         rejected = list[tuple[Candidate, StoreRejected]]()
         for one, (answer, won) in zip(wanted, answers, strict=True):
             if won and answer.row:  # once a task: the refusal of a second claim beside it looks like its lost reply
-                task = Task.from_row(answer.row)
+                task = self._read(answer.row)
+                if isinstance(task, Unreadable):
+                    unread[one.candidate.task_id] = answer.row
+                    continue
                 lease = Lease(task=task, owner=owner, fence=task.fence, lease_s=one.lease_s, held_from=sent)
                 won_leases.setdefault(task.task_id, lease)
             elif isinstance(answer.error, StoreRejected):
@@ -400,11 +451,37 @@ class TaskStore:
             elif answer.error:
                 doubts.append(Doubt(one, sent))
             else:
+                if answer.row is not None:
+                    self._read(answer.row)  # names what is tried in vain, and is not tried again then
                 lost.append(one.candidate)
         errors = [one.error for one in settled] + [answer.error for answer, _ in answers]
         error = next((one for one in errors if one is not None and not isinstance(one, StoreRejected)), None)
+        several = [one for one in wanted if one.candidate.task_id in unread]
+        try:
+            self._let_go(list(unread.values()), owner)
+            lost += [one.candidate for one in several]
+        except StoreError as failure:
+            doubts += [Doubt(one, sent) for one in several]
+            error = failure
         leases = self._whole(list(won_leases.values()))
         return Exchanged(settled=settled, leases=leases, lost=lost, doubts=doubts, error=error, rejected=rejected)
+
+    def _read(self, row: Row) -> Task | Unreadable:
+        task = read_task(row)
+        if isinstance(task, Unreadable):
+            self.unread.note(task)
+        return task
+
+    def _let_go(self, rows: Sequence[Row], owner: str) -> None:
+        """Let go of tasks that we have claimed and cannot read: they are for agents that can.
+
+        Raises:
+            StoreError: one of the writes had no answer.
+        """
+        now, later = self.clock.now(), self.unread.pause_s
+        ours = [row for row in rows if row.get("leaseOwner") == owner and _is_running(row)]
+        batch = [writes.let_go(row, owner=owner, due=now + later, now=now) for row in ours]
+        self.attempt(batch, rejected=passed_over)
 
     def _whole(self, leases: list[Lease]) -> list[Lease]:
         if not any(lease.task.payload_ref for lease in leases):
@@ -431,17 +508,24 @@ class TaskStore:
         if answer.error:
             return Renewal(error=answer.error)
         if answer.won and answer.row:
-            before, task = lease.task, Task.from_row(answer.row)
-            if task.payload_ref:
+            before, task = lease.task, self._read(answer.row)
+            if isinstance(task, Unreadable):  # what we hold goes on, as it was when it could be read
+                task = before
+            elif task.payload_ref:
                 task = replace(task, payload_text=before.payload_text, payload_until=before.payload_until)
             return Renewal(lease=replace(lease, task=task, held_from=sent))
         return Renewal(lost=True, taken_by=answer.row.get("leaseOwner") if answer.row else None)
 
 
+def _is_running(row: Row) -> bool:
+    return str(row.get("status")).startswith(Status.RUNNING) and is_number(row.get("fence"))
+
+
 def _settled(answer: Applied, won: bool) -> Settled:
     if answer.error:
         return Settled(error=answer.error)
-    return Settled(won, answer.row.get("dependents", frozenset()) if won and answer.row else frozenset())
+    dependents = answer.row.get("dependents") if won and answer.row else None
+    return Settled(won, dependents if isinstance(dependents, frozenset) else frozenset())
 
 
 def _leases_of(exchanged: Exchanged) -> list[Lease]:

@@ -1,7 +1,7 @@
 """The task: its states, its row, and the place in the index where it can be found.
 
 A `Task` is a frozen picture of one row of TaskTable. Rows travel between the store and its engines as plain
-dictionaries with the attribute names of the table (`taskId`, `createdAt`, …); `Task.from_row` is the only reader.
+dictionaries with the attribute names of the table (`taskId`, `createdAt`, …); `read_task` is the only reader.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.errors import ConfigurationError, StoreError
+from thunderagent.errors import ConfigurationError, StoreError, TaskUnreadable
 from thunderagent.names import job_value, parse_job
+from thunderagent.unreadable import RIGHT, Unreadable, is_count, is_list, is_maps
 
 Row = dict[str, Any]
 """One row with the attribute names of the table; an attribute that is absent is not a key."""
@@ -31,6 +32,8 @@ RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:",
 """The ids of rows of our own begin so, and those of no task."""
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DIGITS: Final = 9
+"""Of the number of a shard, at most."""
 
 
 class Status(StrEnum):
@@ -102,9 +105,16 @@ class Lane:
 
     @classmethod
     def parse(cls, suffix: str) -> Lane:
-        """The lane of a suffix such as `#reports.3`."""
+        """The lane of a suffix such as `#reports.3`.
+
+        Raises:
+            ConfigurationError: no lane has this suffix.
+        """
         queue, _, shard = suffix.removeprefix("#").partition(".")
-        return cls(queue or DEFAULT_QUEUE, int(shard or 0))
+        lane = cls(queue or DEFAULT_QUEUE, int(shard) if shard.isdecimal() and len(shard) <= _DIGITS else 0)
+        if lane.suffix != suffix:
+            raise ConfigurationError(f"{suffix!r:.100} is no lane: write for example #reports, or #reports.3")
+        return lane
 
 
 LINE_MARK: Final = "@"
@@ -129,6 +139,17 @@ class StatusValue(NamedTuple):
 
 _PLAIN = Lane()
 _lane_of_suffix = lru_cache(maxsize=4096)(Lane.parse)
+
+
+def lanes_of(suffixes: Iterable[str], strange: Callable[[str], None]) -> list[Lane]:
+    """The lanes of these suffixes, each once; `strange` is told those that name none."""
+    lanes: dict[Lane, None] = {}
+    for suffix in suffixes:
+        try:
+            lanes[_lane_of_suffix(suffix)] = None
+        except ConfigurationError:
+            strange(suffix)
+    return list(lanes)
 
 
 def new_task_id(now: float | None = None) -> str:
@@ -161,6 +182,19 @@ class Desired(StrEnum):
 
     STARTED = "STARTED"
     STOPPED = "STOPPED"
+
+
+class OnParentFailure(StrEnum):
+    """What a child does when a parent ends without success.
+
+    * `FAIL`: the child fails too, and so on down the graph.
+    * `CANCEL`: the child is closed as DONE.
+    * `RUN`: the child runs as if the parent had succeeded.
+    """
+
+    FAIL = "fail"
+    CANCEL = "cancel"
+    RUN = "run"
 
 
 class UniqueScope(StrEnum):
@@ -322,29 +356,15 @@ class Task:
 
     @classmethod
     def from_row(cls, row: Row) -> Task:
-        """The task that a row describes. What a row made by hand lacks is filled in, and a number that is none is left
-        out: such a row must not stop an agent.
+        """The task that a row describes.
 
         Raises:
-            ValueError: the status of the row is not one of a task.
+            TaskUnreadable: this version cannot read the row.
         """
-        values = {_FIELDS[name]: value for name, value in row.items() if name in _FIELDS}
-        status, suffix, line = StatusValue.parse(values["status"])
-        values["status"] = Status(status)
-        values["lane"] = _lane_of_suffix(suffix)
-        values["line"] = line
-        if isinstance(name := row["job"], str) and "@" in name:
-            values["job"], values["version"] = parse_job(name)
-        for name in _NUMBERS & values.keys():
-            if not isinstance(values[name], (int, float)):
-                del values[name]
-        values.setdefault("created_at", 0.0)
-        values.setdefault("submitted_at", values["created_at"])
-        if "dependsOn" in row:
-            values["depends_on"] = tuple(row["dependsOn"])
-        if "errors" in row:
-            values["errors"] = tuple(row["errors"])
-        return cls(**values)
+        task = read_task(row)
+        if isinstance(task, Unreadable):
+            raise TaskUnreadable(str(task))
+        return task
 
     def to_row(self) -> Row:
         """The row to put; what is empty is left out, as DynamoDB refuses empty sets and we pay for each byte."""
@@ -379,7 +399,60 @@ def _field_names() -> dict[str, str]:
 
 
 _FIELDS: Final = _field_names()
-_NUMBERS: Final = frozenset(field for name, field in _FIELDS.items() if ATTRIBUTES[name] == "N")
+_COUNTS: Final = ("retryCount", "maxRetry", "crashCount", "fence", "hb", "regionEpoch")
+
+
+def _one_of(values: Iterable[str]) -> Callable[[object], bool]:
+    known = frozenset(values)
+    return lambda value: isinstance(value, str) and value in known
+
+
+_RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
+    **{name: RIGHT[kind] for name, kind in ATTRIBUTES.items()},
+    **dict.fromkeys(_COUNTS, is_count),
+    "kind": _one_of((BATCH, STREAM)),
+    "dependsOn": is_list,
+    "errors": is_maps,
+    "onParentFailure": _one_of(OnParentFailure),
+    "uniqueScope": _one_of(UniqueScope),
+    "desiredState": _one_of(Desired),
+    "handoffState": _one_of(Handoff),
+    "lastSeq": lambda value: True,  # `read_cursor` says what is wrong with it
+}
+_READERS: Final = {name: (field, _RIGHT[name]) for name, field in _FIELDS.items()}
+_STATUSES: Final = {str(status): status for status in Status}
+
+
+def read_task(row: Row) -> Task | Unreadable:
+    """The task that a row describes. What the row lacks is filled in; what this version does not know it leaves alone.
+
+    A value of a wrong type, a status, policy or state of a newer version: the whole row cannot be read then.
+    """
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if (reader := _READERS.get(name)) is not None:
+            field, is_right = reader
+            if not is_right(value):
+                return Unreadable.of(row, name)
+            values[field] = value
+    for name in ("taskId", "status", "job"):
+        if name not in row:
+            return Unreadable.of(row, name)
+    status, suffix, line = StatusValue.parse(values["status"])
+    try:
+        values["status"], values["lane"], values["line"] = _STATUSES[status], _lane_of_suffix(suffix), line
+    except (KeyError, ConfigurationError):
+        return Unreadable.of(row, "status")
+    if line is not None and status != Status.BLOCKED:
+        return Unreadable.of(row, "status")
+    if "@" in values["job"]:
+        values["job"], values["version"] = parse_job(values["job"])
+    values.setdefault("created_at", 0.0)
+    values.setdefault("submitted_at", values["created_at"])
+    for field in ("depends_on", "errors"):
+        if field in values:
+            values[field] = tuple(values[field])
+    return Task(**values)
 
 
 class Candidate(NamedTuple):
@@ -393,6 +466,12 @@ class Candidate(NamedTuple):
     created_at: float
     job: str
     kind: str = "batch"
+
+    @classmethod
+    def of(cls, task_id: str, status_value: str, created_at: float, job: object, kind: object) -> Candidate:
+        """The entry, whatever the row has as its job and kind: a job that is no text is one that no agent has."""
+        job_text, kind_text = (one if isinstance(one, str) else f"{one!r:.80}" for one in (job, kind or BATCH))
+        return cls(task_id, status_value, created_at, job_text, kind_text)
 
 
 @dataclass(frozen=True, slots=True)

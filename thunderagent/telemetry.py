@@ -59,6 +59,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.ChildUnparked: ("INFO", "task unparked"),
     events.ChildDoomed: ("WARNING", "task ended without a run"),
     events.UnknownJobsSeen: ("WARNING", "tasks of jobs that this agent does not have are left alone"),
+    events.RowUnreadable: ("WARNING", "a row that cannot be read is left alone"),
     events.Paused: ("WARNING", "paused: no task of it starts here"),
     events.Resumed: ("INFO", "resumed"),
     events.StoreFailed: ("WARNING", "store does not answer"),

@@ -21,6 +21,7 @@ from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.shared_writes import key_id, limit_id
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Status, Task, UniqueScope
+from thunderagent.unreadable import Unreadable, is_number
 
 LISTED: Final = 10
 """Parents and holders that are looked at one by one."""
@@ -29,6 +30,8 @@ COUNTED: Final = 1000
 """Entries of the index that are counted at most."""
 
 NO_AGENT: Final = "no agent is alive"
+
+UNREADABLE: Final = "UNREADABLE"
 
 NAMED: Final = 3
 """Things that are named in a sentence; of the others their number is told."""
@@ -104,6 +107,11 @@ def pause_text(pause: Pause, now: float) -> str:
     return f"paused{since}{until}" + (f": {pause.reason}" if pause.reason else "")
 
 
+def status_text(task: Task | Unreadable) -> str:
+    """The status of a task, or that this version cannot read its row."""
+    return str(task.status) if isinstance(task, Task) else UNREADABLE
+
+
 def at_text(at: float) -> str:
     """Epoch seconds for people."""
     try:
@@ -140,8 +148,8 @@ def _tasks(number: int) -> str:
 def _parents(store: TaskStore, task: Task) -> Iterator[str]:
     if task.waiting_for:
         names = sorted(task.waiting_for)
-        rows = store.peek(names[:LISTED])
-        told = [f"{name} ({rows[name].status if name in rows else 'gone'})" for name in names[:LISTED]]
+        rows = store.read(names[:LISTED])
+        told = [f"{name} ({status_text(rows[name]) if name in rows else 'gone'})" for name in names[:LISTED]]
         yield f"it waits for {_named([*told, *names[LISTED:]])}, which it depends on"
     elif task.status is Status.BLOCKED and task.line is None:
         yield "nothing that it waits for is left: the next sweep puts it into its queue"
@@ -168,15 +176,16 @@ def _line(store: TaskStore, task: Task) -> Iterator[str]:
 
 def _states(store: TaskStore, names: Sequence[str]) -> list[str]:
     """Holders of slots, with what is remarkable of them."""
-    rows, now = store.peek(names[:LISTED]), store.clock.now()
+    rows, now = store.read(names[:LISTED]), store.clock.now()
     told = []
     for name in names:
-        task = on_the_clock(store, rows[name]) if name in rows else None
-        if name not in names[:LISTED] or (task is not None and task.status is Status.RUNNING):
-            is_over = task is not None and task.lock_time is not None and task.lock_time < now
+        task = rows.get(name)
+        task = on_the_clock(store, task) if isinstance(task, Task) else task
+        if name not in names[:LISTED] or (isinstance(task, Task) and task.status is Status.RUNNING):
+            is_over = isinstance(task, Task) and task.lock_time is not None and task.lock_time < now
             told.append(f"{name} (its lease is over)" if is_over else name)
         else:
-            told.append(f"{name} ({'gone' if task is None else task.status})")
+            told.append(f"{name} ({'gone' if task is None else status_text(task)})")
     return told
 
 
@@ -282,8 +291,8 @@ def _texts(value: Any) -> Sequence[str]:
 
 
 def _seconds(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    return float(value) if is_number(value) else 0.0
 
 
 def _number(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    return int(value) if is_number(value) else 0

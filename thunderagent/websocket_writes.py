@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from thunderagent.conditions import Absent, Condition, Fewer, Is, Present, Write
 from thunderagent.task import Row, timestamp
+from thunderagent.unreadable import is_number
 
 MOST_CONNECTIONS: Final = 50
 """Connections of one user at once."""
@@ -207,7 +208,7 @@ def changes_of(row: Mapping[str, Any] | None) -> dict[str, int]:
     changes = info.get("changes") if isinstance(info, Mapping) else None
     if not isinstance(changes, Mapping):
         return {}
-    return {str(name): int(made) for name, made in changes.items() if isinstance(made, (int, float))}
+    return {str(name): int(made) for name, made in changes.items() if is_number(made)}
 
 
 def holders_of(row: Mapping[str, Any] | None) -> frozenset[str]:

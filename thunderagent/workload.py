@@ -475,4 +475,6 @@ class Workload:
             self._pollers[served].took(won[served], exchanged.lost, tried)
 
     def _parent_results(self, task: Task) -> ParentResults:
-        return ParentResults.of(task.depends_on, self._store.get(task.depends_on))
+        found = self._store.read(task.depends_on)
+        whole = self._store.texts.inflate(one for one in found.values() if isinstance(one, Task))
+        return ParentResults.of(task.depends_on, {**found, **{one.task_id: one for one in whole}})

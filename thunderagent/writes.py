@@ -27,6 +27,7 @@ from thunderagent.task import (
     Desired,
     Handoff,
     Lease,
+    Row,
     Status,
     StatusValue,
     Task,
@@ -238,6 +239,21 @@ def put_back(lease: Lease, *, due: float, now: float) -> Write:
     """RUNNING to PENDING because nobody could say whether a slot is free: it was not started after all."""
     write = _back("put back", lease, due=due, now=now)
     return replace(write, remove=(*LEASE_ATTRIBUTES, "startedAt"))
+
+
+def let_go(row: Row, *, owner: str, due: float, now: float) -> Write:
+    """RUNNING to PENDING of a task that the claim shows to be unreadable here: it was not started after all."""
+    return Write(
+        verb="let go",
+        task_id=row["taskId"],
+        set={
+            "status": f"{Status.PENDING}{StatusValue.parse(row['status']).suffix}",
+            "createdAt": timestamp(due),
+            "updatedAt": timestamp(now),
+        },
+        remove=(*LEASE_ATTRIBUTES, "startedAt"),
+        require=(Is("status", row["status"]), Is("fence", row["fence"]), Is("leaseOwner", owner)),
+    )
 
 
 def stand_in_line(lease: Lease, *, limit_key: str, now: float) -> Write:

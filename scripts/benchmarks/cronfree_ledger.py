@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,9 +131,9 @@ class LedgerEngine:
     def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         return self._engine.count(status_value, until=until, most=most)
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
         self._ledger.add("get lanes", Cost(requests=1, read_units=1.0))
-        return self._engine.lanes()
+        return self._engine.lanes(strange)
 
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
         before = self._engine.get([task["taskId"] for task in tasks])

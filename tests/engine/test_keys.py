@@ -28,6 +28,7 @@ from thunderagent.errors import (
     StoreError,
     StoreUnavailable,
     TaskNotFound,
+    TaskUnreadable,
 )
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import job
@@ -1103,7 +1104,6 @@ def test_a_store_that_does_not_answer_keeps_no_key() -> None:
         ({"heldBy": b"bytes"}, "which is no id of a task"),
         ({"heldBy": "a#payload"}, "which is no id of a task"),
         ({"heldBy": "turn:blocked"}, "whose row is no task"),
-        ({"heldBy": "strange"}, "whose row is no task"),
         ({"fence": None}, "fence is None, which is no number"),
         ({"fence": "first"}, "fence is 'first', which is no number"),
         ({"heldBy": "none", "payload": "{"}, "its payload is no task"),
@@ -1115,7 +1115,6 @@ def test_a_row_made_by_hand_is_a_clear_error_for_its_key_and_for_nobody_else(cha
     site = Site()
     task_id = has_failed(site)
     assert site.store.take_turn("blocked", owner="me", lasts_s=1.0)
-    site.engine.put([{"taskId": "strange", "status": "HELLO", "job": JOB, "createdAt": 1.0}])
     row = shared_writes.key_row(ROW_ID, "x", now=site.clock.now()) | change
     site.engine.put([{name: value for name, value in row.items() if value is not None}])
     asks: list[Callable[[], Task]] = [partial(site.enqueue, 1), partial(site.client.retry, task_id)]
@@ -1129,6 +1128,17 @@ def test_a_row_made_by_hand_is_a_clear_error_for_its_key_and_for_nobody_else(cha
     Hand(site, site.store).run()
     assert site.client.get(other).status is Status.SUCCESS
     site.engine.close()
+
+
+def test_a_key_whose_task_is_of_a_newer_version_is_not_given_to_another(site: Site) -> None:
+    site.engine.put([{"taskId": "strange", "status": "SLEEPING", "job": JOB, "createdAt": 1.0, "fence": 1}])
+    site.engine.put([shared_writes.key_row(ROW_ID, "strange", now=site.clock.now())])
+    with pytest.raises(TaskUnreadable, match=r"is held by 'strange'.* status is 'SLEEPING'; upgrade this"):
+        site.enqueue(1)
+    row = site.row()
+    assert row is not None
+    assert row["heldBy"] == "strange"
+    assert site.enqueue(2, unique_key="another").status is Status.PENDING
 
 
 def test_a_row_without_a_usable_time_passes_its_key_on(site: Site) -> None:

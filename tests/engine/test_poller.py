@@ -24,11 +24,11 @@ class Spy(TaskStore):
 
     def __init__(self, store: TaskStore) -> None:
         super().__init__(store.engine, monotonic=store.monotonic)
-        self.read: list[Lane] = []
+        self.looked: list[Lane] = []
         self.meanwhile: Any = None
 
     def ready(self, lane: Lane, *, limit: int, after: Any = None, ahead_s: float = 0.0) -> Page:
-        self.read.append(lane)
+        self.looked.append(lane)
         page = super().ready(lane, limit=limit, after=after, ahead_s=ahead_s)
         if self.meanwhile:
             self.meanwhile()
@@ -99,7 +99,7 @@ def test_while_full_it_does_not_even_look_and_is_never_due(at: Setting) -> None:
         at.poller.began()
     assert at.poller.look() == []
     assert at.poller.due == math.inf
-    assert at.store.read == []
+    assert at.store.looked == []
 
 
 def test_a_freed_slot_makes_a_full_queue_due_at_once(at: Setting) -> None:
@@ -148,10 +148,10 @@ def test_it_pages_past_more_foreign_jobs_than_one_look_reads_to_find_its_own() -
         put(at.store, f"foreign-{number:03}", job="other.job", created_at=at.clock.now() - 10)
     put(at.store, "mine")
     assert at.look() == []
-    assert len(at.store.read) == PAGES_A_LOOK
+    assert len(at.store.looked) == PAGES_A_LOOK
     assert at.wait_s == 0
     assert at.look() == ["mine"]
-    assert len(at.store.read) <= PAGES_A_LOOK + 2
+    assert len(at.store.looked) <= PAGES_A_LOOK + 2
 
 
 def test_after_the_end_of_foreign_pages_it_starts_from_the_front_again_at_its_pace() -> None:
@@ -222,10 +222,10 @@ def test_all_lanes_are_read_in_turn_and_none_is_always_the_first(at: Setting) ->
     at.poller.lanes = [Lane("default", shard) for shard in range(4)]
     firsts = set()
     for _ in range(40):
-        at.store.read.clear()
+        at.store.looked.clear()
         at.look()
-        assert sorted(lane.shard for lane in at.store.read) == [0, 1, 2, 3]
-        firsts.add(at.store.read[0].shard)
+        assert sorted(lane.shard for lane in at.store.looked) == [0, 1, 2, 3]
+        firsts.add(at.store.looked[0].shard)
     assert firsts == {0, 1, 2, 3}
 
 
@@ -242,7 +242,7 @@ def test_it_reads_no_more_lanes_than_it_has_slots_to_fill() -> None:
     for shard in range(3):
         put(at.store, f"t{shard}", lane=Lane("default", shard))
     assert len(at.look()) == 1
-    assert len(at.store.read) == 1
+    assert len(at.store.looked) == 1
 
 
 # Pace

@@ -14,7 +14,20 @@ from hypothesis import strategies as some
 
 from thunderagent import shared_writes, writes
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
+from thunderagent.conditions import (
+    Above,
+    Absent,
+    Below,
+    Condition,
+    Either,
+    Fewer,
+    Is,
+    Mistyped,
+    OneOf,
+    Present,
+    Typed,
+    Write,
+)
 from thunderagent.stores import expressions
 from thunderagent.task import Candidate, Lane, Lease, Status, Task, timestamp
 
@@ -44,7 +57,8 @@ def test_a_claim_is_the_update_of_the_design() -> None:
         ),
         "ConditionExpression": (
             "#status = :v9 AND #createdAt = :v10 AND #job = :v11 "
-            "AND (attribute_not_exists(#lockTime) OR #lockTime < :v12)"
+            "AND (attribute_not_exists(#lockTime) OR #lockTime < :v12) "
+            "AND (attribute_not_exists(#fence) OR #fence BETWEEN :v13 AND :v14)"
         ),
         "ExpressionAttributeNames": {
             f"#{name}": name
@@ -67,6 +81,8 @@ def test_a_claim_is_the_update_of_the_design() -> None:
             ":v10": {"N": "1760000000.125"},
             ":v11": {"S": CANDIDATE.job},
             ":v12": {"N": "1760000001"},
+            ":v13": {"N": "0"},
+            ":v14": {"N": "9007199254740992"},
         },
         "ReturnValues": "ALL_NEW",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
@@ -100,7 +116,7 @@ def test_each_kind_of_change(change: dict[str, Any], expression: str, value: dic
     write = Write(verb="change", task_id="t1", require=(Present("taskId"),), **change)
     rendered = expressions.update("TaskTable", write)
     assert rendered["UpdateExpression"] == expression
-    assert rendered["ExpressionAttributeValues"] == {":v0": value}
+    assert rendered["ExpressionAttributeValues"][":v0"] == value
 
 
 def test_the_clauses_come_in_one_order() -> None:
@@ -128,9 +144,14 @@ def test_the_clauses_come_in_one_order() -> None:
         (Present("hb"), "attribute_exists(#hb)", []),
         (Below("lockTime", 1.5), "#lockTime < :v0", [{"N": "1.5"}]),
         (Above("lockTime", 1.5), "#lockTime > :v0", [{"N": "1.5"}]),
-        (Fewer("holders", 2), "(attribute_not_exists(#holders) OR size(#holders) < :v0)", [{"N": "2"}]),
         (
-            NoSet("holders"),
+            Fewer("holders", 2),
+            "(attribute_not_exists(#holders) OR (attribute_type(#holders, :v0) AND size(#holders) < :v1))",
+            [{"S": "SS"}, {"N": "2"}],
+        ),
+        (Typed("lockTime"), "attribute_type(#lockTime, :v0)", [{"S": "N"}]),
+        (
+            Mistyped("holders"),
             "(attribute_exists(#holders) AND NOT attribute_type(#holders, :v0))",
             [{"S": "SS"}],
         ),

@@ -252,7 +252,7 @@ states = st.builds(
 @given(states)
 def test_a_state_goes_through_json_and_comes_back_the_same(one: State) -> None:
     info = json.loads(json.dumps(one.to_info()))
-    assert State.of({"taskId": "schedule:report", "fence": 3, "info": info}) == one
+    assert State.of({"taskId": "schedule:report", "status": "SCHEDULE", "fence": 3, "info": info}) == one
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ def test_a_state_goes_through_json_and_comes_back_the_same(one: State) -> None:
 )
 def test_a_row_that_no_version_of_ours_wrote_is_refused_and_breaks_nothing(info: Any) -> None:
     with pytest.raises(ConfigurationError):
-        State.of({"taskId": "schedule:report", "fence": 3, "info": info})
+        State.of({"taskId": "schedule:report", "status": "SCHEDULE", "fence": 3, "info": info})
 
 
 def test_a_row_without_a_fence_cannot_be_changed_and_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="fence"):
-        State.of({"taskId": "schedule:report", "info": state().to_info()})
+        State.of({"taskId": "schedule:report", "status": "SCHEDULE", "info": state().to_info()})
 
 
 # Tasks

@@ -14,8 +14,20 @@ from hypothesis import strategies as st
 from thunderagent import writes
 from thunderagent.attributes import ATTRIBUTES, LEASE_ATTRIBUTES
 from thunderagent.conditions import Is, OneOf, Write
-from thunderagent.errors import ConfigurationError
-from thunderagent.task import TERMINAL, TRANSITIONS, Candidate, Lane, Lease, Status, Task, new_task_id, timestamp
+from thunderagent.errors import ConfigurationError, TaskUnreadable
+from thunderagent.task import (
+    TERMINAL,
+    TRANSITIONS,
+    Candidate,
+    Lane,
+    Lease,
+    Status,
+    Task,
+    new_task_id,
+    read_task,
+    timestamp,
+)
+from thunderagent.unreadable import Unreadable
 
 NOW = 1_800_000_000.0
 
@@ -166,16 +178,44 @@ def test_an_attribute_of_a_later_version_is_ignored() -> None:
     assert Task.from_row(row) == a_task()
 
 
-def test_a_number_that_is_none_is_left_out_so_that_nobody_calculates_with_it() -> None:
-    row = {"taskId": "a", "status": "RUNNING", "job": "test", "createdAt": "noon", "lockTime": "noon", "retryCount": []}
-    task = Task.from_row({**row, "leaseSec": 1, "handoffUntil": "soon"})
-    assert (task.created_at, task.submitted_at, task.lock_time, task.handoff_until) == (0.0, 0.0, None, None)
-    assert (task.retry_count, task.lease_sec) == (0, 1)
-
-
-def test_a_row_with_another_status_is_no_task() -> None:
-    with pytest.raises(ValueError, match="AGENT"):
-        Task.from_row({**a_task().to_row(), "status": "AGENT"})
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"status": "AGENT"}, "status is 'AGENT'"),
+        ({"status": "PENDING#a.b.c"}, "status is 'PENDING#a.b.c'"),
+        ({"status": "PENDING#reports.-1"}, "status is 'PENDING#reports.-1'"),
+        ({"status": "PENDING#default"}, "status is 'PENDING#default'"),
+        ({"status": "PENDING@api"}, "status is 'PENDING@api'"),
+        ({"lockTime": "noon"}, "lockTime is 'noon'"),
+        ({"createdAt": float("nan")}, "createdAt is nan"),
+        ({"retryCount": 1.5}, "retryCount is 1.5"),
+        ({"fence": -1}, "fence is -1"),
+        ({"fence": 10**40}, "fence is 1000"),
+        ({"crashCount": True}, "crashCount is True"),
+        ({"onParentFailure": "ask"}, "onParentFailure is 'ask'"),
+        ({"uniqueScope": "for_ever"}, "uniqueScope is 'for_ever'"),
+        ({"desiredState": "PAUSED"}, "desiredState is 'PAUSED'"),
+        ({"handoffState": "HALF"}, "handoffState is 'HALF'"),
+        ({"kind": "oracle"}, "kind is 'oracle'"),
+        ({"errors": "it broke"}, "errors is a text"),
+        ({"errors": ["it broke"]}, "errors is a list"),
+        ({"errors": [{"at": frozenset("a")}]}, "errors is a list"),
+        ({"dependsOn": [1]}, "dependsOn is a list"),
+        ({"waitingFor": ["a"]}, "waitingFor is a list"),
+        ({"payload": 7}, "payload is a number;"),
+        ({"leaseOwner": None}, "leaseOwner is NULL"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_a_value_with_what_is_wrong_and_what_to_do(
+    change: dict[str, Any], problem: str
+) -> None:
+    row = {**a_task().to_row(), **change}
+    found = read_task(row)
+    assert isinstance(found, Unreadable)
+    assert f"the row 'a' cannot be read: {problem}" in str(found)
+    assert "upgrade this installation" in str(found)
+    with pytest.raises(TaskUnreadable, match="cannot be read"):
+        Task.from_row(row)
 
 
 def test_payload_result_and_progress_are_read_as_json() -> None:

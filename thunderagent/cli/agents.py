@@ -13,6 +13,7 @@ from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width
 from thunderagent.errors import ConfigurationError
 from thunderagent.pauses import PauseKind, names_of
 from thunderagent.store import AgentInfo
+from thunderagent.unreadable import is_number
 from thunderagent.waiting import span_text
 
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)
@@ -167,7 +168,7 @@ def _cells(one: AgentInfo, paused: Collection[str]) -> Mapping[str, str]:
 
 
 def _sum(numbers: Mapping[str, Any]) -> int:
-    return sum(int(number) for number in numbers.values() if isinstance(number, (int, float)))
+    return sum(int(number) for number in numbers.values() if is_number(number))
 
 
 def _state(one: AgentInfo, paused: Collection[str]) -> str:
@@ -207,7 +208,7 @@ def _canary(targets: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _skew(seconds: Any) -> str:
-    return f"{seconds:+.2f} s" if isinstance(seconds, (int, float)) else ""
+    return f"{seconds:+.2f} s" if is_number(seconds) else ""
 
 
 def _streams(told: Any) -> str:

@@ -7,7 +7,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -77,9 +77,8 @@ def _rows(store: str | None, name: str) -> list[dict[str, Any]]:
 
 def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
     """What a row tells; one that is not renewed is that of an agent that is gone, or cannot reach the store."""
-    told = agent.info.get("health") or {}
-    seen_s = now - agent.seen_at
-    reasons = list(told.get("reasons", ()))
+    told, seen_s = _map(agent.info.get("health")), now - agent.seen_at
+    reasons = list(said) if isinstance(said := told.get("reasons"), (list, tuple)) else []
     if seen_s > DEAD_S * ANNOUNCE_S:
         reasons = [f"its row was not renewed for {seen_s:.0f} s: it was killed, or it does not reach the store"]
     elif "healthy" not in told and not (told.get("heartbeat_alive") and told.get("store_answers")):
@@ -92,6 +91,10 @@ def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
         "reasons": reasons,
         "seen_s": round(seen_s, 1),
     }
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _asked(url: str) -> dict[str, Any]:

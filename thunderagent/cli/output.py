@@ -6,8 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -32,6 +31,7 @@ from thunderagent.jsondata import NOT_STORED
 from thunderagent.settler import RAN_OVER
 from thunderagent.task import Desired, Handoff, Status, Task
 from thunderagent.traceparent import trace_id
+from thunderagent.waiting import at_text
 
 REFUSED: Final = 1
 WRONG: Final = 2
@@ -75,6 +75,7 @@ def _code(error: ThunderAgentError) -> int:
 @contextmanager
 def opened(store: str | None) -> Iterator[Client]:
     client = Client.from_settings(store=store)
+    client.store.unread.listener = lambda one: notes.print(f"[yellow]left out:[/yellow] {escape(str(one))}")
     try:
         client.store.engine.check()
         yield client
@@ -104,7 +105,8 @@ def as_dict(task: Task) -> dict[str, Any]:
     errors = {"payload": task.payload_error, "result": task.result_error}
     for name in ("payload", "result", "progress"):
         if name in row:
-            row[name] = getattr(task, name) if errors.get(name) is None else None
+            with suppress(ValueError):  # of a row made by hand: the text as it is
+                row[name] = getattr(task, name) if errors.get(name) is None else None
     row |= {f"{name}Error": str(error) for name, error in errors.items() if error is not None}
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in row.items()}
 
@@ -221,7 +223,7 @@ _NUMBERS: Final = frozenset(
     }
 )
 _LEAST: Final = {"task": 36, "status": 7, "job": 12, "queue": 8, "due": 20, "next": 20, "last": 20, "health": 8}
-_COLOURS: Final = {
+_COLOURS: Final[Mapping[str, str]] = {
     Status.SUCCESS: "green",
     Status.FAILED: "red",
     Status.RUNNING: "cyan",
@@ -231,13 +233,13 @@ _COLOURS: Final = {
 }
 
 
-def colour(status: Status) -> str:
-    return f"[{_COLOURS[status]}]{status}[/]"
+def colour(status: str) -> str:
+    return f"[{_COLOURS.get(status, 'red')}]{status}[/]"
 
 
 def moment(at: float | None) -> str:
     """Epoch seconds for people; the empty string for none."""
-    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "" if at is None else at_text(at)
 
 
 def seconds(task: Task) -> str:

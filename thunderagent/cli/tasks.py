@@ -36,7 +36,7 @@ from thunderagent.client import Client
 from thunderagent.errors import PayloadInvalid
 from thunderagent.registry import Registry
 from thunderagent.task import Status, Task
-from thunderagent.waiting import on_the_clock, why
+from thunderagent.waiting import on_the_clock, status_text, why
 
 WIDE: Final = 120
 """Columns of a terminal that has room for the queue and the times of each task."""
@@ -169,7 +169,7 @@ def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption =
         if as_json:
             tell({**as_dict(task), "why": reasons}, True)
             return
-        related = client.store.get([*task.depends_on, *task.dependents])
+        related = client.store.read([*task.depends_on, *task.dependents])
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, value in details(on_the_clock(client.store, task)):
             table.add_row(f"[dim]{name}[/dim]", value)
@@ -177,7 +177,7 @@ def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption =
             table.add_row("" if number else "[dim]why[/dim]", escape(sentence))
         for title, names in (("depends on", task.depends_on), ("waited for by", sorted(task.dependents))):
             for name in names:
-                state = colour(related[name].status) if name in related else "gone"
+                state = colour(status_text(related[name])) if name in related else "gone"
                 table.add_row(f"[dim]{title}[/dim]", f"{escape(name)}  {state}")
         for entry in task.errors:
             when = moment(entry.get("at"))

@@ -22,7 +22,8 @@ from thunderagent.stores.connection import Connection, Purpose
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused
-from thunderagent.task import Lane, Page, Row, Status, StatusValue
+from thunderagent.task import Lane, Page, Row, Status, StatusValue, lanes_of
+from thunderagent.unreadable import is_set, mistyped
 
 LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""
@@ -138,7 +139,11 @@ class DynamoEngine:
     def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         items = self._batches.fetch(keys, purposes.Purpose.TEXTS)
         rows = {text_key: expressions.decode_row(item) for text_key, item in items.items()}
-        return {name: KeptText(row["payload"], row.get("expireAt")) for name, row in rows.items() if "payload" in row}
+        return {
+            name: KeptText(row["payload"], row.get("expireAt"))
+            for name, row in rows.items()
+            if "payload" in row and mistyped(row, ("payload", "expireAt")) is None
+        }
 
     def page(
         self,
@@ -169,11 +174,13 @@ class DynamoEngine:
                 break
         return total
 
-    def lanes(self) -> list[Lane]:
-        row = self._read(LANES_ID)
-        suffixes = {"", *(row or {}).get("dependents", ())}
-        self._lanes |= suffixes
-        return [Lane.parse(suffix) for suffix in sorted(suffixes)]
+    def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
+        found = (self._read(LANES_ID) or {}).get("dependents", frozenset())
+        if not is_set(found):  # made by hand
+            strange(f"{found!r:.80} of the row {LANES_ID}")
+            return [Lane()]
+        self._lanes |= found
+        return lanes_of(sorted({"", *found}), strange)
 
     # The place
 
@@ -282,7 +289,7 @@ class DynamoEngine:
         places = [StatusValue.parse(row["status"]) for row in rows if "status" in row]
         suffixes = {place.suffix for place in places if place.status in set(Status)}
         for some in chunks(sorted(suffixes - self._lanes), LANE_BATCH):
-            with suppress(Refused):  # they are there already
+            with suppress(Refused):  # they are there already, or the row is none of ours: `lanes` tells
                 arguments = expressions.add_lanes(self.table, LANES_ID, list(some))
                 self.connection.call("UpdateItem", what_for=purposes.of_row(LANES_ID), **arguments)
             self._lanes.update(some)

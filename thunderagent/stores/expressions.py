@@ -12,9 +12,24 @@ from decimal import Decimal
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
+from thunderagent.conditions import (
+    Above,
+    Absent,
+    Below,
+    Condition,
+    Counts,
+    Either,
+    Fewer,
+    Is,
+    Mistyped,
+    OneOf,
+    Present,
+    Typed,
+    Write,
+)
 from thunderagent.port import PAYLOAD_MARK
 from thunderagent.task import Candidate, Row
+from thunderagent.unreadable import MOST_COUNTED
 
 INDEX: Final = "status-createdAt-index"
 PROJECTED: Final = ("job", "kind")
@@ -78,8 +93,10 @@ def decode(value: AttributeValue) -> Any:
     match kind:
         case "N":
             return _read_number(content)
-        case "SS":
+        case "SS" | "BS":
             return frozenset(content)
+        case "NS":
+            return frozenset(map(_read_number, content))
         case "L":
             return [decode(member) for member in content]
         case "M":
@@ -111,13 +128,7 @@ def decode_row(item: Mapping[str, AttributeValue]) -> Row:
 def decode_candidate(item: Mapping[str, AttributeValue]) -> Candidate:
     """The entry of the index."""
     row = decode_row(item)
-    return Candidate(
-        task_id=row["taskId"],
-        status_value=row["status"],
-        created_at=row["createdAt"],
-        job=row.get("job", ""),
-        kind=row.get("kind", "batch"),
-    )
+    return Candidate.of(row["taskId"], row["status"], row["createdAt"], row.get("job"), row.get("kind"))
 
 
 def key(task_id: str) -> dict[str, AttributeValue]:
@@ -151,11 +162,17 @@ class _Names:
             case Above(name, value):
                 return f"{self.name(name)} > {self.value(name, value)}"
             case Fewer(name, fewer):
+                alias, is_set = self.name(name), self.typed(name)
+                size = f"size({alias}) < {self.value('limitMax', fewer)}"
+                return f"(attribute_not_exists({alias}) OR ({is_set} AND {size}))"
+            case Counts(name):
                 alias = self.name(name)
-                return f"(attribute_not_exists({alias}) OR size({alias}) < {self.value('limitMax', fewer)})"
-            case NoSet(name):
-                alias, kind = self.name(name), self.value("status", "SS")
-                return f"(attribute_exists({alias}) AND NOT attribute_type({alias}, {kind}))"
+                bounds = f"{self.value(name, 0)} AND {self.value(name, MOST_COUNTED)}"
+                return f"(attribute_not_exists({alias}) OR {alias} BETWEEN {bounds})"
+            case Typed(name):
+                return self.typed(name)
+            case Mistyped(name):
+                return f"(attribute_exists({self.name(name)}) AND NOT {self.typed(name)})"
             case Absent(name):
                 return f"attribute_not_exists({self.name(name)})"
             case Present(name):
@@ -165,6 +182,9 @@ class _Names:
                 return f"{self.name(name)} IN ({marks})"
             case Either(conditions):
                 return "(" + " OR ".join(map(self.condition, conditions)) + ")"
+
+    def typed(self, name: str) -> str:
+        return f"attribute_type({self.name(name)}, {self.value('status', ATTRIBUTES[name])})"
 
     def arguments(self) -> Arguments:
         arguments: Arguments = {"ExpressionAttributeNames": self._aliases}
@@ -186,7 +206,7 @@ def update(table: str, write: Write) -> Arguments:
         "TableName": table,
         "Key": key(write.task_id),
         "UpdateExpression": " ".join(f"{word} {', '.join(parts)}" for word, parts in clauses if parts),
-        "ConditionExpression": " AND ".join(map(names.condition, write.require)),
+        "ConditionExpression": " AND ".join(map(names.condition, write.conditions)),
         "ReturnValues": "ALL_NEW",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         **names.arguments(),
@@ -199,7 +219,7 @@ def remove(table: str, write: Write) -> Arguments:
     return {
         "TableName": table,
         "Key": key(write.task_id),
-        "ConditionExpression": " AND ".join(map(names.condition, write.require)),
+        "ConditionExpression": " AND ".join(map(names.condition, write.conditions)),
         "ReturnValues": "ALL_OLD",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         **names.arguments(),
@@ -293,10 +313,11 @@ def add_lanes(table: str, row_id: str, suffixes: list[str]) -> Arguments:
     registry = names.name("dependents")
     addition = names.value("dependents", suffixes)
     known = " AND ".join(f"contains({registry}, {names.value('taskId', suffix)})" for suffix in suffixes)
+    can_grow = names.condition(Either((Absent("dependents"), Typed("dependents"))))
     return {
         "TableName": table,
         "Key": key(row_id),
         "UpdateExpression": f"ADD {registry} {addition}",
-        "ConditionExpression": f"NOT ({known})",
+        "ConditionExpression": f"{can_grow} AND NOT ({known})",
         **names.arguments(),
     }

@@ -13,11 +13,27 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, NoSet, OneOf, Present, Write
+from thunderagent.conditions import (
+    Above,
+    Absent,
+    Below,
+    Condition,
+    Counts,
+    Either,
+    Fewer,
+    Is,
+    Mistyped,
+    OneOf,
+    Present,
+    Typed,
+    Write,
+)
 from thunderagent.task import Row
+from thunderagent.unreadable import MOST_COUNTED
 
 COLUMNS: Final = tuple(ATTRIBUTES)
 _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT", "L": "TEXT", "M": "TEXT"}
+_TYPES_OF: Final = {"S": "'text'", "N": "'integer', 'real'", "BOOL": "'integer'"}
 _JSON: Final = frozenset(name for name, kind in ATTRIBUTES.items() if kind in ("SS", "L", "M"))
 _LISTED: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 
@@ -76,11 +92,12 @@ def decode(values: Sequence[Any]) -> Row:
     """The row in the columns; NULL is an absent attribute."""
     row = {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
     for name in _JSON.intersection(row):
-        with suppress(ValueError):  # of a row made by hand
+        with suppress(ValueError, TypeError, RecursionError):  # of a row made by hand
             row[name] = json.loads(row[name])
-        if ATTRIBUTES[name] == "SS" and isinstance(row[name], list):
+        is_set = ATTRIBUTES[name] == "SS" and isinstance(row[name], list)
+        if is_set and all(type(member) in (str, int) for member in row[name]):
             row[name] = frozenset(map(str, row[name]))
-    if "cancelRequested" in row:
+    if row.get("cancelRequested") in (0, 1):
         row["cancelRequested"] = bool(row["cancelRequested"])
     return row
 
@@ -106,6 +123,7 @@ def insert(row: Row) -> tuple[str, list[Any]]:
 
 def update(write: Write) -> tuple[str, list[Any]]:
     """Statement and parameters of a write; the statement returns the row that it left, or nothing."""
+    conditions = write.conditions
     shape = (
         write.delete,
         tuple(write.set),
@@ -113,7 +131,7 @@ def update(write: Write) -> tuple[str, list[Any]]:
         tuple(write.remove),
         tuple((name, len(members) > 1) for name, members in write.insert.items()),
         tuple(write.discard),
-        tuple(map(_shape, write.require)),
+        tuple(map(_shape, conditions)),
     )
     parameters = [encode(name, value) if name in _JSON else value for name, value in write.set.items()]
     parameters.extend(write.increase.values())
@@ -121,7 +139,7 @@ def update(write: Write) -> tuple[str, list[Any]]:
         parameters.extend([encode(name, members)] if len(members) > 1 else [*members, *members])
     parameters.extend(write.discard.values())
     parameters.append(write.task_id)
-    for condition in write.require:
+    for condition in conditions:
         _collect(condition, parameters)
     return _update_sql(shape), parameters
 
@@ -174,13 +192,14 @@ def _condition_sql(shape: _Shape) -> str:
         Is: lambda: f"{_sorted(rest[0]) if ATTRIBUTES[rest[0]] == 'SS' else _quoted(rest[0])} = ?",
         Absent: lambda: f'"{rest[0]}" IS NULL',
         Present: lambda: f'"{rest[0]}" IS NOT NULL',
-        Below: lambda: f'"{rest[0]}" < ?',
-        Above: lambda: f'"{rest[0]}" > ?',
-        Fewer: lambda: f'("{rest[0]}" IS NULL OR json_array_length("{rest[0]}") < ?)',
-        NoSet: lambda: (
-            f"CASE WHEN json_valid({_quoted(rest[0])}) THEN json_type({_quoted(rest[0])}) <> 'array' "
-            f"ELSE {_quoted(rest[0])} IS NOT NULL END"
+        Below: lambda: f'"{rest[0]}" < ?',  # any number is below any text, in the order of SQLite
+        Above: lambda: f'("{rest[0]}" > ? AND {_typed(rest[0])})',
+        Fewer: lambda: (
+            f'("{rest[0]}" IS NULL OR CASE WHEN {_typed(rest[0])} THEN json_array_length("{rest[0]}") < ? END)'
         ),
+        Counts: lambda: f'("{rest[0]}" IS NULL OR "{rest[0]}" BETWEEN 0 AND {MOST_COUNTED})',
+        Typed: lambda: _typed(rest[0]),
+        Mistyped: lambda: f'("{rest[0]}" IS NOT NULL AND NOT {_typed(rest[0])})',
         OneOf: lambda: f'"{rest[0]}" IN ({", ".join("?" * rest[1])})',
     }[kind]
     return render()
@@ -190,10 +209,23 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
+def _typed(name: str) -> str:
+    """Whether a column has a value of the type of its attribute: true or false, never NULL."""
+    column, kind = _quoted(name), ATTRIBUTES[name]
+    if kind in ("SS", "L", "M"):
+        is_json = f"typeof({column}) = 'text' AND json_valid({column})"
+        is_right = f"json_type({column}) = '{'object' if kind == 'M' else 'array'}'"
+        if kind == "SS":
+            members = f"SELECT 1 FROM json_each({column}) WHERE type NOT IN ('text', 'integer')"  # noqa: S608
+            is_right += f" AND NOT EXISTS ({members})"
+        return f"(CASE WHEN {is_json} THEN {is_right} ELSE 0 END)"
+    return f"(typeof({column}) IN ({_TYPES_OF[kind]}))"
+
+
 def _sorted(name: str) -> str:
     """A set as `encode` writes it, however somebody has written it by hand."""
     return (
-        f"CASE WHEN json_valid({_quoted(name)}) THEN (SELECT json_group_array(member) FROM "  # noqa: S608
+        f"CASE WHEN {_typed(name)} THEN (SELECT json_group_array(member) FROM "  # noqa: S608
         f"(SELECT DISTINCT CAST(value AS TEXT) AS member FROM json_each({_quoted(name)}) ORDER BY 1)) END"
     )
 

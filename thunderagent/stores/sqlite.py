@@ -8,14 +8,16 @@ the caller tries again.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +37,7 @@ from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.stores import boots, sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
 from thunderagent.stores.sqlite_link import Link
-from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue
+from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue, lanes_of
 
 BUSY_S: Final = 5.0
 LOST_S: Final = 3600.0
@@ -185,11 +187,9 @@ class SqliteEngine:
         newest_first: bool = False,
     ) -> Page:
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
-        query = '"status" = ?'
-        parameters: list[Any] = [status_value]
-        if until is not None:
-            query += ' AND "createdAt" <= ?'
-            parameters.append(until)
+        # As on DynamoDB, an entry has a number as its place and a text as its id, whatever a row made by hand has.
+        query = """ "status" = ? AND "createdAt" <= ? AND typeof("taskId") = 'text'"""
+        parameters: list[Any] = [status_value, math.inf if until is None else until]
         if after is not None:
             query += f' AND ("createdAt", "taskId") {beyond} (?, ?)'
             parameters += after
@@ -199,7 +199,7 @@ class SqliteEngine:
                 f'ORDER BY "createdAt" {order}, "taskId" {order} LIMIT ?',
                 (*parameters, limit),
             )
-            entries = tuple(map(Candidate._make, cursor))
+            entries = tuple(starmap(Candidate.of, cursor))
         last = entries[-1] if len(entries) == limit else None
         return Page(entries, [last.created_at, last.task_id] if last else None)
 
@@ -207,11 +207,11 @@ class SqliteEngine:
         with self._reading() as cursor:
             cursor.execute(
                 'SELECT COUNT(*) FROM (SELECT 1 FROM tasks WHERE "status" = ? AND "createdAt" <= ? LIMIT ?)',
-                (status_value, float("inf") if until is None else until, -1 if most is None else most),
+                (status_value, math.inf if until is None else until, -1 if most is None else most),
             )
             return int(cursor.fetchone()[0])
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
         with self._reading() as cursor:
             cursor.execute(  # jumps from one value of the index to the next, whatever the number of rows
                 """WITH RECURSIVE seen(value) AS (
@@ -221,8 +221,8 @@ class SqliteEngine:
                     FROM seen WHERE seen.value IS NOT NULL
                 ) SELECT value FROM seen WHERE value IS NOT NULL"""
             )
-            places = [StatusValue.parse(value) for (value,) in cursor]
-        return list(dict.fromkeys(Lane.parse(place.suffix) for place in places if place.status in set(Status)))
+            places = [StatusValue.parse(value) for (value,) in cursor if isinstance(value, str)]
+        return lanes_of((place.suffix for place in places if place.status in set(Status)), strange)
 
     # The file
 

@@ -1,0 +1,176 @@
+"""Rows that this version cannot read: a newer version has written them, or a person by hand.
+
+Such a row becomes a value. A reader of many rows leaves it out and changes nothing of it, and it is named once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+
+from thunderagent.attributes import ATTRIBUTES
+from thunderagent.forks import renewed
+
+REMEDY: Final = "upgrade this installation if a newer version has written the row, else mend or delete it"
+
+NAMED: Final = 10_000
+"""Rows of which is remembered that they were named."""
+
+ALONE_S: Final = 600.0
+"""How long no claim is tried of a task whose row could not be read; it may have been mended meanwhile."""
+
+LARGEST: Final = 1e126
+"""Numbers of a row are below it: those of DynamoDB are."""
+
+MOST_COUNTED: Final = 2**53
+"""Up to here every whole number is exact on both engines."""
+
+_SHOWN: Final = 80
+_TEXTS: Final = frozenset({"payload", "result", "progress", "error", "errors", "doneReason", "uniqueKey", "info"})
+"""Attributes whose content is the application's, and reaches no log."""
+_IN_WORDS: Final[Mapping[type, str]] = {
+    str: "a text",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    bytes: "binary data",
+    list: "a list",
+    dict: "a map",
+    frozenset: "a set",
+    type(None): "NULL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A row that this version cannot read, with the first attribute that it does not understand."""
+
+    row_id: str
+    attribute: str
+    value: str
+    """In words, and short: the type, or for a value that is not the application's also the value."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], attribute: str) -> Unreadable:
+        """The value for a row, because of one of its attributes."""
+        return cls(f"{row.get('taskId', '')!s:.512}", attribute, _in_words(attribute, row))
+
+    def __str__(self) -> str:
+        return f"the row {self.row_id!r} cannot be read: {self.attribute} is {self.value}; {REMEDY}"
+
+
+class Unread:
+    """The rows that one process could not read: names each once, and knows which tasks not to claim.
+
+    Args:
+        monotonic: the clock by which a task is left alone.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._guard = renewed(threading.Lock())
+        self._named: dict[str, float] = {}
+        self.listener: Callable[[Unreadable], object] = lambda one: None
+        """Called once for each row, in the thread that has read it."""
+
+    def note(self, one: Unreadable) -> None:
+        """Name a row, unless it was named before."""
+        with self._guard:
+            is_new = self._named.pop(one.row_id, None) is None
+            self._named[one.row_id] = self._monotonic() + ALONE_S
+            while len(self._named) > NAMED:
+                del self._named[next(iter(self._named))]
+        if is_new:
+            self.listener(one)
+
+    def is_left_alone(self, task_id: str) -> bool:
+        """Whether the row of a task could not be read a while ago."""
+        return bool(self._named) and self._named.get(task_id, 0.0) > self._monotonic()
+
+    @property
+    def pause_s(self) -> float:
+        """How long a task waits that was claimed in vain: of many, all agents together claim ten in a second."""
+        return max(1.0, len(self._named) / 10)
+
+
+def is_text(value: object) -> bool:
+    """A text."""
+    return isinstance(value, str)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """A finite number of a size that both engines hold."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+
+
+def is_count(value: object) -> bool:
+    """A whole number from 0 that every engine counts exactly."""
+    return is_number(value) and 0 <= value <= MOST_COUNTED and value % 1 == 0
+
+
+def is_flag(value: object) -> bool:
+    """True or false."""
+    return isinstance(value, bool)
+
+
+def is_set(value: object) -> bool:
+    """A set of texts."""
+    return isinstance(value, (set, frozenset)) and all(isinstance(member, str) for member in value)
+
+
+def is_list(value: object) -> bool:
+    """A list of texts."""
+    return isinstance(value, (list, tuple)) and all(isinstance(member, str) for member in value)
+
+
+def is_maps(value: object) -> bool:
+    """A list of maps of JSON data."""
+    return isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value) and is_json(value)
+
+
+def is_map(value: object) -> bool:
+    """A map of JSON data."""
+    return isinstance(value, Mapping) and is_json(value)
+
+
+def is_json(value: object) -> bool:
+    """Data that a row can keep again: no bytes, no sets, no number that is none."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple)):
+            left += one
+        elif not (one is None or isinstance(one, (str, bool)) or is_number(one)):
+            return False
+    return True
+
+
+RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
+    "S": is_text,
+    "N": is_number,
+    "BOOL": is_flag,
+    "SS": is_set,
+    "L": is_json,
+    "M": is_map,
+}
+"""Whether a value is one of an attribute, by the type that the table gives it."""
+
+
+def mistyped(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these attributes that is there and has another type than its own; None: there is none."""
+    return next((name for name in names if name in row and not RIGHT[ATTRIBUTES[name]](row[name])), None)
+
+
+def _in_words(attribute: str, row: Mapping[str, Any]) -> str:
+    if attribute not in row:
+        return "missing"
+    value = row[attribute]
+    kind = _IN_WORDS.get(type(value), type(value).__name__)
+    if attribute in _TEXTS or not isinstance(value, (str, int, float)):
+        return kind
+    text = f"{value!r:.{_SHOWN}}"
+    return f"{text}…" if len(text) == _SHOWN else text
