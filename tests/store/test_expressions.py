@@ -80,7 +80,7 @@ def test_a_claim_is_the_update_of_the_design() -> None:
             ":v9": {"S": "PENDING#reports.3"},
             ":v10": {"N": "1760000000.125"},
             ":v11": {"S": CANDIDATE.job},
-            ":v12": {"N": "1760000001"},
+            ":v12": {"N": "1760000001.5"},
             ":v13": {"N": "0"},
             ":v14": {"N": "9007199254740992"},
         },
