@@ -49,7 +49,7 @@ class DrainCommands(PauseCommands):
             ConfigurationError: the name fits several, or the reason is not one short line.
             StoreError: the store did not take it.
         """
-        check(text_problem("agent", agent, least=1, most=LONGEST_NAME))
+        check(text_problem("agent", agent, most=LONGEST_NAME))
         check_pause(None, reason)
         alive = self.store.agents()
         asked = _named(agent, alive, all_of_host=all_of_host)

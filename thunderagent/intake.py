@@ -304,4 +304,4 @@ def _check_options(new: NewTask) -> None:
         None if new.max_retry is None else whole_problem("max_retry", new.max_retry, least=0, most=MOST_RETRIES),
         *limit_problems(new.limit, new.limit_key if new.limit is not None else None),
     )
-    check_unique(new.name_and_version[0], new.unique_key, new.unique_scope)
+    check_unique(new.unique_key, new.unique_scope)

@@ -35,11 +35,8 @@ from thunderagent.task import Lane, Row, Status, Task, UniqueScope, new_task_id,
 TRIES: Final = 10
 """How often a key is tried for that changes hands meanwhile."""
 
-LONGEST_ROW_ID: Final = 2048
-"""Bytes that DynamoDB allows for the id of a row."""
 
-
-def check_unique(job: str, unique_key: str | None, scope: str) -> None:
+def check_unique(unique_key: str | None, scope: str) -> None:
     """Check what an enqueue asks for.
 
     Raises:
@@ -53,11 +50,6 @@ def check_unique(job: str, unique_key: str | None, scope: str) -> None:
         return
     if problem := key_problem("unique_key", unique_key):
         raise ConfigurationError(problem)
-    size = len(key_id(job, unique_key).encode(errors="replace"))
-    if size > LONGEST_ROW_ID:
-        raise ConfigurationError(
-            f"the name of the job and the unique_key have {size:,} bytes together; at most {LONGEST_ROW_ID:,} can be"
-        )
 
 
 class _Taken(NamedTuple):
