@@ -28,7 +28,10 @@ Row = dict[str, Any]
 
 DEFAULT_QUEUE: Final = "default"
 
-RESERVED: Final = ("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:", "probe:")
+RESERVED: Final = (
+    *("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:", "probe:", "boot:"),
+    *("region:", "sentinel:"),
+)
 """The ids of rows of our own begin so, and those of no task."""
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

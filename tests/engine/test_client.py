@@ -25,10 +25,16 @@ from thunderagent.errors import (
     TaskNotFound,
     WaitTimeout,
 )
+from thunderagent.grants import scope_id
 from thunderagent.job import job
 from thunderagent.port import Applied
 from thunderagent.registry import Registry
+from thunderagent.schedules import schedule_id
+from thunderagent.shared_writes import CONTROL_ID, key_id, limit_id, sentinel_id
 from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores import boots
+from thunderagent.stores.batches import PROBE_ID
+from thunderagent.stores.dynamo import LANES_ID
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Lease, Page, Row, Status, Task
 from thunderagent.testing import FakeClock, memory_client
@@ -186,6 +192,16 @@ def test_an_id_that_would_collide_with_our_own_rows_is_refused(at: Setting, name
         at.client.enqueue("test.build", {}, task_id=name)
     with pytest.raises(TaskNotFound):
         at.client.get(name)
+
+
+def test_no_task_can_have_the_id_of_a_row_of_ours(at: Setting) -> None:
+    ours = (
+        *(CONTROL_ID, LANES_ID, PROBE_ID, boots.ROW_ID, key_id("a", "b"), limit_id("a"), sentinel_id("eu")),
+        *(scope_id("default"), schedule_id("a"), "agent:a", "turn:a", "journal:a#1"),
+    )
+    for task_id in ours:
+        with pytest.raises(PayloadInvalid, match="cannot be a task_id"):
+            at.client.enqueue("test.build", {"month": "x"}, task_id=task_id)
 
 
 @pytest.mark.parametrize("name", ["x" * 512, "ü", "a b/c?d", "' OR 1=1 --"])

@@ -17,7 +17,7 @@ from thunderagent.clock import BootClock
 from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.task import Status, timestamp
 
-ROW_ID: Final = "boot"
+ROW_ID: Final = "boot:"
 """Id of the row; it has no status, so no index shows it."""
 
 _CHUNK: Final = 500
