@@ -12,7 +12,7 @@ from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Write
 from thunderagent.faults import FaultyEngine
 from thunderagent.port import Applied, Engine, KeptText
-from thunderagent.stores import expressions, sql
+from thunderagent.stores import boots, expressions, sql
 from thunderagent.stores.dynamo import LANES_ID, DynamoEngine
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.task import TRANSITIONS, Row, Status, Task
@@ -66,6 +66,8 @@ class Audit(FaultyEngine):
         self.succeeded: set[str] = set()
         self.failed: set[str] = set()
         """Tasks that at some time ended without success, or are gone."""
+        self.forlorn: set[tuple[str, float]] = set()
+        """Children, by id and due time, of which a parent was gone or had ended without success while they waited."""
         self.between: dict[str, Callable[[], None]] = {}
         """What somebody else does right before the next write of a verb."""
         self.interrupted = 0
@@ -184,16 +186,20 @@ class Audit(FaultyEngine):
             self._check_parents(new)
             assert verb != "revive" or not any(map(self._is_open, new.depends_on)), "a retry waits for open parents"
         if verb == "doom":
-            parents = [self.rows.get(name) for name in new.depends_on]
-            assert any(row is None or Task.from_row(row).status in (Status.FAILED, Status.DONE) for row in parents)
+            assert (old.task_id, old.created_at) in self.forlorn, "a child ends by a parent that ended while it waited"
 
     def _check_running(self, write: Write, old: Task, before: Row, after: Row) -> None:
         if write.verb in ("take over", "give up"):
             assert old.lock_time is not None
             assert old.lease_sec is not None
-            overdue = self.time.now() - old.lock_time
+            clock = self._engine.clock
+            overdue = clock.leases.now() - old.lock_time
             still_for = self.time.monotonic() - self.still_since[old.task_id]
-            assert overdue > GUARD_S or still_for > old.lease_sec + GUARD_S, "only a lease that is over is taken"
+            is_own = old.lease_owner == self.actor.owner  # a claim that was carried out late
+            is_over = overdue > GUARD_S or still_for > old.lease_sec + GUARD_S
+            assert is_over or is_own, "only a lease that is over is taken"
+            if clock.leases is not clock and not is_own:
+                assert still_for > old.lease_sec, "nobody can set the clock of leases on one machine"
             is_alone = (old.task_id, old.fence) in self.alone
             is_to_blame = old.crash_count >= (MAX_CRASHES if is_alone else CROWDED)
             is_untakeable = "the store does not take it" in after.get("error", "")  # refused for good: no blame
@@ -236,11 +242,21 @@ class Audit(FaultyEngine):
             self.succeeded.add(name)
         elif status.is_terminal:
             self.failed.add(name)
+        self._note_forlorn()
+
+    def _note_forlorn(self) -> None:
+        for child in self.tasks:
+            if child.status is Status.BLOCKED:
+                parents = [self.rows.get(name) for name in child.waiting_for]
+                if any(row is None or Task.from_row(row).status in (Status.FAILED, Status.DONE) for row in parents):
+                    self.forlorn.add((child.task_id, child.created_at))
 
     def _forget(self, name: str) -> None:
         """The task is gone; its id may be used again."""
         del self.rows[name]
         self.failed.add(name)
+        self.forlorn = {key for key in self.forlorn if key[0] != name}
+        self._note_forlorn()
         for memory in (self.holders, self.ends):
             for key in [key for key in memory if key[0] == name]:
                 del memory[key]
@@ -271,7 +287,7 @@ class Audit(FaultyEngine):
 
 def is_task(name: str) -> bool:
     """False for the rows of agents, turns, lanes and large texts."""
-    return not name.startswith(("agent:", "turn:")) and name != LANES_ID and "#" not in name
+    return not name.startswith(("agent:", "turn:")) and name not in (LANES_ID, boots.ROW_ID) and "#" not in name
 
 
 def scan(engine: Engine) -> dict[str, Row]:

@@ -41,7 +41,7 @@ from thunderagent import writes
 from thunderagent.admission import Admission
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.clock import DateClock
+from thunderagent.clock import DateClock, HostClock
 from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.dependencies import Verdict, verdict
@@ -72,6 +72,7 @@ LEASE_S: Final = 60.0
 SWEEP_S: Final = 15.0
 KEEP_S: Final = 86400.0
 JUMP_S: Final = 600.0
+HOURS_S: Final = 7200.0
 LANES: Final = [Lane(), Lane("reports")]
 ROUNDS: Final = 40
 TABLE_BYTES: Final = 560
@@ -167,6 +168,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     tasks = Bundle("tasks")
     agents = st.integers(0, 2)
+    jump_s = HOURS_S
+    """By how much the clock of the machine, or of the service, is set."""
     picks = st.integers(0, 5)
     outcomes = st.sampled_from([*sorted(OUTCOMES), "success", "error", "error"])
 
@@ -195,7 +198,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def open_engine(self) -> Engine:
         """The engine under test, on the clock of the machine."""
-        return SqliteEngine(MEMORY, clock=self.time)
+        clock = HostClock(self.time.now, boot=self.time.monotonic, boot_id="the machine")
+        return SqliteEngine(MEMORY, clock=clock)
 
     def close_engine(self) -> None:
         """The end of an example."""
@@ -500,10 +504,15 @@ class QueueMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.time.advance(seconds)
 
-    @rule(to=st.sampled_from([-JUMP_S, 0.0, JUMP_S]))
+    @rule(to=st.sampled_from([-1.0, 0.0, 1.0]))
     def clock_is_set(self, to: float) -> None:
-        self.time.jump(to - self.jumped)
-        self.jumped = to
+        self.time.jump(to * self.jump_s - self.jumped)
+        self.jumped = to * self.jump_s
+
+    @rule(verb=st.sampled_from(VERBS), seconds=st.sampled_from([30.0, LEASE_S + 2 * GUARD_S, 3600.0]))
+    def a_machine_sleeps_in_a_call(self, verb: str, seconds: float) -> None:
+        """What it has read is old when its write arrives; the clocks of all have gone on."""
+        self.audit.between[verb] = lambda: self.time.advance(seconds)
 
     @rule(verb=st.sampled_from(VERBS), fault=st.sampled_from([*list(Fault)[:4], Fault.REJECTED]))
     def something_gets_lost(self, verb: str, fault: Fault) -> None:
@@ -746,6 +755,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 class DynamoMachine(QueueMachine):
     """The same on DynamoDB, simulated in this process; one thread, as its updates are not atomic."""
+
+    jump_s = JUMP_S
 
     def open_engine(self) -> Engine:
         self.aws = mock_aws()
