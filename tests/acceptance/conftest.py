@@ -155,12 +155,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
     agents: list[AgentProcess] = []
 
     def launch(
-        place: Place | str, *arguments: str, jobs: str = "workjobs", cwd: Path = tmp_path, **settings: Any
+        place: Place | str,
+        *arguments: str,
+        jobs: str = "workjobs",
+        cwd: Path = tmp_path,
+        ahead: Path | None = None,
+        **settings: Any,
     ) -> AgentProcess:
         url = place if isinstance(place, str) else place.url
         log = tmp_path / f"agent-{len(agents)}.log"
         given = {**SETTINGS, "store": url, **settings}
-        agents.append(AgentProcess([jobs, *arguments], settings=given, log=log, cwd=cwd))
+        agents.append(AgentProcess([jobs, *arguments], settings=given, log=log, cwd=cwd, ahead=ahead))
         return agents[-1]
 
     try:

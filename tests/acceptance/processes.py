@@ -23,6 +23,15 @@ ROOT: Final = HERE.parents[1]
 BIN: Final = Path(sys.executable).parent
 COMMAND: Final = str(BIN / "thunderagent")
 LOOK_S: Final = 0.02
+STEPPED: Final = """
+import sys, time
+from pathlib import Path
+clock, ahead = time.time, Path(sys.argv.pop(1))
+time.time = lambda: clock() + float(ahead.read_text())
+from thunderagent.cli import main
+main()
+"""
+"""The command, on a host whose clock is ahead by as many seconds as a file says."""
 LONG_S: Final = 30.0
 """For what takes a moment unless the machine is overloaded; a bound that is a promise stands in its test."""
 
@@ -132,13 +141,22 @@ def cli(
 
 
 class AgentProcess:
-    """One `thunderagent run`, in a process group of its own."""
+    """One `thunderagent run`, in a process group of its own; `ahead` is the file of a clock that the test sets."""
 
-    def __init__(self, arguments: list[str], *, settings: Mapping[str, object], log: Path, cwd: Path) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        *,
+        settings: Mapping[str, object],
+        log: Path,
+        cwd: Path,
+        ahead: Path | None = None,
+    ) -> None:
         self.log = Log(log)
+        command = [COMMAND] if ahead is None else [sys.executable, "-c", STEPPED, str(ahead)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [COMMAND, "run", *arguments, "--json"],
+                [*command, "run", *arguments, "--json"],
                 env=environment(**settings),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.acceptance.conftest import GUARD_S, LEASE_S, SWEEP_S, Measured, Place, Start
-from tests.acceptance.processes import Marks, is_alive, until
+from tests.acceptance.processes import LONG_S, Marks, is_alive, until
 from tests.stands import patience
 from thunderagent.task import Status
 
@@ -100,6 +101,53 @@ def test_a_stopped_agent_that_comes_back_is_refused_and_its_handlers_end(
     again = place.client.enqueue("quick.add", {"a": 1})
     assert place.wait(again.id, Status.SUCCESS).result == {"sum": 2}, "the agent that came back serves no more"
     assert sleeper.stop() == 0
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_step_of_the_clock_of_the_host_neither_ends_a_lease_nor_makes_it_longer(
+    sqlite_place: Place, start: Start, marks: Marks, tmp_path: Path, hours: int
+) -> None:
+    """Of one that the holder of four tasks does not know yet, when others look at its leases."""
+    ahead = tmp_path / "ahead"
+    options: dict[str, Any] = {"lease_s": 1.5, "heartbeat_s": 0.3}
+    within_s = 1.5 + GUARD_S + SWEEP_S
+
+    def set_clock(seconds: float) -> None:
+        (new := tmp_path / "new").write_text(str(seconds))
+        new.replace(ahead)
+
+    set_clock(0.0)
+    holder = start(sqlite_place, **options)
+    kinds = ("sync", "sync", "async", "isolated")
+    tasks = [
+        sqlite_place.client.enqueue(f"hold.{kind}", marks.payload, task_id=f"t{n}") for n, kind in enumerate(kinds)
+    ]
+    for task in tasks:
+        marks.read(task.id, 1, "started")
+    heir = start(sqlite_place, ahead=ahead, **options)
+    heir.line("agent started")
+
+    set_clock(hours * 3600.0)
+    late = start(sqlite_place, ahead=ahead, **options)
+    late.line("agent started")
+    beats = round(within_s / 0.3) + 2
+    before = [sqlite_place.task(task.id).hb or 0 for task in tasks]
+    until(
+        lambda: all((sqlite_place.task(task.id).hb or 0) > hb + beats for task, hb in zip(tasks, before, strict=True)),
+        LONG_S,
+        lambda: f"{beats} more beats of {[str(sqlite_place.task(task.id)) for task in tasks]}",
+    )
+    assert {(one.lease_owner, one.fence) for task in tasks if (one := sqlite_place.task(task.id))} == {(holder.name, 1)}
+    assert {name.partition(".")[2] for name in marks.names()} == {"1.started"}
+    assert not any(agent.log.lines("lease lost") for agent in (holder, heir, late))
+
+    holder.kill()
+    for task in tasks:
+        marks.read(task.id, 2, "started", within_s=within_s + 3 * SLACK_S)
+    marks.release()
+    for task in tasks:
+        done = sqlite_place.wait(task.id, Status.SUCCESS)
+        assert (done.fence, done.crash_count) == (2, 1)
 
 
 def test_of_ten_tasks_beside_each_other_only_the_one_that_kills_their_agents_fails(
