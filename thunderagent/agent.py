@@ -351,6 +351,7 @@ class Agent:
         begun = self._monotonic()
         self._housekeeping.leave_streams(store_answers=not self._outage.is_on)
         self._wind_down(self.settings.drain_s - (self._monotonic() - begun), may_hurry=True)
+        self._workload.is_hurried = True
         for running in list(self._workload.held.values()):
             running.context.stop(AgentDraining())
         self._workload.handoffs.finish()

@@ -82,7 +82,7 @@ class Gatekeeper:
         if is_open and grant.is_draining:
             self._give_back(gate.region)
         else:
-            self._stop_all_at = math.inf
+            self._stop_all_at, self._workload.is_hurried = math.inf, False
 
     def _give_back(self, region: str) -> None:
         now = self._monotonic()
@@ -95,4 +95,5 @@ class Gatekeeper:
             if running.job.is_stream or is_over:
                 running.context.stop(AgentDraining("the grant goes to another region"))
         if is_over:
+            self._workload.is_hurried = True
             self._stop_all_at = now + HURRY_S  # nothing is claimed meanwhile: only a claim in doubt can have come

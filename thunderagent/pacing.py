@@ -87,6 +87,21 @@ def unread_delay(times: int, rng: random.Random) -> float:
     return jittered(min(300.0, 2.0 ** min(times, 10)), rng)
 
 
+def text_delay(times: int, rng: random.Random) -> float:
+    """Wait of an outcome whose text could not be written for the `times`-th time: 0.5 s doubling to 30 s, jittered."""
+    return jittered(min(30.0, 0.25 * 2.0 ** min(times, 10)), rng)
+
+
+TEXT_WAITS_S: Final = 600.0
+"""How long an outcome waits for its text to be written; then it is written without."""
+
+TEXT_WAITS_CLOSING_S: Final = 1.0
+"""Longest pause between two attempts to write such a text while the agent drains."""
+
+TEXTS_FAIL_S: Final = 2.0
+"""How long texts that cannot be written may hold up one turn of the loop; the others of that turn are not begun."""
+
+
 def wait_delays() -> Iterator[float]:
     """Waits between looks at a task that a client waits for: 50 ms growing by half to 2 s."""
     seconds = 0.05

@@ -42,9 +42,14 @@ OBJECTS_S: Final = 10.0
 class Texts:
     """Keeps and reads large texts of one store."""
 
-    def __init__(self, engine: Engine, blobs: Blobs | None) -> None:
+    def __init__(self, engine: Engine, blobs: Blobs | None, *, refusal: StoreError | None = None) -> None:
         self._engine = engine
         self.blobs = blobs
+        self._refusal = refusal
+
+    def refusing(self, error: StoreError) -> Texts:
+        """The same texts, of which none can be written: to keep one apart raises the error."""
+        return Texts(self._engine, self.blobs, refusal=error)
 
     def keep(self, key: str, text: str, *, expire_at: float) -> str | None:
         """Keep a text outside of the row when it is too large for it; the answer is the reference, None: inline.
@@ -57,10 +62,20 @@ class Texts:
         if size <= self._engine.inline_bytes:
             return None
         self.check(key, text)
+        if self._refusal is not None:
+            raise self._refusal
         if size > MAX_TEXT_BYTES and self.blobs:
-            return self.blobs.put(key, text)
+            return self._put_object(self.blobs, key, text)
         self._engine.put_texts({key: text}, expire_at=expire_at)
         return f"item:{key}"
+
+    def _put_object(self, blobs: Blobs, key: str, text: str) -> str:
+        try:
+            return blobs.put(key, text)
+        except ThunderAgentError:
+            raise
+        except Exception as error:  # a bucket that is not ours may raise anything
+            raise StoreError(f"{key} could not be written: {error!r}") from error
 
     def check(self, key: str, text: str) -> None:
         """Check that a text can be kept; nothing is written.

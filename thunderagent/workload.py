@@ -5,7 +5,8 @@ the loop sleeps on, so that an outcome, a signal or a local enqueue wakes it.
 
 Outcomes that arrive together are written together, with the next claims behind them, in one exchange with the store
 (group commit). A slot is free for a claim when its handler has ended; while the store does not take outcomes nothing is
-claimed, so what waits to be written never exceeds the slots.
+claimed, so what waits to be written never exceeds the slots. An outcome whose large text cannot be written now waits
+alone: it keeps its slot and its lease, and holds up no other outcome and no claim.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from thunderagent import events, writes
@@ -23,7 +25,6 @@ from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
 from thunderagent.choice import Choice, Chosen
-from thunderagent.conditions import Write
 from thunderagent.context import Context, ParentResults
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
@@ -31,6 +32,7 @@ from thunderagent.doubts import Doubts
 from thunderagent.errors import (
     AgentDraining,
     StoreError,
+    StoreUnavailable,
     StreamFailed,
     StreamStopped,
     TaskCancelled,
@@ -41,7 +43,7 @@ from thunderagent.gate import Gate
 from thunderagent.handoff import Handoffs, is_open
 from thunderagent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.job import Job
-from thunderagent.pacing import GATHER_S
+from thunderagent.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS_S, TEXTS_FAIL_S, text_delay
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
@@ -61,10 +63,25 @@ from thunderagent.store import Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.suspects import Suspects
 from thunderagent.task import Desired, Lease, Status, StatusValue, Task
-from thunderagent.texts import LEFT_S
+from thunderagent.texts import LEFT_S, Texts
 
 CLOSED_KEPT: Final = 1000
 """Streams that have ended of which the last entry of the journal waits for a store that takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextWait:
+    """What an outcome waits for whose text could not be written."""
+
+    since: float
+    times: int
+    tried: float
+    pause_s: float
+    error: StoreUnavailable
+
+    def due(self, *, is_closing: bool) -> float:
+        """Monotonic second of the next attempt."""
+        return self.tried + (min(self.pause_s, TEXT_WAITS_CLOSING_S) if is_closing else self.pause_s)
 
 
 @dataclass(slots=True)
@@ -79,6 +96,10 @@ class _Ended:
     settlement: Settlement | None = None
     is_bare: bool = False
     """The settlement is a bare failure: what the handler had to say the store does not take."""
+    seconds: float = 0.0
+    """How long the handler ran."""
+    wait: _TextWait | None = None
+    """Set while its text cannot be written: it has no settlement, and takes its slot again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +150,8 @@ class Workload:
         self.executors: Executors | None = None
         self.is_closing = False
         """True while the agent drains: what turns out to be ours is given back and not run."""
+        self.is_hurried = False
+        """True while what is held must go now: outcomes whose texts cannot be written are written without."""
         self._store = store
         self._jobs = jobs
         self._settings = settings
@@ -186,7 +209,12 @@ class Workload:
 
     def idle_s(self) -> float:
         """Seconds until there is something to ask the store for; not over 0 for at once."""
-        return min(self.doubts.idle_s(), self.choice.idle_s())
+        return min(self.doubts.idle_s(), self.choice.idle_s(), self._texts_idle_s())
+
+    def _texts_idle_s(self) -> float:
+        waits = [ended.wait for ended in self._backlog if ended.wait] if self._gate.is_open else []
+        due = min((wait.due(is_closing=self.is_closing) for wait in waits), default=inf)
+        return due - self._store.monotonic()
 
     def done(self, running: Running, outcome: Outcome) -> None:
         """An executor says how a handler ended; any thread."""
@@ -240,8 +268,7 @@ class Workload:
         beat_s = job.heartbeat_s or self._settings.heartbeat_s
         running = Running(lease, job, context, LEASE_MARGIN, beat_s, started=self._store.monotonic())
         self.held[task.task_id] = running
-        self.poller_of(task).began()
-        self.fleet.held += job.is_stream
+        self._began(running)
         self._heartbeat.watch(running)
         if not isinstance(instead, (Refused, Undecided)):  # those were not started after all
             self.admission.started(task)
@@ -320,6 +347,10 @@ class Workload:
         del self.held[running.lease.task_id]
         self._freed(running)
 
+    def _began(self, running: Running) -> None:
+        self.poller_of(running.lease.task).began()
+        self.fleet.held += running.job.is_stream
+
     def _freed(self, running: Running) -> None:
         self.poller_of(running.lease.task).freed()
         self.fleet.held -= running.job.is_stream
@@ -332,6 +363,7 @@ class Workload:
         if ended is None or ended.running.settling or self.held.get(ended.running.lease.task_id) is not ended.running:
             return 0
         self._heartbeat.ended(ended.running)
+        ended.seconds = self._store.monotonic() - ended.running.started
         self._backlog.append(ended)
         self._freed(ended.running)
         return 1
@@ -349,49 +381,88 @@ class Workload:
         return []
 
     def _decide(self) -> list[_Ended]:
-        """Turn outcomes into transitions; those that mean no write are done with."""
-        settling = []
-        now = self._store.clock.now()
+        """Turn outcomes into transitions; those that mean no write are done with, others wait for their texts."""
+        settling, waiting = list[_Ended](), list[_Ended]()
+        texts, lost_s = self._store.texts, 0.0
         for ended in self._backlog:
-            running = ended.running
-            if ended.settlement is None:
-                try:
-                    ended.settlement = self._settle(running, ended.outcome, now)
-                except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-                    # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
-                    ended.settlement = self._settle(running, raised(error), now)
-            if ended.settlement is None:
+            begun, waited = self._store.monotonic(), ended.wait is not None
+            if not self._is_decided(ended, texts):
+                waiting.append(ended)
+            elif ended.settlement is None:
                 self._drop(ended)
             else:
                 settling.append(ended)
-        self._backlog = list(settling)
+            if waited or ended.wait:
+                lost_s += self._store.monotonic() - begun
+            if lost_s >= TEXTS_FAIL_S:
+                late = StoreUnavailable(f"it was not begun, as others could not be written for {lost_s:.1f} s")
+                texts = self._store.texts.refusing(late)
+        self._backlog = [*waiting, *settling]
         return settling
 
-    def _settle(self, running: Running, outcome: Outcome, now: float) -> Settlement | None:
+    def _is_decided(self, ended: _Ended, texts: Texts) -> bool:
+        """Decide on an outcome; False while its text cannot be written, which concerns no other outcome."""
+        wait = ended.wait
+        if ended.settlement is not None:
+            return True
+        if wait is not None and self.is_hurried:
+            texts = texts.refusing(StoreError(str(wait.error)))
+        elif wait is not None and self._store.monotonic() < wait.due(is_closing=self.is_closing):
+            return False
+        try:
+            ended.settlement = self._settlement_of(ended, texts)
+        except StoreUnavailable as error:
+            waited_s = self._store.monotonic() - wait.since if wait else 0.0
+            if not self.is_hurried and (wait is None or waited_s < TEXT_WAITS_S):
+                self._wait_for_text(ended, error)
+                return False
+            refusal = StoreError(f"{error} (it was tried for {waited_s:.0f} s)")
+            ended.settlement = self._settlement_of(ended, texts.refusing(refusal))
+        self._waits_no_more(ended)
+        return True
+
+    def _wait_for_text(self, ended: _Ended, error: StoreUnavailable) -> None:
+        """Have an outcome wait for the next attempt, in its slot: what waits never exceeds the slots."""
+        now, wait = self._store.monotonic(), ended.wait
+        times = wait.times + 1 if wait else 1
+        if wait is None:
+            self._began(ended.running)
+        ended.wait = _TextWait(wait.since if wait else now, times, now, text_delay(times, self._rng), error)
+        pause_s = ended.wait.due(is_closing=self.is_closing) - now
+        what = f"a text of {ended.running.lease.task_id}: {error}"
+        self._bus.emit(events.StoreFailed(during="writing a large text", error=what, next_try_s=pause_s))
+
+    def _waits_no_more(self, ended: _Ended) -> None:
+        if ended.wait is not None:
+            ended.wait = None
+            self._freed(ended.running)
+
+    def _settlement_of(self, ended: _Ended, texts: Texts) -> Settlement | None:
+        try:
+            return self._settle(ended, ended.outcome, texts)
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
+            return self._settle(ended, raised(error), texts)
+
+    def _settle(self, ended: _Ended, outcome: Outcome, texts: Texts) -> Settlement | None:
+        running, now = ended.running, self._store.clock.now()
         settlement = settle(
             running.lease,
             running.job,
             outcome,
             policy=self._policy,
             now=now,
-            seconds=self._store.monotonic() - running.started,
+            seconds=ended.seconds,
             rng=self._rng,
-            keep=self._keep,
+            keep=lambda key, text, expire_at: texts.keep(key, text, expire_at=expire_at),
         )
-        if settlement is not None:
-            self._keep_payload(running.lease.task, settlement.write, now)
+        if settlement is not None:  # a task that is put off, or kept after its end, needs its payload for as long
+            until = settlement.write.set.get("expireAt") or settlement.write.set["createdAt"] + LEFT_S
+            texts.outlive(running.lease.task, until, now=now)
         cursor = running.context.unsaved_cursor()
         if settlement is None or cursor is None:
             return settlement
         return replace(settlement, write=writes.with_cursor(settlement.write, cursor))
-
-    def _keep_payload(self, task: Task, write: Write, now: float) -> None:
-        """A task that is put off, or kept after its end, needs its payload for as long."""
-        until = write.set.get("expireAt") or write.set["createdAt"] + LEFT_S
-        self._store.texts.outlive(task, until, now=now)
-
-    def _keep(self, key: str, text: str, expire_at: float) -> str | None:
-        return self._store.texts.keep(key, text, expire_at=expire_at)
 
     def _drop(self, ended: _Ended) -> None:
         """Let go of a task whose row may be ours for a while: its lease was lost, and nothing may be written."""
@@ -400,6 +471,7 @@ class Workload:
 
     def _let_go(self, ended: _Ended) -> None:
         running = ended.running
+        self._waits_no_more(ended)
         self.held.pop(running.lease.task_id, None)
         self._heartbeat.forget(running)
         self.admission.over(running.lease)
@@ -414,7 +486,7 @@ class Workload:
 
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
         told, happened = list[Ended](), list[Event]()
-        self._backlog = [
+        self._backlog = [ended for ended in self._backlog if ended.wait] + [
             ended
             for ended, answer in zip(settling, exchanged.settled, strict=True)
             if answer.is_unknown or (answer.is_rejected and self._falls_back(ended, answer.error))

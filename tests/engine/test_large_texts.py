@@ -6,6 +6,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.stands import eventually
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
+from thunderagent.clock import since_boot
 from thunderagent.context import Context, Fail, Snooze
 from thunderagent.dependents import Dependents
 from thunderagent.errors import (
@@ -27,6 +29,7 @@ from thunderagent.errors import (
     TextGone,
 )
 from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.grants import Grant
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit
 from thunderagent.lines import keep_line_open
@@ -50,9 +53,11 @@ class Bucket:
         self.texts: dict[str, str] = {}
         self.broken: dict[str, Exception] = {}
         self.reads = Counter[str]()
+        self.puts = Counter[str]()
 
     def put(self, key: str, text: str) -> str:
         ref = f"s3://bucket/{key}"
+        self.puts[key.partition("#")[0]] += 1
         if ref.partition("#")[0] in self.broken:
             raise self.broken[ref.partition("#")[0]]
         self.texts[ref] = text
@@ -79,6 +84,9 @@ class Apart(FaultyEngine):
         self.writes = 0
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        self._once("put_texts", lambda: self._put_texts(texts, expire_at))
+
+    def _put_texts(self, texts: Mapping[str, str], expire_at: float) -> None:
         self.writes += 1
         self.texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
 
@@ -533,3 +541,189 @@ def test_a_lost_takeover_of_a_task_that_ran_here_does_not_run_under_the_same_fen
         go.set()
         assert stage.end_of(task).crash_count == 1
     assert fences == [1, 2]
+
+
+class Returning:
+    """A job whose handlers end when they may, with a large result of their own; the bucket takes none of `bad`."""
+
+    def __init__(self, error: Exception, *, size: int = MAX_TEXT_BYTES) -> None:
+        self.may_end = threading.Event()
+        self.runs = Counter[str]()
+        self.size = size
+        self.bucket = Bucket()
+        self.bucket.broken["s3://bucket/bad"] = error
+        self.store = TaskStore(SqliteEngine(MEMORY), blobs=self.bucket)
+
+    def job(self, **options: Any) -> Job[dict[str, str]]:
+        def handler(ctx: Context, payload: dict[str, str]) -> str:
+            self.runs[ctx.task_id] += 1
+            assert self.may_end.wait(LONG_S)
+            return self.result(ctx.task_id)
+
+        return job("test.job", max_retry=0, **options)(handler)
+
+    def result(self, task_id: str) -> str:
+        return "r" * self.size + task_id
+
+    def begin(self, stage: Stage, *names: str) -> None:
+        """Put tasks and wait until they run."""
+        for name in names:
+            stage.client.enqueue("test.job", {}, task_id=name)
+        eventually(lambda: all(self.runs[name] for name in names))
+
+    def end(self, stage: Stage, *names: str) -> None:
+        """Have the handlers end and wait until the store has these outcomes."""
+        self.may_end.set()
+        for name in names:
+            task = stage.end_of(name)
+            assert (task.status, task.result) == (Status.SUCCESS, self.result(name))
+
+
+def _text_pauses(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
+    """Have each pause before the next attempt to write a text be so long; the answer is filled with their numbers."""
+    pauses = list[int]()
+
+    def noted(times: int, rng: object) -> float:
+        pauses.append(times)
+        return seconds
+
+    monkeypatch.setattr("thunderagent.workload.text_delay", noted, raising=False)
+    return pauses
+
+
+@pytest.mark.parametrize("why", FOR_NOW)
+def test_a_result_that_cannot_be_written_now_waits_alone_and_is_stored_later(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = _text_pauses(monkeypatch, 0.05)
+    work = Returning(FOR_NOW[why])
+    with serving(work.job(), store=work.store, slots=3, lease_s=1.5) as stage:
+        work.begin(stage, "bad", "a", "c")
+        work.end(stage, "a", "c")
+        work.begin(stage, "d", "e")
+        work.end(stage, "d", "e")
+        assert stage.client.get("bad").status is Status.RUNNING
+        eventually(lambda: work.bucket.puts["bad"] >= 3)
+        [told] = stage.record.wait(events.StoreFailed, where=lambda one: one.during == "writing a large text")
+        assert str(FOR_NOW[why]) in told.error
+        assert "bad" in told.error
+        work.bucket.broken.clear()
+        work.end(stage, "bad")
+        stage.stop()
+    assert pauses[:3] == [1, 2, 3], "it waits longer each time"
+    assert dict(work.runs) == dict.fromkeys(["bad", "a", "c", "d", "e"], 1)
+    assert stage.record.of(events.LeaseLost) == []
+
+
+def test_a_result_that_waits_to_be_written_keeps_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    _text_pauses(monkeypatch, 0.02)
+    work = Returning(FOR_NOW["no answer"])
+    with serving(work.job(), store=work.store, slots=1) as stage:
+        work.begin(stage, "bad")
+        work.may_end.set()
+        eventually(lambda: work.bucket.puts["bad"])
+        stage.client.enqueue("test.job", {}, task_id="next")
+        tries = work.bucket.puts["bad"]
+        eventually(lambda: work.bucket.puts["bad"] >= tries + 3)
+        assert stage.client.get("next").status is Status.PENDING
+        work.bucket.broken.clear()
+        work.end(stage, "bad", "next")
+
+
+def test_no_text_is_tried_before_its_time_whatever_wakes_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    _text_pauses(monkeypatch, 3600.0)
+    monkeypatch.setattr("thunderagent.workload.TEXT_WAITS_CLOSING_S", 3600.0, raising=False)
+    work = Returning(FOR_NOW["no answer"])
+    with serving(work.job(), store=work.store, slots=2, drain_s=0.2) as stage:
+        work.begin(stage, "bad")
+        work.may_end.set()
+        eventually(lambda: work.bucket.puts["bad"])
+        for name in map(str, range(5)):
+            stage.agent.wake()
+            work.begin(stage, name)
+            work.end(stage, name)
+        assert work.bucket.puts["bad"] == 1
+        stage.stop()
+    assert work.bucket.puts["bad"] == 1
+
+
+@pytest.mark.parametrize(("on_bad_result", "status"), [("note", Status.SUCCESS), ("fail", Status.FAILED)])
+@pytest.mark.parametrize("ends", ["drain", "time", "grant"])
+def test_a_result_that_cannot_be_written_for_long_is_noted_as_not_stored(
+    ends: str, on_bad_result: str, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _text_pauses(monkeypatch, 0.02)
+    if ends == "time":
+        monkeypatch.setattr("thunderagent.workload.TEXT_WAITS_S", 0.1, raising=False)
+    work = Returning(FOR_NOW["no answer"])
+    region: dict[str, Any] = (
+        {"region": "eu-west-1", "region_arbiter": "sqlite:///arbiter.db"} if ends == "grant" else {}
+    )
+    with serving(work.job(on_bad_result=on_bad_result), store=work.store, slots=2, drain_s=0.2, **region) as stage:
+        grant = Grant(epoch=1, valid_until=since_boot() + 3600.0, reason="a test")
+        stage.agent.gate.grant = grant if region else stage.agent.gate.grant
+        work.begin(stage, "bad")
+        work.may_end.set()
+        eventually(lambda: work.bucket.puts["bad"] >= 2)
+        if ends == "drain":
+            stage.stop()
+        elif ends == "grant":
+            stage.agent.gate.grant = replace(grant, is_draining=True)
+        ended = stage.end_of("bad")
+    assert (ended.status, work.runs["bad"]) == (status, 1)
+    assert "the result was not stored: 503 Slow Down" in str(ended.error)
+
+
+def test_a_drain_stores_what_can_be_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _text_pauses(monkeypatch, 3600.0)
+    monkeypatch.setattr("thunderagent.workload.TEXT_WAITS_CLOSING_S", 0.02, raising=False)
+    work = Returning(FOR_NOW["no answer"])
+    with serving(work.job(), store=work.store) as stage:
+        work.begin(stage, "bad")
+        work.may_end.set()
+        eventually(lambda: work.bucket.puts["bad"])
+        work.bucket.broken.clear()
+        stage.stop()
+        work.end(stage, "bad")
+
+
+def test_texts_that_take_long_to_fail_hold_up_one_turn_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    _text_pauses(monkeypatch, 0.2)
+    monkeypatch.setattr("thunderagent.workload.TEXTS_FAIL_S", 0.0, raising=False)
+    work = Returning(FOR_NOW["no answer"])
+    work.bucket.broken["s3://bucket/worse"] = FOR_NOW["no answer"]
+    with serving(work.job(), store=work.store, slots=3) as stage:
+        work.begin(stage, "bad", "worse")
+        work.may_end.set()
+        stage.record.wait(events.StoreFailed, where=lambda one: "it was not begun, as others" in one.error)
+        work.bucket.broken.clear()
+        work.end(stage, "bad", "worse")
+
+
+def test_a_bucket_that_raises_anything_costs_one_result() -> None:
+    work = Returning(RuntimeError("a bucket of somebody else"))
+    with serving(work.job(), store=work.store, slots=2) as stage:
+        work.begin(stage, "bad", "a")
+        work.end(stage, "a")
+        ended = stage.end_of("bad")
+    assert ended.status is Status.SUCCESS
+    assert "the result was not stored: bad#result.1 could not be written: RuntimeError" in str(ended.error)
+
+
+def test_a_payload_that_cannot_be_written_again_holds_up_its_own_outcome_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _text_pauses(monkeypatch, 0.02)
+    engine = Apart()
+    client = Client(store := TaskStore(engine), Settings())
+    large = client.enqueue("test.job", LONG, task_id="large")
+    small = client.enqueue("test.job", {}, task_id="small")
+    engine.chance("put_texts", Fault.THROTTLED, 1.0)
+    with serving(Work().job(answer=Fail("no")), store=store, slots=2, keep_failed_days=1000) as stage:
+        assert stage.end_of(small).status is Status.FAILED
+        eventually(lambda: engine.hits.count(("put_texts", Fault.THROTTLED)) >= 3)
+        assert stage.client.get(large).status is Status.RUNNING
+        engine.calm()
+        ended = stage.end_of(large)
+    assert (ended.status, ended.crash_count) == (Status.FAILED, 0)
+    assert engine.until(large) >= (ended.expire_at or math.inf)
