@@ -377,6 +377,66 @@ def test_a_write_that_no_column_takes_is_refused_for_good_and_its_neighbours_are
     engine.close()
 
 
+NO_UTF8 = "CAST(x'66ff' AS TEXT)"
+
+
+def spoil(engine: SqliteEngine, task_id: str, column: str, value: str) -> None:
+    """What another program writes into a row: SQLite checks no text."""
+    with engine._transaction() as cursor:
+        cursor.execute(f'UPDATE tasks SET "{column}" = {value} WHERE "taskId" = ?', (task_id,))
+
+
+@pytest.mark.parametrize("column", ["payload", "job", "errors", "kind", "result", "uniqueKey"])
+@pytest.mark.parametrize("value", [NO_UTF8, "x'66ff'", "x'5b5d'"])
+def test_a_text_that_is_no_text_spoils_its_own_row_alone(path: str, column: str, value: str) -> None:
+    engine = SqliteEngine(path)
+    store, now = TaskStore(engine), engine.clock.now()
+    store.enqueue(
+        [Task(task_id=name, status=Status.PENDING, created_at=now, submitted_at=now, job="j") for name in "abc"]
+    )
+    spoil(engine, "b", column, value)
+    assert isinstance(engine.get("abc")["b"][column], bytes)
+    assert set(store.get("abc")) == {"a", "c"}
+    assert [entry.task_id for entry in store.ready(Lane(), limit=10).entries] == ["a", "b", "c"]
+    again = TaskStore(SqliteEngine(path))
+    wanted = [Wanted(entry, 60.0) for entry in again.ready(Lane(), limit=10).entries]
+    assert [lease.task_id for lease in again.exchange((), wanted, owner="x:1:a").leases] == ["a", "c"]
+    assert all(row["fence"] <= 1 for row in again.engine.get("abc").values()), "no write is done twice"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10])
+def test_an_id_that_is_no_text_is_no_entry_and_the_pages_go_on_behind_it(path: str, limit: int) -> None:
+    engine = SqliteEngine(path)
+    engine.put([{"taskId": name, "status": "PENDING", "createdAt": 1.0, "job": "j", "fence": 0} for name in "aegz"])
+    spoil(engine, "e", "taskId", NO_UTF8)
+    spoil(engine, "g", "taskId", "x'66fe'")
+    found: list[str] = []
+    after: Any = None
+    for _ in range(5):
+        page = SqliteEngine(path).page("PENDING", limit=limit, after=after)
+        found += [entry.task_id for entry in page.entries]
+        after = json.loads(json.dumps(page.after))
+        if after is None:
+            break
+    assert (found, after) == (["a", "z"], None)
+    assert engine.lanes() == [Lane()]
+
+
+@pytest.mark.parametrize("place", [[], [1.0], [1.0, 2], {"a": 1}, [1.0, "a", 2]])
+def test_a_place_that_is_none_is_refused(path: str, place: Any) -> None:
+    with pytest.raises(StoreRejected, match="is no place in the index"):
+        SqliteEngine(path).page("PENDING", limit=1, after=place)
+
+
+def test_a_status_that_is_no_text_is_no_lane(path: str) -> None:
+    engine = SqliteEngine(path)
+    engine.put([{"taskId": name, "status": "PENDING", "createdAt": 1.0, "expireAt": 1, "fence": 0} for name in "ab"])
+    spoil(engine, "a", "status", NO_UTF8)
+    assert engine.lanes() == [Lane()]
+    spoil(engine, "a", "taskId", NO_UTF8)
+    assert engine.expire(2.0) == 2
+
+
 def test_a_file_that_is_no_database_is_told_by_its_name(path: str) -> None:
     Path(path).write_text("this is a report, not a database " * 100)
     engine = SqliteEngine(path)

@@ -33,7 +33,7 @@ class Boot:
 
 def read(cursor: sqlite3.Cursor) -> Boot | None:
     """What the file says; None: nothing, or nothing that can be read."""
-    found = cursor.execute('SELECT "info" FROM tasks WHERE "taskId" = ?', (ROW_ID,)).fetchone()
+    found = cursor.execute('SELECT CAST("info" AS BLOB) FROM tasks WHERE "taskId" = ?', (ROW_ID,)).fetchone()
     try:
         info = json.loads(found[0])
         boot = Boot(str(info["id"]), float(info["zero"]))

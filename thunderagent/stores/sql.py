@@ -92,8 +92,9 @@ def decode(values: Sequence[Any]) -> Row:
     """The row in the columns; NULL is an absent attribute."""
     row = {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
     for name in _JSON.intersection(row):
-        with suppress(ValueError, TypeError, RecursionError):  # of a row made by hand
-            row[name] = json.loads(row[name])
+        if isinstance(row[name], str):  # binary data may be JSON too, but no condition of a write takes it for that
+            with suppress(ValueError, RecursionError):  # of a row made by hand
+                row[name] = json.loads(row[name])
         is_set = ATTRIBUTES[name] == "SS" and isinstance(row[name], list)
         if is_set and all(type(member) in (str, int) for member in row[name]):
             row[name] = frozenset(map(str, row[name]))

@@ -16,10 +16,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import partial
-from itertools import starmap
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from thunderagent.clock import BootClock, HostClock, SharedClock, boot_id
 from thunderagent.conditions import Write
@@ -66,6 +65,27 @@ UNFIT: Final = (OverflowError, TypeError, ValueError, KeyError, sqlite3.Error)
 
 _NEVER: Final = ("Error binding parameter", "malformed JSON", "string or blob too big")
 
+_NO_TEXT: Final = "Could not decode to UTF-8"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of_any_text(do: Callable[Concatenate[SqliteEngine, P], T]) -> Callable[Concatenate[SqliteEngine, P], T]:
+    """Do it again when a row has a text that is not UTF-8: the transaction that failed for it was rolled back."""
+
+    @wraps(do)
+    def done(engine: SqliteEngine, /, *arguments: P.args, **options: P.kwargs) -> T:
+        try:
+            return do(engine, *arguments, **options)
+        except StoreError as error:
+            if not str(error.__cause__).startswith(_NO_TEXT):
+                raise
+            engine._link.take_any_text()
+            return do(engine, *arguments, **options)
+
+    return done
+
 
 class SqliteEngine:
     """Rows in a SQLite file. One connection behind a lock; safe in threads, closed before a fork and opened after it.
@@ -91,6 +111,7 @@ class SqliteEngine:
 
     # Writing
 
+    @_of_any_text
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
         answers = []
         with self._transaction() as cursor:
@@ -106,6 +127,7 @@ class SqliteEngine:
                     answers.append(Applied(won=False, row=_one(cursor, row["taskId"])))
         return answers
 
+    @_of_any_text
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         answers = []
         with self._transaction() as cursor:
@@ -132,6 +154,7 @@ class SqliteEngine:
                 for row in tasks
             ]
 
+    @_of_any_text
     def expire(self, now: float) -> int:
         parameters = (now, AGENT_STATUS, self._lost_before(now), EXPIRED_AT_ONCE)
         with self._reading() as cursor:  # the lock of the writer is only asked for when there is something to do
@@ -166,6 +189,7 @@ class SqliteEngine:
 
     # Reading
 
+    @_of_any_text
     def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
         rows: dict[str, Row] = {}
         with self._reading() as cursor:
@@ -177,6 +201,7 @@ class SqliteEngine:
                 rows.update((task_id, found[task_id]) for task_id in some if task_id in found)
         return rows
 
+    @_of_any_text
     def page(
         self,
         status_value: str,
@@ -191,17 +216,22 @@ class SqliteEngine:
         query = """ "status" = ? AND "createdAt" <= ? AND typeof("taskId") = 'text'"""
         parameters: list[Any] = [status_value, math.inf if until is None else until]
         if after is not None:
-            query += f' AND ("createdAt", "taskId") {beyond} (?, ?)'
-            parameters += after
+            match after:
+                case [created_at, str() as task_id]:
+                    pass
+                case _:  # of a row made by hand
+                    raise StoreRejected(f"{after!r:.80} is no place in the index")
+            query += f' AND ("createdAt", "taskId") {beyond} (?, CAST(? AS TEXT))'
+            parameters += created_at, task_id.encode(errors="surrogateescape")
         with self._reading() as cursor:
             cursor.execute(
                 f'SELECT "taskId", "status", "createdAt", "job", "kind" FROM tasks WHERE {query} '  # noqa: S608
                 f'ORDER BY "createdAt" {order}, "taskId" {order} LIMIT ?',
                 (*parameters, limit),
             )
-            entries = tuple(starmap(Candidate.of, cursor))
-        last = entries[-1] if len(entries) == limit else None
-        return Page(entries, [last.created_at, last.task_id] if last else None)
+            found = cursor.fetchall()
+        entries = tuple(Candidate.of(*values) for values in found if isinstance(values[0], str))
+        return Page(entries, _place(found[-1]) if len(found) == limit else None)
 
     def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
         with self._reading() as cursor:
@@ -211,6 +241,7 @@ class SqliteEngine:
             )
             return int(cursor.fetchone()[0])
 
+    @_of_any_text
     def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
         with self._reading() as cursor:
             cursor.execute(  # jumps from one value of the index to the next, whatever the number of rows
@@ -326,6 +357,12 @@ def _rejected(what: str, error: Exception) -> Applied:
     if isinstance(error, sqlite3.Error) and not str(error).startswith(_NEVER):
         raise error
     return Applied(won=False, error=StoreRejected(f"{what}: {error}"))
+
+
+def _place(entry: Sequence[Any]) -> list[Any]:
+    """Where the next page begins, as JSON can keep it."""
+    task_id, _, created_at, *_ = entry
+    return [created_at, task_id if isinstance(task_id, str) else task_id.decode(errors="surrogateescape")]
 
 
 def _one(cursor: sqlite3.Cursor, task_id: str) -> Row | None:
