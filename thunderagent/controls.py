@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from thunderagent import events
 from thunderagent.bus import EventBus
-from thunderagent.drains import ASKED, drain_asked
-from thunderagent.errors import StoreError
+from thunderagent.drains import ASKED, change_controls, drain_asked, without_drains
+from thunderagent.errors import NotAllowed, StoreError
 from thunderagent.names import plain_job
 from thunderagent.pacing import CONTROL_LOOK_S
 from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
 from thunderagent.poller import QueuePoller
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import TaskStore
+from thunderagent.task import Row
 
 
 class Controls:
@@ -69,6 +71,7 @@ class Controls:
         self._owner = owner
         self._retire = retire
         self._is_asked_to_drain = False
+        self._asked: Row | None = None
 
     def hold(self, reason: str | None, *, by: str = "") -> None:
         """Let nothing start in this agent, whatever the row says; go on with None. Safe in any thread.
@@ -117,6 +120,16 @@ class Controls:
             self._read()
             self._notice()
 
+    def end(self) -> None:
+        """Take the request to drain away, if there was one: this agent has ended, and no other has its name.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if self._asked is not None:
+            with suppress(NotAllowed):  # whoever next asks an agent to drain takes it away
+                change_controls(self._store, self._asked, without_drains([self._owner]))
+
     def heard(self) -> bool:
         """Whether the store has told what is paused since the last call: then it answers."""
         heard, self._was_read = self._was_read, False
@@ -153,7 +166,7 @@ class Controls:
         self._known = {key: pause for key, pause in pauses_of(row).items() if key in self._ours}
         self._was_read = True
         if not self._is_asked_to_drain and (reason := drain_asked(row, self._owner)) is not None:
-            self._is_asked_to_drain = True
+            self._is_asked_to_drain, self._asked = True, row
             self._retire("asked to drain" if reason == ASKED else f"asked to drain: {reason}")
 
     def _notice(self) -> None:

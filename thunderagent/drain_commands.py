@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from thunderagent.arguments import check, iterated, seconds_problem, text_problem
-from thunderagent.drains import PREFIX, drain_entry, drains_of, without_old
+from thunderagent.drains import PREFIX, drain_entry, drains_of, without_drains, without_old
 from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.pacing import wait_delays
 from thunderagent.pause_commands import LONGEST_NAME, PauseCommands, check_pause
@@ -21,7 +21,7 @@ MOST_DRAINS: Final = 100
 """Agents that are asked to drain at one moment at most: every agent reads all of it, each time."""
 
 FORGOTTEN_S: Final = 60.0
-"""After so long the entry of an agent that is not alive is taken away by who next asks one to drain."""
+"""After so long the entry of an agent that was killed is taken away by who next asks one to drain."""
 
 NAMED: Final = 10
 """Agents that an error names; of the others their number is told."""
@@ -100,16 +100,7 @@ class DrainCommands(PauseCommands):
                     "their THUNDERAGENT_DRAIN_S once they see it, unless their version is too old to know drains"
                 )
             time.sleep(min(delay_s, left_s))
-        self._forget_drains(names)
-
-    def _forget_drains(self, names: Sequence[str]) -> None:
-        keys = {f"{PREFIX}{name}" for name in names}
-
-        def without(row: Row | None) -> dict[str, Any] | None:
-            info = info_of(row)
-            return None if keys.isdisjoint(info) else {key: one for key, one in info.items() if key not in keys}
-
-        self._change_controls(without)
+        self._change_controls(without_drains(names))
 
 
 def _named(name: str, alive: Sequence[AgentInfo], *, all_of_host: bool) -> list[AgentInfo]:

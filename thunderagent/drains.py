@@ -5,10 +5,13 @@ The name of an agent is that of one process, so an entry does not concern the ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from thunderagent import shared_writes
+from thunderagent.errors import NotAllowed
 from thunderagent.pauses import info_of
+from thunderagent.store import TaskStore
 from thunderagent.task import Row, timestamp
 from thunderagent.unreadable import is_number
 
@@ -16,6 +19,9 @@ PREFIX: Final = "drain:"
 
 OLD_S: Final = 86400.0
 """After so long an entry is taken away by whoever changes the row next: it is of an agent that is gone."""
+
+TRIES: Final = 20
+"""How often a change of the row is tried while others change it."""
 
 ASKED: Final = "somebody has asked for it"
 """What an agent tells that was given no reason."""
@@ -47,6 +53,45 @@ def without_old(info: Mapping[str, Any], now: float) -> dict[str, Any]:
     return {
         key: entry for key, entry in info.items() if not key.startswith(PREFIX) or not 0 < _since(entry) < now - OLD_S
     }
+
+
+def without_drains(agents: Collection[str]) -> Callable[[Row | None], dict[str, Any] | None]:
+    """The change that takes the requests to these agents away."""
+    keys = {f"{PREFIX}{name}" for name in agents}
+
+    def change(row: Row | None) -> dict[str, Any] | None:
+        info = info_of(row)
+        return None if keys.isdisjoint(info) else {key: one for key, one in info.items() if key not in keys}
+
+    return change
+
+
+def change_controls(
+    store: TaskStore, row: Row | None, change: Callable[[Row | None], Mapping[str, Any] | None]
+) -> Row | None:
+    """Change the entries of the row as nobody else changes them.
+
+    Args:
+        store: where the row is.
+        row: the row as it was seen.
+        change: answers with the entries that are to be there; None: nothing is to be done.
+
+    Raises:
+        NotAllowed: others change the row all the time.
+        StoreError: the store did not answer.
+    """
+    for _ in range(TRIES):
+        info, now = change(row), store.clock.now()
+        if info is None:
+            return row
+        info = without_old(info, now)
+        if row is None:
+            is_done, row = store.found(shared_writes.control_row(info, now=now))
+        else:
+            [(is_done, row)] = store.attempt([shared_writes.set_controls(row, info, now=now)])
+        if is_done:
+            return row
+    raise NotAllowed("what is paused is changed by others all the time: try again")
 
 
 def _since(entry: object) -> float:

@@ -188,9 +188,17 @@ class Housekeeping:
             self._store_permitting("handoff", self._workload.handoffs.look)
 
     def end(self) -> None:
-        """Write what is left to tell, and take the agent's row away."""
-        if self._store_permitting("journals", self._streams.keep_journals):
-            self._store_permitting("registration", self._sign_off)
+        """Write what is left to tell, and take away what the table has of this agent: its row comes last."""
+        pieces = (
+            ("journals", self._streams.keep_journals),
+            ("pauses", self._end_controls),
+            ("registration", self._sign_off),
+        )
+        all(self._store_permitting(name, work) for name, work in pieces)
+
+    def _end_controls(self) -> None:
+        if self._gate.is_open:
+            self._workload.controls.end()
 
     def _ticks_wait_s(self) -> float:
         return self._periodic.wait_s() if self._gate.is_open else math.inf

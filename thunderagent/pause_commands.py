@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent import shared_writes
 from thunderagent.arguments import SHORTEST_S, check, seconds_problem, text_problem
 from thunderagent.commands import Commands
-from thunderagent.drains import without_old
+from thunderagent.drains import change_controls
 from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.job import Job
 from thunderagent.names import plain_job
@@ -18,9 +17,6 @@ from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, 
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Lane, Row, timestamp
-
-TRIES: Final = 20
-"""How often a change is tried while others change what is paused."""
 
 MOST_PAUSES: Final = 100
 """Things that are paused at one moment at most: every agent reads all of them, each time."""
@@ -118,19 +114,7 @@ class PauseCommands(Commands):
 
     def _change_controls(self, change: Callable[[Row | None], _Info | None]) -> Row | None:
         """Change the entries of the row as nobody else changes them; `change` answers None if nothing is to be done."""
-        row = self.store.engine.get([CONTROL_ID]).get(CONTROL_ID)
-        for _ in range(TRIES):
-            info, now = change(row), self.store.clock.now()
-            if info is None:
-                return row
-            info = without_old(info, now)
-            if row is None:
-                is_done, row = self.store.found(shared_writes.control_row(info, now=now))
-            else:
-                [(is_done, row)] = self.store.attempt([shared_writes.set_controls(row, info, now=now)])
-            if is_done:
-                return row
-        raise NotAllowed("what is paused is changed by others all the time: try again")
+        return change_controls(self.store, self.store.engine.get([CONTROL_ID]).get(CONTROL_ID), change)
 
     def _let_look(self, changed: Pause) -> None:
         """Let the agents look at once that a change concerns, as far as they can be reached."""

@@ -16,15 +16,18 @@ from tests.engine.support import LONG_S, Recorder, a_job, put, serving, settings
 from tests.stands import Stand, together
 from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
+from thunderagent.bus import EventBus
 from thunderagent.client import Client
+from thunderagent.conditions import Write
 from thunderagent.context import Context
+from thunderagent.controls import Controls
 from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
 from thunderagent.drains import OLD_S, drain_asked, drains_of
 from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import job
 from thunderagent.pacing import CONTROL_LOOK_S
-from thunderagent.port import Engine
+from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.shared_writes import CONTROL_ID, control_row
 from thunderagent.store import TaskStore
@@ -42,6 +45,18 @@ class Counting(FaultyEngine):
     def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
         self.reads += CONTROL_ID in task_ids
         return super().get(task_ids)
+
+
+class Writing(FaultyEngine):
+    """Knows what was written."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.verbs: list[str] = []
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self.verbs += [write.verb for write in batch]
+        return super().apply(batch)
 
 
 class At:
@@ -177,6 +192,52 @@ def test_a_busy_agent_ends_its_task_and_then_itself_with_nothing_lost() -> None:
         assert {(task.status, task.attempt, task.crash_count) for task in found} == {(Status.SUCCESS, 1, 0)}
         assert stage.client.get(waiting.task_id).status is Status.PENDING
         assert drains_of(stage.store.engine.get([CONTROL_ID])[CONTROL_ID]) == {}, "who waits cleans up"
+
+
+def test_an_agent_takes_the_request_away_when_it_ends_though_nobody_waits_for_it() -> None:
+    with serving(a_job()) as stage:
+        [name] = stands.eventually(lambda: [one.name for one in stage.client.agents()])
+        introduce(stage.store, "b:1:b")
+        stage.client.drain("b:1:b")
+        stage.client.drain(name)
+        stage.join()
+        assert entries(stage.client) == {"drain:b:1:b"}, "that of another stays"
+        assert [one.name for one in stage.client.agents()] == ["b:1:b"]
+
+
+@pytest.mark.parametrize("name", ["sqlite-memory", "moto"])
+def test_the_request_is_taken_away_with_one_write_if_there_is_one(name: str, tmp_path: Path) -> None:
+    with stands.open_stand(name, tmp_path) as stand:
+        engine = Writing(stand.store.engine)
+        clock = FakeClock()
+        client = Client(stand.store, settings())
+        introduce(stand.store, "a:1:a", "b:1:b")
+
+        def controls() -> Controls:
+            store = TaskStore(engine)
+            options: dict[str, Any] = {"queues": (), "jobs": (), "every_s": 1.0, "monotonic": clock.monotonic}
+            return Controls(store, EventBus(), owner="a:1:a", **options)
+
+        not_asked = controls()
+        not_asked.is_paused("default", "a")
+        not_asked.end()
+        assert engine.verbs == []
+        client.drain("a:1:a")
+        asked = controls()
+        assert asked.is_paused("default", "a")
+        client.pause(queue="default")  # the row has changed since it was read
+        asked.end()
+        assert entries(client) == {"queue:default"}
+        assert engine.verbs == ["set controls"] * 2
+        engine.verbs.clear()
+        asked.end()
+        assert entries(client) == {"queue:default"}
+        client.drain("a:1:a")
+        asked = controls()
+        assert asked.is_paused("default", "a")
+        engine.verbs.clear()
+        asked.end()
+        assert (entries(client), engine.verbs) == ({"queue:default"}, ["set controls"])
 
 
 @pytest.mark.parametrize("entry", [None, "yes", 5, {"reason": 7}, {"reason": ""}, {}])
