@@ -133,6 +133,7 @@ class Admission:
                 rows[limit] = row
         for limit, row in rows.items():
             self.lines.freed(limit, row)
+        self._slots.let_expire()
         tasks, self._let_go = self._let_go, []
         self._keys.free(tasks)
         stood_back, self._stood_back, self._sifter.moved = [*self._stood_back, *self._sifter.moved], [], []
@@ -155,6 +156,7 @@ class Admission:
         """This agent stops: whoever waits for a slot that became free here goes to the queue, for another agent."""
         with suppress(StoreError):  # the sweep looks after them
             self.look(lambda one: None)
+        self._slots.let_expire(is_leaving=True)
 
     def postpone(self, seconds: float) -> None:
         """The store does not answer: do not look before this time is over."""

@@ -304,7 +304,7 @@ class Client(ScheduleCommands, DrainCommands):
     def purge(
         self, status: Status | str, *, queue: str | None = None, older_than_s: float = 0.0, limit: int | None = None
     ) -> int:
-        """Delete ended tasks of a status, with their texts.
+        """Delete ended tasks of a status, with their texts and the rows of unique keys that still name them.
 
         Tasks with a unique key stay for a minute after their end, as one with the same id may just be on its way.
 
@@ -338,7 +338,9 @@ class Client(ScheduleCommands, DrainCommands):
             batch = list(itertools.islice(tasks, size))
             if not batch:
                 break
-            deleted += sum(self.store.engine.delete([task.to_row() for task in batch]))
+            gone = self.store.engine.delete([task.to_row() for task in batch])
+            self._keys.forget(task for task, is_gone in zip(batch, gone, strict=True) if is_gone)
+            deleted += sum(gone)
         return deleted
 
     # Inside

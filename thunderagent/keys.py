@@ -29,11 +29,14 @@ from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
 from thunderagent.names import key_problem
 from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.shared_writes import key_id
-from thunderagent.store import Enqueued, TaskStore
+from thunderagent.store import Enqueued, TaskStore, passed_over
 from thunderagent.task import Lane, Row, Status, Task, UniqueScope, new_task_id, timestamp
 
 TRIES: Final = 10
 """How often a key is tried for that changes hands meanwhile."""
+
+OWED: Final = 1000
+"""Rows of keys that are to be taken away when the store answers again; more stay until their key is wanted."""
 
 
 def check_unique(unique_key: str | None, scope: str) -> None:
@@ -64,6 +67,7 @@ class Keys:
 
     def __init__(self, store: TaskStore) -> None:
         self._store = store
+        self._owed: list[Write] = []
 
     def put(self, task: Task, put: Callable[[Task], Enqueued], *, own_id: bool, shards: int) -> Task:
         """Put a task with a unique key, unless an open one has the key: the answer is the task that has it.
@@ -141,14 +145,35 @@ class Keys:
         """Take the rows of keys away that these tasks do not hold any more: since they have ended, or have started.
 
         They are free already, by the state of their tasks: a store that does not answer leaves a row, not a held key.
+        Such a row is taken away with the next call.
         """
-        self._try(
-            *(
-                shared_writes.free_key(_row_id(task), task.task_id, over_at=task.finished_at or task.started_at)
-                for task in tasks
-                if task.unique_key is not None
-            )
+        owed, self._owed = self._owed, []
+        owed += (
+            shared_writes.free_key(_row_id(task), task.task_id, over_at=task.finished_at or task.started_at)
+            for task in tasks
+            if task.unique_key is not None
         )
+        if owed:
+            try:
+                self._store.attempt(owed, rejected=passed_over)
+            except StoreError:
+                self._owed = (self._owed + owed)[-OWED:]
+
+    def forget(self, tasks: Iterable[Task]) -> None:
+        """Take the rows of keys away that still name these tasks, which were deleted. Nothing is written for others.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        gone = {(_row_id(task), task.task_id) for task in tasks if task.unique_key is not None}
+        if not gone:
+            return
+        now = self._store.clock.now()
+        rows = self._store.engine.get(sorted({row_id for row_id, _ in gone}))
+        left = [one for one in sorted(gone) if rows.get(one[0], {}).get("heldBy") == one[1]]
+        if left:
+            batch = [shared_writes.forget_key(row_id, task_id, now=now) for row_id, task_id in left]
+            self._store.attempt(batch, rejected=passed_over)
 
     # Inside
 

@@ -18,7 +18,7 @@ from thunderagent import shared_writes
 from thunderagent.errors import StoreError
 from thunderagent.job import Job, limit_problems
 from thunderagent.pacing import SLOTS_SEEN_S
-from thunderagent.shared_writes import holder, limit_id, limit_row
+from thunderagent.shared_writes import LINE_STATUS, holder, limit_id, limit_row
 from thunderagent.store import TaskStore, passed_over
 from thunderagent.task import Handoff, Lease, Row, Status, Task
 from thunderagent.unreadable import Unreadable, is_number
@@ -31,6 +31,9 @@ NOTED: Final = 200
 
 OWED: Final = 1000
 """Slots that are to be given back to a store that does not answer; more are left to those who need one."""
+
+IDLE_S: Final = 300.0
+"""After so long without a use, the row of a limit that was shared is set to expire: one write at most in that time."""
 
 
 class Limit(NamedTuple):
@@ -99,6 +102,8 @@ class Taken:
 
     limit: Limit
     member: str
+    is_alone: bool
+    """As far as is known: no other slot of the limit is taken and no line is open."""
 
 
 class Slots:
@@ -118,6 +123,7 @@ class Slots:
         self._examined: dict[str, float] = {}
         self._taken: dict[tuple[str, int], Taken] = {}
         self._owed: list[Taken] = []
+        self._idle: dict[str, float] = {}
         self._seen: dict[str, tuple[float, Row]] = {}
 
     def is_full(self, limit: Limit) -> bool:
@@ -140,7 +146,8 @@ class Slots:
         batch = []
         for lease, limit in wanted:
             member = holder(lease.task_id, lease.fence)
-            self._taken[lease.task_id, lease.fence] = Taken(limit, member)  # before: the reply may be lost
+            self._taken[lease.task_id, lease.fence] = Taken(limit, member, False)  # before: the reply may be lost
+            self._idle.pop(limit.key, None)
             batch.append(shared_writes.take_slot(limit.key, member, number=limit.number, now=now))
         refused: list[Row | None] = []
         for (lease, limit), (won, row) in zip(wanted, self._store.attempt(batch), strict=True):
@@ -148,8 +155,12 @@ class Slots:
             left = None if won else self._insist(lease, limit, member, row)
             if left is not None:
                 del self._taken[lease.task_id, lease.fence]
-            elif won:
-                self._end_former(lease, limit, row)
+            else:
+                is_only = limit.number == 1 or row is None or (won and holders_of(row) == {member})
+                is_alone = is_only and (row or {}).get("status") != LINE_STATUS
+                self._taken[lease.task_id, lease.fence] = Taken(limit, member, is_alone)
+                if won:
+                    self._end_former(lease, limit, row)
             known = left or (row if won else None)
             if known is not None and len(holders_of(known)) >= len(holders_of(self.seen(limit.key))):
                 self._note(limit.key, known)  # of several side by side the last counts
@@ -166,16 +177,30 @@ class Slots:
         if not self._owed:
             return []
         try:
-            batch = [shared_writes.free_slot(one.limit.key, one.member) for one in self._owed]
-            answers = self._store.attempt(batch, rejected=passed_over)
+            freed = _give_back(self._store, self._owed)
         except StoreError:
             del self._owed[:-OWED]
             return []
-        owed, self._owed = self._owed, []
-        for one, (_, row) in zip(owed, answers, strict=True):
-            if row is not None:
-                self._note(one.limit.key, row)
-        return [(one.limit, row) for one, (_, row) in zip(owed, answers, strict=True) if row is not None]
+        self._owed = []
+        for limit, row in freed:
+            self._note(limit.key, row)
+            if _is_idle(row):
+                self._idle[limit.key] = self._store.monotonic() + IDLE_S
+        while len(self._idle) > OWED:
+            del self._idle[next(iter(self._idle))]
+        return freed
+
+    def let_expire(self, *, is_leaving: bool = False) -> None:
+        """Let the rows of limits expire that were shared and that nobody uses for a while; all of them at the end."""
+        begun, now = self._store.monotonic(), self._store.clock.now()
+        due = {key: at for key, at in self._idle.items() if is_leaving or at <= begun}
+        if not due:
+            return
+        self._idle = {key: at for key, at in self._idle.items() if key not in due}
+        try:
+            self._store.attempt([shared_writes.let_limit_expire(key, now=now) for key in due], rejected=passed_over)
+        except StoreError:
+            self._idle |= {} if is_leaving else dict.fromkeys(due, begun + IDLE_S)
 
     def living(self, rows: Iterable[Row]) -> frozenset[str]:
         """Of the holders of some limits, those whose lease is not over."""
@@ -266,10 +291,35 @@ class Slots:
 def free_slots(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Row]]:
     """Give slots back; the rows of their limits as they are then."""
     with suppress(StoreError):
-        batch = [shared_writes.free_slot(one.limit.key, one.member) for one in taken]
-        answers = store.attempt(batch, rejected=passed_over)
-        return [(one.limit, row) for one, (_, row) in zip(taken, answers, strict=True) if row is not None]
+        freed = _give_back(store, taken)
+        now = store.clock.now()
+        if idle := [shared_writes.let_limit_expire(limit.key, now=now) for limit, row in freed if _is_idle(row)]:
+            store.attempt(idle, rejected=passed_over)
+        return freed
     return []
+
+
+def _give_back(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Row]]:
+    """Who has the last slot of a limit lets its row expire in the same write, unless another has come meanwhile."""
+    now = store.clock.now()
+    batch = [
+        shared_writes.free_last_slot(one.limit.key, one.member, now=now)
+        if one.is_alone
+        else shared_writes.free_slot(one.limit.key, one.member)
+        for one in taken
+    ]
+    rows = [row for _, row in store.attempt(batch, rejected=passed_over)]
+    left = [number for number, one in enumerate(taken) if one.member in holders_of(rows[number])]
+    again = [shared_writes.free_slot(taken[number].limit.key, taken[number].member) for number in left]
+    if again:
+        for number, (_, row) in zip(left, store.attempt(again, rejected=passed_over), strict=True):
+            rows[number] = row
+    return [(one.limit, row) for one, row in zip(taken, rows, strict=True) if row is not None]
+
+
+def _is_idle(row: Row) -> bool:
+    """Nobody uses the limit, and its row does not expire."""
+    return "holders" not in row and "status" not in row and "expireAt" not in row
 
 
 def rows_of(store: TaskStore, keys: Iterable[str]) -> dict[str, Row]:

@@ -136,7 +136,8 @@ class LineSweep:
         if not is_number(seen_at):  # a row made by hand: from now on it counts
             self._store.attempt([shared_writes.keep_line(key, number=number, now=self._store.clock.now())])
         elif self._store.clock.now() - seen_at >= LINE_CLOSES_S and not self._has_tasks(key, lanes):
-            self._store.attempt([shared_writes.close_line(key, seen_at=seen_at)])
+            is_used, now = bool(holders_of(row)), self._store.clock.now()
+            self._store.attempt([shared_writes.close_line(key, seen_at=seen_at, is_used=is_used, now=now)])
 
     def _has_tasks(self, key: str, lanes: Sequence[Lane]) -> bool:
         return any(self._store.engine.page(line_value(lane, key), limit=1).entries for lane in lanes)

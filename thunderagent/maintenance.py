@@ -348,7 +348,8 @@ class Janitor:
             self._keys.free([after])
             self._store.texts.outlive_all([after], now=now)
             if limit := self._limit(after) or (Limit(after.limit_key, 1) if after.limit_key else None):
-                for freed in free_slots(self._store, [Taken(limit, holder(task.task_id, task.fence))]):
+                taken = Taken(limit, holder(task.task_id, task.fence), is_alone=limit.number == 1)
+                for freed in free_slots(self._store, [taken]):
                     self._freed(*freed)
 
     def heal(self, lanes: Sequence[Lane]) -> None:

@@ -76,11 +76,12 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "replace holders",
             "mend limit",
             "free slot",
+            "let limit expire",
             "open line",
             "keep line",
             "close line",
         ),
-        Purpose.KEYS: ("pass key", "free key", "drop key"),
+        Purpose.KEYS: ("pass key", "free key", "drop key", "forget key"),
         Purpose.STREAMS: (
             "offer",
             "ready",

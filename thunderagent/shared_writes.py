@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, Mistyped, Present, Write
-from thunderagent.pacing import TURN_AHEAD_S
+from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S, TURN_AHEAD_S
 from thunderagent.task import Row, timestamp
 from thunderagent.unreadable import is_count, is_number
 
@@ -73,12 +73,21 @@ def pass_key(
 def free_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
     """The row of a key goes when its task does not hold it any more since `over_at`; another's key stays.
 
-    So does one that the task has had anew since: a task that ends is brought to life again before its key is freed.
+    So does one that the task has had anew since: a task that ends is brought to life again before its key is freed, or
+    another was put under its id after a purge.
     """
     anew: tuple[Condition, ...] = (Absent("finishedAt"),)
+    require: tuple[Condition, ...] = (Is("heldBy", task_id),)
     if over_at is not None:
         anew += (Below("finishedAt", timestamp(over_at)),)
-    return Write(verb="free key", task_id=row_id, delete=True, require=(Is("heldBy", task_id), Either(anew)))
+        require += (Below("updatedAt", timestamp(over_at + KEY_DOUBT_S)),)  # clocks differ a little
+    return Write(verb="free key", task_id=row_id, delete=True, require=(*require, Either(anew)))
+
+
+def forget_key(row_id: str, task_id: str, *, now: float) -> Write:
+    """The row of a key goes whose task was deleted, unless one may just be on its way to be put under that id."""
+    still = (Is("heldBy", task_id), Below("updatedAt", timestamp(now - KEY_SETTLES_S)))
+    return Write(verb="forget key", task_id=row_id, delete=True, require=still)
 
 
 def drop_key(row_id: str, task_id: str, *, fence: int) -> Write:
@@ -98,6 +107,10 @@ def _plan(promise: str | None, ended_at: float | None) -> Row:
 
 
 # Limits: `holders` has a member for each slot that is taken, `task_id#fence`: a slot is a lease's, not a task's.
+# `expireAt` is only there while no slot is taken and no line is open: a row that is gone is a limit nobody uses.
+
+LIMIT_LIVES_S: Final = 7 * 86400.0
+"""The row of a limit that nobody uses is deleted after so long."""
 
 
 def limit_id(limit_key: str) -> str:
@@ -125,6 +138,7 @@ def take_slot(limit_key: str, member: str, *, number: int, now: float) -> Write:
         task_id=limit_id(limit_key),
         set={"limitMax": number, "updatedAt": timestamp(now)},
         insert={"holders": frozenset({member})},
+        remove=("expireAt",),
         require=(Present("taskId"), Fewer("holders", number)),
     )
 
@@ -135,7 +149,7 @@ def replace_holders(limit_key: str, seen: frozenset[str], then: frozenset[str], 
         verb="replace holders",
         task_id=limit_id(limit_key),
         set={"updatedAt": timestamp(now)} | ({"holders": then} if then else {}),
-        remove=() if then else ("holders",),
+        remove=("expireAt",) if then else ("holders",),
         require=(Is("holders", seen),),
     )
 
@@ -161,12 +175,34 @@ def free_slot(limit_key: str, member: str) -> Write:
     )
 
 
+def free_last_slot(limit_key: str, member: str, *, now: float) -> Write:
+    """Give the only slot back that is taken, and let the row expire; refused if another is taken or a line is open."""
+    return Write(
+        verb="free slot",
+        task_id=limit_id(limit_key),
+        set={"expireAt": _limit_over(now)},
+        remove=("holders",),
+        require=(Is("holders", frozenset({member})), Absent("status")),
+    )
+
+
+def let_limit_expire(limit_key: str, *, now: float) -> Write:
+    """The row of a limit expires that nobody uses; it stays when a slot was taken meanwhile or a line opened."""
+    return Write(
+        verb="let limit expire",
+        task_id=limit_id(limit_key),
+        set={"expireAt": _limit_over(now)},
+        require=(Present("taskId"), Absent("holders"), Absent("status"), Absent("expireAt")),
+    )
+
+
 def open_line(limit_key: str, *, number: int, now: float) -> Write:
     """Say that tasks are about to stand in the line of a limit: sweeps look after it from now on."""
     return Write(
         verb="open line",
         task_id=limit_id(limit_key),
         set={"status": LINE_STATUS, "createdAt": timestamp(now), "limitMax": number, "updatedAt": timestamp(now)},
+        remove=("expireAt",),
         require=(Present("taskId"),),
     )
 
@@ -177,18 +213,35 @@ def keep_line(limit_key: str, *, number: int, now: float) -> Write:
         verb="keep line",
         task_id=limit_id(limit_key),
         set={"limitMax": number, "updatedAt": timestamp(now)},
+        remove=("expireAt",),
         require=(Is("status", LINE_STATUS),),
     )
 
 
-def close_line(limit_key: str, *, seen_at: float) -> Write:
-    """The line has been empty for long and nobody has touched the row since it was seen."""
+def close_line(limit_key: str, *, seen_at: float, is_used: bool, now: float) -> Write:
+    """The line has been empty for long and nobody has touched the row since it was seen.
+
+    Args:
+        limit_key: the key of the limit.
+        seen_at: when the row had been touched that was seen.
+        is_used: a slot was taken then; else the row expires from now on.
+        now: on the shared clock.
+    """
     return Write(
         verb="close line",
         task_id=limit_id(limit_key),
+        set={} if is_used else {"expireAt": _limit_over(now)},
         remove=("status", "createdAt"),
-        require=(Is("status", LINE_STATUS), Is("updatedAt", seen_at)),
+        require=(
+            Is("status", LINE_STATUS),
+            Is("updatedAt", seen_at),
+            Present("holders") if is_used else Absent("holders"),
+        ),
     )
+
+
+def _limit_over(now: float) -> float:
+    return float(int(now + LIMIT_LIVES_S))
 
 
 # Pauses: `info` has an entry for each queue, job and agent that is paused.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
@@ -33,13 +34,13 @@ from thunderagent.errors import (
 )
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import job
-from thunderagent.keys import Keys
+from thunderagent.keys import OWED, Keys
 from thunderagent.maintenance import Janitor
 from thunderagent.pacing import KEY_SETTLES_S
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.shared_writes import key_id
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.store import Enqueued, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import TERMINAL, Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock, memory_client
@@ -1088,6 +1089,61 @@ def test_a_store_that_does_not_answer_keeps_no_key() -> None:
     assert site.row() is not None
     site.check_next()
     site.engine.close()
+
+
+def test_a_key_that_could_not_be_freed_in_an_outage_is_freed_with_the_next(site: Site) -> None:
+    broken = FaultyEngine(site.engine)
+    keys = Keys(site.open(broken))
+    ended = site.client.get(has_failed_and_its_agent_died(site))
+    broken.outage()
+    keys.free([replace(ended, unique_key=f"other-{number}") for number in range(OWED)])
+    keys.free([ended])
+    assert len(keys._owed) == OWED, "memory is bounded"
+    broken.calm()
+    assert site.row() is not None
+    keys.free([])
+    assert (site.row(), keys._owed) == (None, [])
+
+
+@pytest.mark.parametrize("how", ["purge", "expire"])
+def test_the_row_of_a_key_that_a_crash_left_goes_with_its_task(site: Site, how: str) -> None:
+    for start in (has_failed_and_its_agent_died, is_to_live_again_and_its_client_died):
+        start(site)
+        assert site.row() is not None
+        _go(site, how)
+        assert site.row() is None
+
+
+@pytest.mark.parametrize("how", ["purge", "expire"])
+def test_the_row_of_a_key_stays_when_its_task_goes_and_another_has_or_takes_it(site: Site, how: str) -> None:
+    """The ended task goes between the two writes of an enqueue with its own id, or has passed its key on."""
+    task_id = has_failed_and_its_agent_died(site)
+    site.clock.advance(DAY_S + 1)
+    keys = Keys(site.store)
+    ended = site.client.store.get([task_id])[task_id]
+
+    def put(task: Task) -> Enqueued:
+        row = site.row()
+        _gone(site, how)
+        assert site.row() == row, "a task is just on its way"
+        [answer] = site.store.enqueue([task])
+        return answer
+
+    fresh = replace(ended, status=Status.PENDING, started_at=None, finished_at=None, expire_at=None, errors=())
+    assert keys.put(fresh, put, own_id=True, shards=1).task_id == task_id
+    assert [one.task_id for one in site.holders()] == [task_id]
+    assert site.row() is not None
+
+
+def _go(site: Site, how: str) -> None:
+    """All ended tasks are purged, or expire."""
+    site.clock.advance(KEY_SETTLES_S + 1 if how == "purge" else DAY_S + 1)
+    _gone(site, how)
+
+
+def _gone(site: Site, how: str) -> None:
+    gone = site.client.purge("FAILED") if how == "purge" else site.engine.expire(site.clock.now())
+    assert gone == 1
 
 
 @pytest.mark.parametrize(

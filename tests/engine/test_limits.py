@@ -19,19 +19,21 @@ from tests.engine.stream_support import FeedThread, Fleet, Log, fleet, follower
 from tests.engine.support import LONG_S, Stage, settings
 from tests.model.limit_world import World, limited_jobs
 from tests.store.billing import write_units
-from thunderagent import events, writes
+from thunderagent import events, shared_writes, writes
 from thunderagent.client import Client
-from thunderagent.conditions import Present, Write
+from thunderagent.conditions import Above, Present, Write
 from thunderagent.context import Context, Fail, Snooze
 from thunderagent.errors import ConfigurationError, StoreError
 from thunderagent.executor import Running
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, Slots, holders_of, limit_of
+from thunderagent.lines import keep_line_open
 from thunderagent.pacing import UNDECIDED_S
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
+from thunderagent.shared_writes import LIMIT_LIVES_S, LINE_STATUS
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.expressions import encode_row
@@ -597,7 +599,7 @@ class Counting(FaultyEngine):
         return self
 
 
-def counted_world(seed: int = 4) -> tuple[World, Counting]:
+def counted_world(seed: int = 5) -> tuple[World, Counting]:
     world = World(seed, wrap=Counting)
     assert isinstance(world.engine, Counting)
     return world, world.engine
@@ -677,6 +679,164 @@ def test_five_hundred_on_the_ready_page_leave_it_and_hide_no_other_task_for_long
 
 PLAIN: Final = 8
 """Write units of a small task: enqueue 2, claim 3, success 3."""
+
+
+# Rows that nobody uses
+
+
+@pytest.fixture(params=["sqlite-memory", "moto"])
+def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[stands.Stand]:
+    with stands.open_stand(request.param, tmp_path) as one:
+        yield one
+
+
+def slots_of(stand: stands.Stand) -> Slots:
+    return Slots(stand.store, guard_s=2.0, examine_s=15.0)
+
+
+def row_of(stand: stands.Stand, key: str) -> Row:
+    return dict(stand.store.engine.get([f"limit:{key}"]).get(f"limit:{key}", {}))
+
+
+def is_kept(row: Row) -> bool:
+    return bool(row) and "expireAt" not in row
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_row_of_a_limit_expires_while_nobody_uses_it_for_no_further_write(stand: stands.Stand, number: int) -> None:
+    key, counting = stand.mark, Counted(stand.store.engine)
+    slots = Slots(TaskStore(counting), guard_s=2.0, examine_s=15.0)
+    leases = [stand.lease(name) for name in "ab"]
+    for lease in leases:
+        assert slots.admit([(lease, Limit(key, number))]) == [None]
+        assert is_kept(row_of(stand, key))
+        slots.free([lease])
+        slots.let_expire(is_leaving=True)
+        left_s = row_of(stand, key)["expireAt"] - stand.store.clock.now()
+        assert left_s == pytest.approx(LIMIT_LIVES_S, abs=5.0)
+    assert counting.verbs == ["take slot", "free slot"] * 2
+
+
+def test_the_row_of_a_shared_limit_stays_until_its_last_slot_is_given_back_and_expires_then(
+    stand: stands.Stand,
+) -> None:
+    limit, slots, others = Limit(stand.mark, 2), slots_of(stand), slots_of(stand)
+    first, second = stand.lease("a"), stand.lease("b")
+    assert slots.admit([(first, limit)]) == others.admit([(second, limit)]) == [None]
+    slots.free([first])  # it was alone, as far as is known there
+    assert is_kept(row_of(stand, limit.key))
+    assert holders_of(row_of(stand, limit.key)) == {f"{second.task_id}#{second.fence}"}
+    slots.let_expire(is_leaving=True)
+    assert is_kept(row_of(stand, limit.key))
+    others.free([second])
+    others.let_expire()
+    assert is_kept(row_of(stand, limit.key)), "it may be used again at once"
+    others.let_expire(is_leaving=True)
+    assert "expireAt" in row_of(stand, limit.key)
+
+
+def test_a_limit_that_is_used_again_before_its_row_is_set_to_expire_keeps_it(stand: stands.Stand) -> None:
+    limit, slots, others = Limit(stand.mark, 2), slots_of(stand), slots_of(stand)
+    leases = [stand.lease(name) for name in "abc"]
+    assert slots.admit([(leases[0], limit), (leases[1], limit)]) == [None, None]
+    slots.free(leases[:2])
+    assert others.admit([(leases[2], limit)]) == [None]
+    slots.let_expire(is_leaving=True)
+    assert is_kept(row_of(stand, limit.key))
+
+
+def test_a_slot_that_is_taken_while_the_row_is_deleted_is_taken_all_the_same(stand: stands.Stand) -> None:
+    """The time to live deletes what is overdue at its moment: before the write the row is founded again, after it no
+    more."""
+    limit, slots = Limit(stand.mark, 1), slots_of(stand)
+    a, b, c = (stand.lease(name) for name in "abc")
+    assert slots.admit([(a, limit)]) == [None]
+    slots.free([a])
+    assert delete_overdue(stand, limit.key)
+    assert slots.admit([(b, limit)]) == [None]
+    assert holders_of(row_of(stand, limit.key)) == {f"{b.task_id}#{b.fence}"}
+    assert slots_of(stand).admit([(c, limit)]) != [None]
+    slots.free([b])
+    assert slots.admit([(c, limit)]) == [None]
+    assert not delete_overdue(stand, limit.key)
+    assert holders_of(row_of(stand, limit.key)) == {f"{c.task_id}#{c.fence}"}
+
+
+def test_a_line_that_opens_keeps_the_row_of_a_limit_that_expires(stand: stands.Stand) -> None:
+    limit, slots, engine = Limit(stand.mark, 1), slots_of(stand), stand.store.engine
+    a, b = stand.lease("a"), stand.lease("b")
+    assert slots.admit([(a, limit)]) == [None]
+    slots.free([a])
+    seen = row_of(stand, limit.key)
+    keep_line_open(stand.store, limit, seen)
+    assert is_kept(row_of(stand, limit.key))
+    assert not delete_overdue(stand, limit.key)
+    assert slots.admit([(b, limit)]) == [None]
+    slots.free([b])
+    slots.let_expire(is_leaving=True)
+    assert is_kept(row_of(stand, limit.key)), "a line is open"
+    for is_used, won in ((True, False), (False, True)):
+        at = row_of(stand, limit.key)["updatedAt"]
+        write = shared_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=engine.clock.now())
+        assert stand.store.attempt([write])[0][0] == won
+    assert "expireAt" in row_of(stand, limit.key)
+    engine.apply([_holders(limit.key, {"x#1"})])
+    delete_overdue(stand, limit.key)
+    keep_line_open(stand.store, limit, seen)
+    assert row_of(stand, limit.key)["status"] == LINE_STATUS, "it was gone"
+
+
+def test_a_line_that_closes_beside_a_long_handler_lets_the_row_expire_after_it(stand: stands.Stand) -> None:
+    limit, slots = Limit(stand.mark, 1), slots_of(stand)
+    lease = stand.lease("a")
+    keep_line_open(stand.store, limit, None)
+    assert slots.admit([(lease, limit)]) == [None]
+    at = row_of(stand, limit.key)["updatedAt"]
+    for is_used, won in ((False, False), (True, True)):
+        write = shared_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=at)
+        assert stand.store.attempt([write])[0][0] == won
+    assert is_kept(row_of(stand, limit.key))
+    slots.free([lease])
+    slots.let_expire(is_leaving=True)
+    assert "expireAt" in row_of(stand, limit.key)
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.LOST_REQUEST])
+def test_the_row_of_a_limit_expires_although_a_request_or_its_reply_is_lost(fault: Fault) -> None:
+    store = memory_store(FakeClock())
+    faulty = FaultyEngine(store.engine)
+    slots = Slots(TaskStore(faulty), guard_s=2.0, examine_s=15.0)
+    lease = claim(store, "a", "me")
+    assert slots.admit([(lease, Limit("k", 1))]) == [None]
+    faulty.fail("free slot", fault)
+    slots.free([lease])
+    slots.free([])
+    assert "expireAt" in store.engine.get(["limit:k"])["limit:k"]
+    assert holders_of(store.engine.get(["limit:k"])["limit:k"]) == frozenset()
+
+
+def delete_overdue(stand: stands.Stand, key: str) -> bool:
+    """Delete the row as the time to live does, if it expires at all."""
+    before = row_of(stand, key)
+    later = Write(verb="expire", task_id=f"limit:{key}", delete=True, require=(Above("expireAt", 0.0),))
+    [(is_gone, _)] = stand.store.attempt([later])
+    assert is_gone == ("expireAt" in before)
+    return is_gone
+
+
+class Counted(FaultyEngine):
+    """Knows what was written to rows that were there."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.verbs: list[str] = []
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self.verbs += [write.verb for write in batch]
+        return super().apply(batch)
+
+
+# What it costs
 
 
 def extra_units(play: Callable[[World, Any], None], tasks: int) -> float:

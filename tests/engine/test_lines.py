@@ -304,6 +304,7 @@ def test_a_line_that_is_empty_for_long_closes_and_opens_again(world: World) -> N
     assert row(world)["status"] == LINE_STATUS
     world.pass_time(20.0 + 2 * SWEEP_S)
     assert "status" not in row(world)
+    assert row(world)["expireAt"] > world.clock.now(), "nobody uses the limit"
     assert list(world.client.list(status="BLOCKED")) == []
     put(world, "c", "d")
     all_end(world, 10.0)
@@ -335,7 +336,7 @@ def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_strande
             is_empty = not world.engine.page(line_value(Lane(), "shared"), limit=1).entries
             old = world.clock.now() - seen_at >= LINE_CLOSES_S
             if is_empty and old:
-                [(won, _)] = world.store.attempt([_closing(seen_at)])
+                [(won, _)] = world.store.attempt([_closing(row(world))])
                 closed.append(won)
 
     caller.store.at_call = at_call
@@ -344,8 +345,8 @@ def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_strande
     all_end(world, 30.0)
 
 
-def _closing(seen_at: float) -> Any:
-    return close_line("shared", seen_at=seen_at)
+def _closing(seen: dict[str, Any]) -> Any:
+    return close_line("shared", seen_at=seen["updatedAt"], is_used="holders" in seen, now=1.0)
 
 
 def test_a_line_that_is_closed_between_the_look_and_the_word_is_opened_again(world: World) -> None:
@@ -353,7 +354,7 @@ def test_a_line_that_is_closed_between_the_look_and_the_word_is_opened_again(wor
     keep_line_open(world.store, Limit("shared", 1), None)
     world.clock.advance(LINE_CLOSES_S + 1)
     seen = row(world)
-    assert world.store.attempt([_closing(seen["updatedAt"])])[0][0]
+    assert world.store.attempt([_closing(seen)])[0][0]
     keep_line_open(world.store, Limit("shared", 1), seen)
     assert row(world)["status"] == LINE_STATUS
 

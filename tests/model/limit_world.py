@@ -420,6 +420,12 @@ class World:
 
     # Time
 
+    def expire_limits(self) -> None:
+        """The rows of limits that nobody uses are deleted, as if they were overdue."""
+        with self._real._transaction() as cursor:
+            cursor.execute("""DELETE FROM tasks WHERE "taskId" LIKE 'limit:%' AND "expireAt" IS NOT NULL""")
+            self.seen["expired"] += cursor.rowcount
+
     def step_clock(self, seconds: float) -> None:
         """Set the clock that all share: leases last longer on a clock that is set back."""
         self.clock.jump(seconds)
@@ -472,6 +478,9 @@ class World:
             if now - self._stuck.setdefault(text, now) > BOUND_S and now > self._patient_until:
                 self.problems.append(f"for more than {BOUND_S:g} s {text}")
         self._stuck = {text: at for text, at in self._stuck.items() if text in found}
+        for row in self._rows():
+            if "expireAt" in row and (holders_of(row) or row.get("status") == LINE_STATUS):
+                self.problems.append(f"{row['taskId']} expires and is in use")
         self.problems += self._blamed_in_company()
         assert not self.problems, "\n".join(self.problems[:5]) + "\n" + self.picture()
 
@@ -484,7 +493,7 @@ class World:
                 yield f"{task.task_id} is given up, and {beside} others ended with it"
 
     def _rows(self) -> list[Row]:
-        names = {one.key for one in self.runs if one.key} | {"own", "shared", "cust"}
+        names = {one.key for one in self.runs if one.key} | {"own", "shared", "cust", "pair"}
         return list(self._real.get([f"limit:{name}" for name in sorted(names)]).values())
 
     def _dead_slots(self) -> Iterator[str]:

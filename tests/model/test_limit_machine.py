@@ -61,6 +61,7 @@ class Play:
             (4, self.store_is_bad),
             (2, self.change_number),
             (2, self.step_clock),
+            (6, self.world.expire_limits),
             (18, self.moment),
             (3, self.while_),
         ]
@@ -74,7 +75,10 @@ class Play:
 
     def enqueue(self) -> None:
         self.names += 1
-        name, what = f"t{self.names}", self.rng.choice(["own", "own", "left", "right", "free", "cust", "by name"])
+        name, what = (
+            f"t{self.names}",
+            self.rng.choice(["own", "own", "left", "right", "free", "cust", "pair", "by name"]),
+        )
         options: dict[str, Any] = {"task_id": name}
         if self.rng.random() < 0.15:
             options["delay_s"] = self.rng.choice([0.5, 3.0])
@@ -82,7 +86,9 @@ class Play:
             options |= {"depends_on": [self.rng.choice(open_tasks)], "on_parent_failure": "run"}
         if what == "cust":
             options |= {"limit_key": "cust", "limit": 1}
-        target = "own" if what == "by name" else self.jobs["free" if what == "cust" else what]
+        if what == "pair":
+            options |= {"limit_key": "pair", "limit": 2}
+        target = "own" if what == "by name" else self.jobs["free" if what in ("cust", "pair") else what]
         self.world.call(lambda client: client.enqueue(target, {}, **options))
 
     def enqueue_many(self) -> None:
@@ -172,6 +178,7 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
         seen += play.seen
     assert seen["runs"] > 20 * EXAMPLES, "nothing was tried"
     assert seen["explosions"] > EXAMPLES
+    assert seen["expired"] > EXAMPLES / 2
     assert sum(seen[name] for name in ("kill", "leave", "store_is_bad", "cancel", "retry")) > 5 * EXAMPLES
 
 

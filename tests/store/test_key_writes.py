@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,9 @@ from thunderagent import writes
 from thunderagent.client import Client
 from thunderagent.errors import NotAllowed, StoreError
 from thunderagent.keys import Keys
+from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.settings import Settings
-from thunderagent.shared_writes import drop_key, free_key, key_id, key_row, pass_key
+from thunderagent.shared_writes import drop_key, forget_key, free_key, key_id, key_row, pass_key
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.dynamo import DynamoEngine
@@ -30,9 +32,10 @@ def row_of(stand: Stand) -> Row | None:
     return stand.store.engine.get([row_id]).get(row_id)
 
 
-def taken(stand: Stand, name: str = "a", **plan: Any) -> Row:
+def taken(stand: Stand, name: str = "a", *, now: float | None = None, **plan: Any) -> Row:
     """The row of the test's key, which a task has."""
-    row = key_row(key_id(JOB, stand.mark), stand.id(name), now=stand.store.clock.now(), **plan)
+    now = stand.store.clock.now() if now is None else now
+    row = key_row(key_id(JOB, stand.mark), stand.id(name), now=now, **plan)
     ours, left = stand.store.found(row)
     assert ours
     assert left == row == row_of(stand)
@@ -109,12 +112,44 @@ def test_a_key_that_changed_since_it_was_seen_is_not_passed_on(stand: Stand, cha
 def test_a_key_is_freed_by_its_task_unless_that_has_taken_it_anew(
     stand: Stand, ended_at: float | None, over_at: float | None, goes: bool
 ) -> None:
-    row = taken(stand, ended_at=ended_at)
+    row = taken(stand, now=4.0, ended_at=ended_at)
     stand.store.attempt([free_key(row["taskId"], stand.id("b"), over_at=100.0)])
     assert row_of(stand) == row, "another task's end frees nothing"
     stand.store.attempt([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
     assert (row_of(stand) is None) == goes
     stand.store.attempt([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
+
+
+@pytest.mark.parametrize(("taken_at", "goes"), [(5.0 + KEY_DOUBT_S - 0.1, True), (5.0 + KEY_SETTLES_S, False)])
+def test_a_key_that_was_taken_long_after_the_end_of_a_task_is_not_freed_for_it(
+    stand: Stand, taken_at: float, goes: bool
+) -> None:
+    """The task was purged, and another was put under its id, before the removal came through."""
+    row = taken(stand, now=taken_at)
+    stand.store.attempt([free_key(row["taskId"], stand.id("a"), over_at=5.0)])
+    assert (row_of(stand) is None) == goes
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(KEY_SETTLES_S + 0.1, True), (KEY_SETTLES_S - 0.1, False)])
+def test_the_key_of_a_task_that_is_gone_is_forgotten_unless_one_may_just_be_put_under_its_id(
+    stand: Stand, age_s: float, goes: bool
+) -> None:
+    row = taken(stand, now=1000.0 - age_s, ended_at=5.0)
+    stand.store.attempt([forget_key(row["taskId"], stand.id("b"), now=1000.0)])
+    assert row_of(stand) == row, "the key is another's"
+    stand.store.attempt([forget_key(row["taskId"], stand.id("a"), now=1000.0)])
+    assert (row_of(stand) is None) == goes
+
+
+def test_a_purge_takes_the_rows_of_keys_away_that_still_name_its_tasks(stand: Stand) -> None:
+    keys = Keys(stand.store)
+    clock = stand.store.clock
+    gone = replace(stand.task("a"), job=JOB, unique_key=stand.mark)
+    row = taken(stand, now=clock.now() - KEY_SETTLES_S - 1)
+    keys.forget([replace(gone, task_id=stand.id("b")), replace(gone, unique_key="another")])
+    assert row_of(stand) == row
+    keys.forget([gone, replace(gone, task_id=stand.id("b"))])
+    assert row_of(stand) is None
 
 
 def test_a_key_that_was_taken_for_nothing_is_dropped_as_it_was_taken(stand: Stand) -> None:

@@ -75,7 +75,10 @@ DUE: Final = (
     'ORDER BY "expireAt" LIMIT ?'
 )
 """What is overdue; rows of agents only when they are so for longer."""
-DELETE_DUE: Final = f'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM ({DUE}))'  # noqa: S608
+DELETE_DUE: Final = (
+    f'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM ({DUE})) '  # noqa: S608
+    'RETURNING "taskId", "job", "uniqueKey"'
+)
 COUNT_DUE: Final = f'SELECT COUNT(*), MIN("expireAt") FROM ({DUE})'  # noqa: S608
 
 

@@ -30,9 +30,10 @@ from thunderagent.errors import (
     StoreUnavailable,
     ThunderAgentError,
 )
+from thunderagent.names import plain_job
 from thunderagent.pacing import lock_pause
 from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText, Overdue
-from thunderagent.shared_writes import AGENT_STATUS
+from thunderagent.shared_writes import AGENT_STATUS, forget_key, key_id
 from thunderagent.stores import boots, sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
 from thunderagent.stores.sqlite_link import Link
@@ -155,6 +156,7 @@ class SqliteEngine:
             ]
 
     @_of_any_text
+    @_of_any_text
     def expire(self, now: float) -> int:
         parameters = (now, AGENT_STATUS, self._lost_before(now), EXPIRED_AT_ONCE)
         with self._reading() as cursor:  # the lock of the writer is only asked for when there is something to do
@@ -164,7 +166,12 @@ class SqliteEngine:
             [[vacuum]] = cursor.execute("PRAGMA auto_vacuum").fetchall()
         if is_due:
             with self._transaction() as cursor:
-                return cursor.execute(sql.DELETE_DUE, parameters).rowcount
+                gone = cursor.execute(sql.DELETE_DUE, parameters).fetchall()
+                for task_id, job, unique_key in gone:
+                    if unique_key is not None:
+                        row_id = key_id(plain_job(str(job)), str(unique_key))
+                        cursor.execute(*sql.update(forget_key(row_id, task_id, now=now)))
+                return len(gone)
         if vacuum and free > max(FREE_KEPT, pages // 4):
             with self._transaction() as cursor:
                 for _ in range(GIVEN_BACK):  # one each: the module ends the statement after its first step
