@@ -137,7 +137,7 @@ def test_long_names_are_not_cut_at_eighty_columns(stand: Stand) -> None:
         (("pause", "queue", "a", "--for", "90"), "--for 90: write a time with its unit"),
         (("pause", "queue", "a", "--for", "0s"), "--for 0s: write a time"),
         (("pause", "queue", "a", "--for", "1e9d"), "--for 1e9d: write a time"),
-        (("pause", "queue", "a", "--for", "99999d"), "ten years"),
+        (("pause", "queue", "a", "--for", "99999d"), "use a number of seconds from 0.001 to 315360000"),
         (("pause", "job", "a", "--reason", "x" * 201), "one line of at most 200 letters"),
     ],
 )

@@ -538,7 +538,7 @@ GARBAGE: Final[dict[str, Any]] = {
     "no maps": {"queue:default": True, "job:test.job": "yes", "agent:": {}, "queue:": {}, "": {}, ":": None},
     "other kinds": {"tenant:default": {"since": 1}, "QUEUE:default": {}, "default": {"until": None}},
     "ended": {"queue:default": {"since": "then", "until": 5, "reason": ["x"]}},
-    "ended long ago": {"queue:default": {"until": -1e300}},
+    "ended long ago": {"queue:default": {"until": -1e100}},
 }
 
 
@@ -767,7 +767,11 @@ class Bell:
 def test_the_agents_that_are_concerned_are_rung_for_and_a_failure_fails_nothing(at: Steps) -> None:
     bell = Bell()
     client = Client(at.store, settings(), doorbell=bell)
-    for name, queues, jobs in (("a:1", ["default", "bulk"], ["one"]), ("b:1", ["bulk"], ["two"]), ("b:2", ["bulk"], 7)):
+    for name, queues, jobs in (
+        ("a:1", ["default", "bulk"], ["one"]),
+        ("b:1", ["bulk"], ["two"]),
+        ("b:2", ["bulk"], ["two"]),
+    ):
         info = {"queues": dict.fromkeys(queues, 1), "jobs": jobs}
         at.store.announce(name, info, lives_s=60.0)
     expected: list[tuple[dict[str, Any], list[str]]] = [

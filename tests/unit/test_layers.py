@@ -37,6 +37,7 @@ LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
     "store": (540, "every verb of the queue, with what becomes of a claim without an answer or of an unreadable row"),
     "task": (520, "the task, its one reader, and its place in the index"),
+    "workload": (560, "all that changes what an agent holds, in the order in which it happens"),
     "writes": (600, "every conditional write of the queue stands here, once and nowhere else"),
 }
 """Modules over 500 lines: how long they may be, and why they are."""
