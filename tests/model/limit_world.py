@@ -23,6 +23,7 @@ from tests.model.stream_agents import Killed, SimHeartbeat, Turn
 from thunderagent import agent as agent_module
 from thunderagent.agent import Agent
 from thunderagent.client import Client
+from thunderagent.clock import HostClock
 from thunderagent.conditions import Write
 from thunderagent.context import Context, Fail, Snooze
 from thunderagent.errors import AgentDraining, StoreError, TaskStopped, ThunderAgentError
@@ -53,6 +54,8 @@ for which a lost task is left to an agent that is idle, or whose share it was an
 LATENCY_S: Final = 0.003
 OBEYS_S: Final = 0.05
 """How long a handler takes to end that was told to stop."""
+WAKES_S: Final = 1.0 + OBEYS_S + 0.2
+"""How long after a machine woke up its heartbeat may not have looked at its leases."""
 LAG_S: Final = 1.5
 """How old the index may be."""
 LOOK_S: Final = 0.7
@@ -107,6 +110,8 @@ class Way(FaultyEngine):
         self.shuffles = True
         self.at_call: Callable[[int, str], None] = lambda number, when: None
         """Told of each call by its number, before and after it is done."""
+        self.sleeps: dict[str, float] = {}
+        """How long the machine sleeps before, or after, the next call is carried out."""
         self.log: list[str] = []
         self._seen: dict[Any, list[tuple[float, Page]]] = {}
 
@@ -154,12 +159,19 @@ class Way(FaultyEngine):
         number, self.calls = self.calls, self.calls + 1
         if turn is not None:
             turn.wait(LATENCY_S * (0.5 + self._dice.random()))
+            self._doze(turn, "before")
         self.at_call(number, "before")
         answer = call()
         self.at_call(number, "after")
         if turn is not None:
+            self._doze(turn, "after")
             turn.wait(LATENCY_S * self._dice.random())
         return answer
+
+    def _doze(self, turn: Turn, when: str) -> None:
+        if seconds := self.sleeps.pop(when, 0.0):
+            self._owner.sleep(seconds)
+            turn.wait(0.0)
 
 
 class Handlers:
@@ -244,6 +256,7 @@ class Process:
         self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
         self.agent._workload.admission._sweep._most = 2  # instead of a thousand: a line has several parts
         self.is_alive, self.is_leaving = True, False
+        self.wakes_at = float("-inf")
         self.main = Turn(self.clock, f"{name} main", self.agent.run)
         self._beat = Turn(self.clock, f"{name} heartbeat", self._beats)
 
@@ -255,12 +268,32 @@ class Process:
         return not self.is_alive or self.main.is_over
 
     @property
+    def asleep_s(self) -> float:
+        """Seconds until its machine wakes up; 0 or less: it is awake."""
+        return self.wakes_at - self.clock.monotonic()
+
+    @property
+    def is_drowsy(self) -> bool:
+        """True until its heartbeat must have looked at its leases after the machine woke up."""
+        return self.asleep_s > -WAKES_S
+
+    @property
     def next_at(self) -> float:
-        return float("inf") if self.is_gone else min(self.main.next_at, self._beat.next_at)
+        at = float("inf") if self.is_gone else min(self.main.next_at, self._beat.next_at)
+        return max(at, self.wakes_at)
 
     def due(self) -> list[Callable[[], None]]:
         now = self.clock.monotonic()
-        return [] if self.is_gone else [turn.take for turn in (self.main, self._beat) if turn.next_at <= now]
+        if self.is_gone or self.asleep_s > 0:
+            return []
+        return [turn.take for turn in (self.main, self._beat) if turn.next_at <= now]
+
+    def sleep(self, seconds: float) -> None:
+        """Its machine is suspended: no thread does anything, and what each waits for comes later by so much."""
+        before = max(self.wakes_at, self.clock.monotonic())
+        self.wakes_at = max(before, self.clock.monotonic() + seconds)
+        for turn in (self.main, self._beat):
+            turn.put_off(self.wakes_at - before)
 
     def kill(self) -> None:
         """Nothing of it happens any more."""
@@ -301,10 +334,17 @@ class Run:
 class World:
     """Everything, and the clock. `pass_time` lets it live; faults are methods."""
 
-    def __init__(self, seed: int, *, wrap: Callable[[Engine], Engine] = lambda engine: engine) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        on_one_machine: bool = False,
+    ) -> None:
         self.rng = random.Random(seed)
         self.clock = FakeClock()
-        self._real = SqliteEngine(MEMORY, clock=self.clock)
+        host = HostClock(self.clock.now, boot=self.clock.monotonic, boot_id="the machine")
+        self._real = SqliteEngine(MEMORY, clock=host if on_one_machine else self.clock)
         self._eye = TaskStore(self._real, monotonic=self.clock.monotonic)
         self.engine = wrap(self._real)
         self.store = TaskStore(self.engine, monotonic=self.clock.monotonic)
@@ -325,7 +365,7 @@ class World:
         """How many other handlers ended with a run, when their agent was killed."""
         self._timers: list[tuple[float, Callable[[], object]]] = []
         self._stuck: dict[str, float] = {}
-        self._patient_until = self._look_at = 0.0
+        self._patient_until = self._look_at = self._ahead_s = 0.0
         self._clocked = _schedule_by(self.clock)
         self._clocked.__enter__()
 
@@ -344,7 +384,8 @@ class World:
         self.started.append(task.task_id)
         self.seen["runs"] += 1
         if limit:
-            beside = [one.running.lease.task_id for one in self.runs if one.key == limit.key]
+            rivals = [one for one in self.runs if one.key == limit.key and (one is run or not one.process.is_drowsy)]
+            beside = [one.running.lease.task_id for one in rivals]
             self.seen[f"begun {limit.key}"] += 1
             self.seen[f"at once {limit.key}"] = max(self.seen[f"at once {limit.key}"], len(beside))
             if len(beside) > limit.number:
@@ -357,14 +398,18 @@ class World:
 
     def _explode(self, run: Run) -> None:
         """A handler kills its agent."""
-        if run in self.runs and not run.process.is_gone:
+        if run.process.asleep_s > 0:
+            self.later(run.process.asleep_s + OBEYS_S, lambda: self._explode(run))
+        elif run in self.runs and not run.process.is_gone:
             self.seen["explosions"] += 1
             run.process.kill()
             if self.is_supervised:
                 self.later(1.0, lambda: self.join(*run.process.agent.jobs.by_value))
 
     def _end(self, run: Run, outcome: Outcome) -> None:
-        if run in self.runs:
+        if run.process.asleep_s > 0:
+            self.later(run.process.asleep_s + OBEYS_S, lambda: self._end(run, outcome))
+        elif run in self.runs:
             self.runs.remove(run)
             run.process.agent._workload.done(run.running, outcome)
 
@@ -430,6 +475,11 @@ class World:
         """Set the clock that all share: leases last longer on a clock that is set back."""
         self.clock.jump(seconds)
         self._patient_until = self.clock.monotonic() + BOUND_S + abs(seconds)
+
+    def set_host_clock(self, seconds: float) -> None:
+        """Set the clock of the one machine to so many seconds from the true time: leases do not count on it."""
+        self.clock.jump(seconds - self._ahead_s)
+        self._ahead_s = seconds
 
     def later(self, seconds: float, do: Callable[[], object]) -> None:
         self._timers.append((self.clock.monotonic() + seconds, do))
@@ -498,7 +548,7 @@ class World:
 
     def _dead_slots(self) -> Iterator[str]:
         """Slots of limits with an open line that no handler has which runs."""
-        if not any(not one.is_leaving and not one.store.is_bad for one in self.living):
+        if not any(not one.is_leaving and not one.store.is_bad and not one.is_drowsy for one in self.living):
             return  # nobody is there who could look after them
         live = {(one.running.lease.task_id, str(one.running.lease.fence)) for one in self.runs}
         for row in self._rows():
@@ -509,14 +559,14 @@ class World:
 
     def _idle_slots(self) -> Iterator[str]:
         """Tasks that stand in line though fewer run than may, and an agent is there for them."""
-        able = [one for one in self.living if not one.is_leaving]
+        able = [one for one in self.living if not one.is_leaving and not one.is_drowsy]
         if any(one.store.is_bad for one in self.living):
             return
         taken = Counter(one.key for one in self.runs)
         for task in self.tasks(Status.BLOCKED):
             key = line_of(task.status_value)
             agents = [one for one in able if task.job in one.agent.jobs]
-            if key is None or not agents:
+            if key is None or not agents or task.created_at > self.clock.now():
                 continue
             limit = limit_of(task, agents[0].agent.jobs[task.job])
             if limit and taken[key] < min(limit.number, 2) and any(_has_room(one, task) for one in agents):

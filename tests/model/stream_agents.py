@@ -83,6 +83,10 @@ class Turn:
         if self._killed:
             raise Killed
 
+    def put_off(self, seconds: float) -> None:
+        """Its clock has stood still for so long: what it waits for comes later."""
+        self._until += seconds
+
     def kill(self) -> None:
         """It never does anything again."""
         self._killed = True
@@ -116,6 +120,8 @@ class SimStore(FaultyEngine):
         self._watch, self._process, self._dice = watch, process, rng
         self.slow_s = 0.0
         """Seconds that each request takes beside."""
+        self.sleeps: dict[str, float] = {}
+        """How long the machine sleeps before, or after, the next request is carried out."""
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         return self._on_the_way(lambda: super(SimStore, self).apply(batch))
@@ -134,15 +140,22 @@ class SimStore(FaultyEngine):
         if turn is not None:
             turn.in_store = True
             turn.wait(LATENCY_S + self.slow_s * self._dice.random())
+            self._doze(turn, "before")
         before, self._watch.actor = self._watch.actor, self._process
         try:
             answer = call()
         finally:
             self._watch.actor = before
         if turn is not None:
+            self._doze(turn, "after")
             turn.wait(LATENCY_S * self._dice.random())
             turn.in_store = False
         return answer
+
+    def _doze(self, turn: Turn, when: str) -> None:
+        if seconds := self.sleeps.pop(when, 0.0):
+            self._process.sleep(seconds)
+            turn.wait(0.0)
 
 
 class SimLoopExecutor(LoopExecutor):
@@ -280,6 +293,17 @@ class SimProcess(Holder):
         """It stands still as a whole, and does not know."""
         self.is_paused, self.disturbed_at = True, self.clock.monotonic()
         self.resumes_at = self.clock.monotonic() + seconds
+
+    def sleep(self, seconds: float) -> None:
+        """Its machine is suspended: it stands still, and what each thread waits for comes later by so much."""
+        now = self.clock.monotonic()
+        before = max(self.resumes_at, now)
+        self.pause(max(before - now, seconds))
+        asleep_s = self.resumes_at - before
+        for turn in (self.main, self._beat):
+            turn.put_off(asleep_s)
+        self.loop.sleep(asleep_s)
+        self._judged_at += asleep_s
 
     def block_loop(self, seconds: float) -> None:
         """A handler blocks the event loop; everything else goes on."""

@@ -39,21 +39,27 @@ class SimLoop(asyncio.BaseEventLoop):
         self.network = network
         self.name = name
         self.problems: list[str] = []
+        self._slept_s = 0.0
         self.set_exception_handler(self._note)
 
     def time(self) -> float:
-        return self._sim_clock.monotonic()
+        return self._sim_clock.monotonic() - self._slept_s
+
+    def sleep(self, seconds: float) -> None:
+        """Its machine is suspended for so long: its clock stands still, and it is not stepped."""
+        self._slept_s += seconds
 
     @property
     def next_at(self) -> float:
         """Second at which it has something to do; infinity: nothing."""
         if self._inner._ready:
-            return self.time()
-        return float(self._inner._scheduled[0]._when) if self._inner._scheduled else float("inf")
+            return self._sim_clock.monotonic()
+        scheduled = self._inner._scheduled
+        return float(scheduled[0]._when) + self._slept_s if scheduled else float("inf")
 
     def is_due(self) -> bool:
         """True when an iteration would do something."""
-        return self.next_at <= self.time() + _ROUNDING_S
+        return self.next_at <= self._sim_clock.monotonic() + _ROUNDING_S
 
     def step(self) -> None:
         """One iteration."""

@@ -20,6 +20,7 @@ from tests.model.stream_ledger import Ledger, Place, Watch, place_of
 from tests.model.stream_network import HOST, Network, SimLoop, SimServer, Wire
 from thunderagent.chaos import Behaviour, Close, Feed
 from thunderagent.client import Client
+from thunderagent.clock import HostClock
 from thunderagent.errors import StreamHandedOff, ThunderAgentError
 from thunderagent.faults import ANY, Fault
 from thunderagent.job import Job
@@ -38,6 +39,7 @@ LEASE_S: Final = 6.0
 HEARTBEAT_S: Final = 2.0
 HANDLER_TIMEOUT_S: Final = 8.0
 SLOW_S: Final = 0.4
+HOURS_S: Final = 7200.0
 CLOSE_S: Final = 1.0
 ENOUGH: Final = 50_000
 """Things that may happen at one moment before it is clear that something turns for ever."""
@@ -94,11 +96,14 @@ class Follow:
 class World:
     """Everything, and the clock. `pass_time` lets it live; faults are methods."""
 
-    def __init__(self, seed: int, *, agents: int = 3) -> None:
+    def __init__(self, seed: int, *, agents: int = 3, on_one_machine: bool = False) -> None:
         self.rng = random.Random(seed)
         self.clock = FakeClock()
         self.ledger = Ledger(self.clock)
-        self.engine = SqliteEngine(MEMORY, clock=self.clock)
+        host = HostClock(self.clock.now, boot=self.clock.monotonic, boot_id="the machine")
+        self.on_one_machine = on_one_machine
+        self.engine = SqliteEngine(MEMORY, clock=host if on_one_machine else self.clock)
+        self._ahead_s = 0.0
         self.watch = Watch(self.engine, self.ledger)
         self.watch.is_stream = PAYLOADS.__contains__
         self.watch.exclusive = self._is_exclusive
@@ -238,6 +243,11 @@ class World:
         problems += [text for one in self.processes for text in one.loop.problems if one.is_alive]
         assert not problems, "\n".join(problems[:5])
 
+    def set_host_clock(self, seconds: float) -> None:
+        """Set the clock of the one machine to so many seconds from the true time: leases do not count on it."""
+        self.clock.jump(seconds - self._ahead_s)
+        self._ahead_s = seconds
+
     def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do it after so many seconds."""
         self._timers.append((self.clock.monotonic() + seconds, do))
@@ -375,11 +385,14 @@ class World:
     def calm(self) -> None:
         """All faults end."""
         self._timers.clear()
+        if self.on_one_machine:
+            self.set_host_clock(HOURS_S)  # what is due by a clock that was ahead is due at last
         for name in PAYLOADS:
             self.heal_peer(name)
             self.servers[name].drop_all(Close(code=1001))
         for process in self.living:
             self.calm_store(process)
+            process.store.sleeps.clear()
             process.resumes_at = min(process.resumes_at, self.clock.monotonic())
             process.loop_resumes_at = min(process.loop_resumes_at, self.clock.monotonic())
         if not [one for one in self.living if not one.is_leaving]:

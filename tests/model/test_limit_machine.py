@@ -22,12 +22,14 @@ from typing import Any, Final
 
 import pytest
 
-from tests.model.limit_world import BOMB, BOUND_S, World, limited_jobs
+from tests.model.limit_world import BOMB, BOUND_S, GUARD_S, LEASE_S, World, limited_jobs
 from thunderagent.client import Client
 from thunderagent.task import Status
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0")) or 16
 STEPS: Final = 130
+HOURS_S: Final = 7200.0
+SLEEPS_S: Final = (2.0, 8.0, LEASE_S + 2 * GUARD_S, 60.0)
 MOST_AGENTS: Final = 4
 AGENTS: Final = ((), (), ("own", "free"), ("left",), ("right", "free"), ("left", "right"))
 """What agents have: all jobs, or a few."""
@@ -37,7 +39,8 @@ class Play:
     """One random example."""
 
     def __init__(self, seed: int) -> None:
-        self.world = World(seed)
+        self.on_one_machine = seed % 2 == 1
+        self.world = World(seed, on_one_machine=self.on_one_machine)
         self.rng = random.Random(seed * 7919)
         self.jobs = limited_jobs()
         self.number = 2
@@ -62,6 +65,8 @@ class Play:
             (2, self.change_number),
             (2, self.step_clock),
             (6, self.world.expire_limits),
+            (3, self.sleep),
+            (3, self.sleep_in_a_call),
             (18, self.moment),
             (3, self.while_),
         ]
@@ -143,10 +148,22 @@ class Play:
         self.jobs = limited_jobs(self.number)
 
     def step_clock(self) -> None:
-        """The clock that all share is set, by less than what leases allow for."""
-        if self.world.clock.monotonic() - self.stepped_at > 15.0:
+        """The clock that all share is set, by less than what leases allow for; that of one machine, by hours."""
+        if self.on_one_machine:
+            self.world.set_host_clock(self.rng.choice([-HOURS_S, 0.0, HOURS_S]))
+        elif self.world.clock.monotonic() - self.stepped_at > 15.0:
             self.stepped_at = self.world.clock.monotonic()
             self.world.step_clock(self.rng.choice([-25.0, -1.5, 1.5]))
+
+    def sleep(self) -> None:
+        """A machine is suspended; its clock that nobody sets goes on."""
+        if living := self.world.living:
+            self.rng.choice(living).sleep(self.rng.choice(SLEEPS_S))
+
+    def sleep_in_a_call(self) -> None:
+        if living := self.world.living:
+            when = self.rng.choice(["before", "after"])
+            self.rng.choice(living).store.sleeps[when] = self.rng.choice(SLEEPS_S)
 
     def moment(self) -> None:
         self.world.pass_time(self.rng.choice([0.01, 0.1, 0.3, 1.0, 2.0]))
@@ -158,6 +175,9 @@ class Play:
         """Without faults everything comes to its end."""
         for process in self.world.living:
             self.world.calm(process)
+            process.store.sleeps.clear()
+        if self.on_one_machine:
+            self.world.set_host_clock(HOURS_S)  # what was put when it was ahead is due at last
         self.world.is_supervised = True
         self.world.join(number=self.number)
         self.world.pass_time_until(lambda: self.world.is_done, 60 * BOUND_S)

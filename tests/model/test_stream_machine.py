@@ -35,7 +35,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.engine.stream_support import FeedThread, Log, fleet, follower
 from tests.model.stream_agents import SimProcess
-from tests.model.stream_world import PAYLOADS, World
+from tests.model.stream_world import HOURS_S, PAYLOADS, World
 from thunderagent.chaos import Behaviour, Close, Cut, HangUp, Refuse, Silence, Unanswered
 from thunderagent.task import Status
 
@@ -58,9 +58,9 @@ class StreamMachine(RuleBasedStateMachine):
         super().__init__()
         self.world: World
 
-    @initialize(seed=st.integers(0, 2**20), agents=st.integers(1, 3))
-    def begin(self, seed: int, agents: int) -> None:
-        self.world = World(seed, agents=agents)
+    @initialize(seed=st.integers(0, 2**20), agents=st.integers(1, 3), on_one_machine=st.booleans())
+    def begin(self, seed: int, agents: int, on_one_machine: bool) -> None:
+        self.world = World(seed, agents=agents, on_one_machine=on_one_machine)
         self.world.pass_time(4.0)
 
     # Peers
@@ -162,6 +162,21 @@ class StreamMachine(RuleBasedStateMachine):
         if (process := self._agent(who)) is not None:
             process.pause(seconds)
             self.world.pass_time(0.1)
+
+    @rule(who=who, seconds=st.sampled_from([2.0, 8.5, 60.0]), when=st.sampled_from(["now", "before", "after"]))
+    def machine_sleeps(self, who: int, seconds: float, when: str) -> None:
+        """It is suspended, at once or in the middle of a call to the store."""
+        if (process := self._agent(who)) is not None:
+            if when == "now":
+                process.sleep(seconds)
+            else:
+                process.store.sleeps[when] = seconds
+            self.world.pass_time(0.1)
+
+    @precondition(lambda self: self.world.on_one_machine)
+    @rule(to=st.sampled_from([-1.0, 0.0, 1.0]))
+    def clock_is_set(self, to: float) -> None:
+        self.world.set_host_clock(to * HOURS_S)
 
     @rule(who=who, seconds=st.sampled_from([2.0, 14.0]))
     def block_the_event_loop(self, who: int, seconds: float) -> None:
@@ -283,9 +298,9 @@ SEEDS: Final = range(8)
 
 
 @contextmanager
-def a_world(seed: int, agents: int = 2) -> Iterator[World]:
+def a_world(seed: int, agents: int = 2, *, on_one_machine: bool = False) -> Iterator[World]:
     """Agents that hold all streams for a while; at the end every rule must have held."""
-    world = World(seed, agents=agents)
+    world = World(seed, agents=agents, on_one_machine=on_one_machine)
     try:
         for name in PAYLOADS:
             world.servers[name].publish_many(4)
@@ -407,6 +422,31 @@ def test_an_agent_that_wakes_up_without_its_lease_handles_nothing_more(seed: int
         holder.pause(20.0)
         world.pass_time(25.0)
         assert world.holder(name) is not holder
+
+
+@pytest.mark.parametrize("when", ["now", "before", "after"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_agent_whose_machine_slept_beyond_its_lease_handles_nothing_more(seed: int, when: str) -> None:
+    with a_world(seed) as world:
+        holder = world.holder("plain")
+        if when == "now":
+            holder.sleep(20.0)
+        else:
+            holder.store.sleeps[when] = 20.0
+        world.servers["plain"].publish("slow")
+        world.servers["plain"].publish_many(5)
+        world.pass_time(30.0)
+        assert world.holder("plain") is not holder
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_clock_of_the_host_that_is_set_by_hours_ends_no_lease(seed: int) -> None:
+    with a_world(seed, on_one_machine=True) as world:
+        before = {name: world.task(name).fence for name in PAYLOADS}
+        for number in range(12):
+            world.set_host_clock((0.0, HOURS_S, -HOURS_S)[number % 3])
+            world.pass_time(1.0)
+        assert {name: world.task(name).fence for name in PAYLOADS} == before
 
 
 @pytest.mark.parametrize("seed", SEEDS)
