@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -358,6 +358,8 @@ class World:
         self.seen: Counter[str] = Counter()
         self.ends: Callable[[Task], tuple[float, Outcome]] = self._random_end
         self.names = 0
+        self.newer: dict[str, Row] = {}
+        """Rows of newer versions, which stay as they are."""
         self.is_supervised = False
         """Agents that a bomb kills are started again."""
         self.fuses_s: Sequence[float] = FUSES_S
@@ -471,6 +473,18 @@ class World:
             cursor.execute("""DELETE FROM tasks WHERE "taskId" LIKE 'limit:%' AND "expireAt" IS NOT NULL""")
             self.seen["expired"] += cursor.rowcount
 
+    def newer_version_writes(self, status: str, key: str, odd: Mapping[str, Any]) -> None:
+        """A row with a limit that no agent here can read; a running one has a lease that is over."""
+        self.names += 1
+        now = self.clock.now()
+        row: Row = {"taskId": f"newer-{self.names}", "status": status, "createdAt": now - 1, "submittedAt": now - 1}
+        row |= {"job": "own", "kind": "batch", "payload": "{}", "fence": 1, "limitKey": key, "limitMax": 1, **odd}
+        if status == "RUNNING":
+            row |= {"lockTime": now - 999, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
+        assert self._real.put([row])[0].won
+        self.newer |= self._real.get([row["taskId"]])
+        self.seen["newer"] += 1
+
     def step_clock(self, seconds: float) -> None:
         """Set the clock that all share: leases last longer on a clock that is set back."""
         self.clock.jump(seconds)
@@ -532,6 +546,8 @@ class World:
             if "expireAt" in row and (holders_of(row) or row.get("status") == LINE_STATUS):
                 self.problems.append(f"{row['taskId']} expires and is in use")
         self.problems += self._blamed_in_company()
+        if self._real.get(list(self.newer)) != self.newer:
+            self.problems.append("what a newer version wrote was changed")
         assert not self.problems, "\n".join(self.problems[:5]) + "\n" + self.picture()
 
     def _blamed_in_company(self) -> Iterator[str]:
@@ -576,7 +592,7 @@ class World:
     # Looking
 
     def tasks(self, *statuses: Status) -> list[Task]:
-        """All tasks that have one of these statuses, whatever the index may show to others."""
+        """All tasks that this version can read with one of these statuses, whatever the index may show to others."""
         with self._real._reading() as cursor:
             found = [str(one) for (one,) in cursor.execute('SELECT "taskId" FROM tasks WHERE "job" IS NOT NULL')]
         tasks = self._eye.peek(found).values()

@@ -63,6 +63,7 @@ class Play:
             (4, self.join),
             (4, self.store_is_bad),
             (2, self.change_number),
+            (2, self.newer_version_writes),
             (2, self.step_clock),
             (6, self.world.expire_limits),
             (3, self.sleep),
@@ -147,6 +148,13 @@ class Play:
         self.number = self.rng.choice([1, 2, 3])
         self.jobs = limited_jobs(self.number)
 
+    def newer_version_writes(self) -> None:
+        """In a rolling upgrade: rows that the agents here cannot read."""
+        key = self.rng.choice(["own", "shared"])
+        status = self.rng.choice(["BLOCKED", "RUNNING", "SLEEPING"])
+        odd = self.rng.choice([{"kind": "oracle"}, {"onParentFailure": "ask"}, {"errors": "none"}])
+        self.world.newer_version_writes(status, key, odd)
+
     def step_clock(self) -> None:
         """The clock that all share is set, by less than what leases allow for; that of one machine, by hours."""
         if self.on_one_machine:
@@ -199,6 +207,7 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
     assert seen["runs"] > 20 * EXAMPLES, "nothing was tried"
     assert seen["explosions"] > EXAMPLES
     assert seen["expired"] > EXAMPLES / 2
+    assert seen["newer"] > EXAMPLES
     assert sum(seen[name] for name in ("kill", "leave", "store_is_bad", "cancel", "retry")) > 5 * EXAMPLES
 
 

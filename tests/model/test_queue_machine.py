@@ -109,6 +109,16 @@ INTERRUPTED: Final = (
     *("doom", "unpark", "parent done", "register dependent"),
 )
 
+NEWER: Final[dict[str, Any]] = {
+    "kind": "oracle",
+    "onParentFailure": "ask",
+    "uniqueScope": "for_ever",
+    "errors": "none",
+    "desiredState": "PAUSED",
+    "handoffState": "HALF",
+}
+"""What a newer version may write, by attribute."""
+
 POLICY: Final = Policy(backoff=Settings().backoff, max_retry=1, keep_success_s=KEEP_S, keep_failed_s=KEEP_S)
 
 
@@ -264,6 +274,23 @@ class QueueMachine(RuleBasedStateMachine):
                 model_job, {}, task_id=name, depends_on=parents, on_parent_failure=policy, queue=queue, delay_s=delay_s
             )
         return name
+
+    @rule(
+        status=st.sampled_from(["SLEEPING", "BLOCKED", "RUNNING", "FAILED"]),
+        queue=st.sampled_from(["", "#reports", "#a.b.c"]),
+        parent=tasks,
+        odd=st.sampled_from(sorted(NEWER)),
+    )
+    def a_newer_version_writes(self, status: str, queue: str, parent: str, odd: str) -> None:
+        """A row that this version cannot read, also as the child of one that it can."""
+        name, now = self._name(), self.time.now()
+        row: Row = {"taskId": name, "status": status + queue, "createdAt": now, "submittedAt": now, "job": "model.job"}
+        row |= {"kind": "batch", "payload": "{}", "fence": 1, "maxRetry": 1, "dependsOn": [parent], odd: NEWER[odd]}
+        if status == "BLOCKED":
+            row["waitingFor"] = frozenset({parent})
+        elif status == "RUNNING":
+            row |= {"lockTime": now - JUMP_S, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
+        self.audit.put_newer(row)
 
     @rule(name=tasks, large=st.booleans())
     def enqueue_again(self, name: str, large: bool) -> None:
