@@ -15,8 +15,8 @@ from thunderagent.store import TaskStore
 from thunderagent.task import Status, Task
 from thunderagent.unreadable import Unreadable
 
-AT_ONCE = 100
-"""Children read and written in one call to the store."""
+AT_ONCE = 99
+"""Children read and written in one call to the store, together with the parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Dependents:
     def tell(self, ended: Sequence[Ended]) -> None:
         """Tell all children of tasks that have ended, and the children of those that end by it.
 
+        A parent that was retried by hand meanwhile is open again: its children wait for its next end.
+
         Raises:
             StoreError: the store did not answer. What is undone is found by the sweep.
         """
@@ -52,8 +54,10 @@ class Dependents:
             parent = open_ends.pop()
             ids = sorted(parent.dependents)
             for start in range(0, len(ids), AT_ONCE):
-                children = self._store.peek(ids[start : start + AT_ONCE])
-                open_ends += self.judge(list(children.values()), {parent.task_id: parent.status})
+                rows = self._store.peek([parent.task_id, *ids[start : start + AT_ONCE]])
+                now = rows.pop(parent.task_id, None)
+                status = parent.status if now is None else now.status
+                open_ends += self.judge(list(rows.values()), {parent.task_id: status})
 
     def judge(self, children: Sequence[Task], parents: Mapping[str, Status | None]) -> list[Ended]:
         """Act on what is known of parents; the answer is the children that have ended by it."""

@@ -18,7 +18,7 @@ from thunderagent.client import Client
 from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.dependencies import MOST_LINKED, linked_bytes
-from thunderagent.dependents import Dependents
+from thunderagent.dependents import Dependents, Ended
 from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable, TooManyDependents
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import job
@@ -596,3 +596,23 @@ def test_a_result_that_was_not_stored_is_never_handed_on_as_none() -> None:
     assert done.error.startswith(
         "ParentResultLost: the-parent of test.not_finite succeeded, and the result was not stored"
     )
+
+
+@pytest.mark.parametrize("policy", ["fail", "cancel", "run"])
+def test_a_late_word_of_a_parent_that_was_retried_meanwhile_changes_nothing(policy: str) -> None:
+    store = memory_store()
+    client = Client(store, settings())
+    parent = client.enqueue("test.number", {})
+    child = client.enqueue("test.sum", {}, depends_on=[parent], on_parent_failure=policy)
+    [lease] = store.claim([Wanted(seen(client.get(parent)), 60.0)], owner="agent-0")
+    now = store.clock.now()
+    [ended] = store.settle([writes.fail(lease, error="no", now=now, expire_at=now + 60)])
+    asleep = Ended(parent.id, Status.FAILED, ended.dependents)
+    client.retry(parent)
+    dependents = Dependents(store, EventBus(), keep_success_s=60.0, keep_failed_s=60.0)
+    dependents.tell([asleep])
+    assert client.get(child).status is Status.BLOCKED, "its parent is open again"
+    [lease] = store.claim([Wanted(seen(client.get(parent)), 60.0)], owner="agent-0")
+    [ended] = store.settle([writes.succeed(lease, now=now, expire_at=now + 60, result="1")])
+    dependents.tell([asleep, Ended(parent.id, Status.SUCCESS, ended.dependents)])
+    assert client.get(child).status is Status.PENDING, "the last word counts"
