@@ -375,7 +375,7 @@ def _is_context(hint: Any) -> bool:
 def _may_be_context(hint: Any) -> bool:
     """False for the type of a parameter that no context can be given to; what is not a plain class may be one."""
     kind = typing.get_origin(hint) or hint
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True
     return issubclass(kind, Context) or issubclass(Context, kind)
 

@@ -1,4 +1,4 @@
-"""The soak: played small on both stores, and its verdict shown to find each broken promise."""
+"""The soak: played small, and its verdict shown to find each broken promise."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -16,12 +19,11 @@ SCRIPTS: Final = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("store", ["sqlite", pytest.param("ministack", marks=pytest.mark.ministack)])
-def test_a_small_soak_breaks_no_promise_and_prints_its_figures(store: str, tmp_path: Path) -> None:
+def test_a_small_soak_breaks_no_promise_and_prints_its_figures(tmp_path: Path) -> None:
     told = tmp_path / "soak.json"
-    small = ("--tasks", "600" if store == "sqlite" else "100", "--agents", "2", "--kill-every", "3")
+    small = ("--tasks", "600", "--agents", "2", "--kill-every", "3")
     ran = subprocess.run(
-        [sys.executable, "-m", "soaking", "--store", store, *small, "--json", str(told)],
+        [sys.executable, "-m", "soaking", "--store", "sqlite", *small, "--json", str(told)],
         env={**os.environ, "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{SCRIPTS.parent}"},
         capture_output=True,
         text=True,
@@ -42,6 +44,62 @@ def test_a_small_soak_breaks_no_promise_and_prints_its_figures(store: str, tmp_p
     ):
         assert found["figures"][name] > 0, name
     assert "no violation" in ran.stdout
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with what it was sent."""
+
+    protocol_version = "HTTP/1.1"
+    heard: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.heard.append(body)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("fate", "is_heard", "is_answered"),
+    [
+        ("passed", True, True),
+        ("late", True, True),
+        ("request lost", False, False),
+        ("reply lost", True, False),
+        ("reset", False, False),
+    ],
+)
+def test_the_network_does_to_a_request_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, fate: str, is_heard: bool, is_answered: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    network_of = importlib.import_module("soaking.network")
+    monkeypatch.setattr(network_of, "LATE_S", (0.01, 0.02))
+    monkeypatch.setattr(network_of, "SILENCE_S", 0.1)
+    monkeypatch.setattr(network_of, "FATES", (fate,))
+    monkeypatch.setattr(Echo, "heard", [])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    network = network_of.Network(f"http://127.0.0.1:{server.server_port}", 0.0 if fate == "passed" else 1.0, 1)
+    connection = HTTPConnection(*network.endpoint.removeprefix("http://").split(":"), timeout=30)
+    try:
+        connection.request("POST", "/", body=b"hello")
+        assert connection.getresponse().read() == b"hello"
+        assert is_answered
+    except OSError:
+        assert not is_answered
+    finally:
+        connection.close()
+        network.close()
+        server.shutdown()
+        server.server_close()
+    assert (Echo.heard == [b"hello"]) is is_heard
+    assert network.requests == {fate: 1}
 
 
 @pytest.fixture

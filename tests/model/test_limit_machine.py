@@ -26,7 +26,7 @@ from tests.model.limit_world import BOMB, BOUND_S, GUARD_S, LEASE_S, World, limi
 from thunderagent.client import Client
 from thunderagent.task import Status
 
-EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0")) or 16
+EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0")) or 10
 STEPS: Final = 130
 HOURS_S: Final = 7200.0
 SLEEPS_S: Final = (2.0, 8.0, LEASE_S + 2 * GUARD_S, 60.0)

@@ -72,9 +72,8 @@ def test_only_a_pending_task_can_be_claimed(stand: Stand, status: Status) -> Non
 def test_a_pending_row_with_a_live_lock_time_is_left_alone_until_it_is_over(stand: Stand) -> None:
     now = stand.store.clock.now()
     task = stand.enqueue(lock_time=timestamp(now + 100))
-    arguments = {"owner": "agent-1", "lease_s": 60.0, "until": now + 260}
-    early = writes.claim(seen(task), now=now + 99, **arguments)  # type: ignore[arg-type]
-    late = writes.claim(seen(task), now=now + 101, **arguments)  # type: ignore[arg-type]
+    early = writes.claim(seen(task), owner="agent-1", lease_s=60.0, now=now + 99, until=now + 99 + 60.0)
+    late = writes.claim(seen(task), owner="agent-1", lease_s=60.0, now=now + 101, until=now + 101 + 60.0)
     assert stand.store.apply([early]) == [None]
     [claimed] = stand.store.apply([late])
     assert claimed is not None

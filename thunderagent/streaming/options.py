@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from thunderagent.arguments import SHORTEST_S, choice_problem, seconds_problem, whole_problem
+from thunderagent.arguments import choice_problem, seconds_problem, whole_problem
 from thunderagent.errors import ConfigurationError
 from thunderagent.streaming.ending import ConnectionEnd
 from thunderagent.streaming.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
@@ -131,5 +131,5 @@ class StreamOptions:
         if value is None and name in _OPTIONAL:
             return None
         if name.endswith("_s"):
-            return seconds_problem(name, value, least=SHORTEST_S)
+            return seconds_problem(name, value, least=1e-9)
         return whole_problem(name, value, least=1, most=MOST)
