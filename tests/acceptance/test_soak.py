@@ -86,7 +86,7 @@ def test_the_network_does_to_a_request_what_it_says(
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     network = network_of.Network(f"http://127.0.0.1:{server.server_port}", 0.0 if fate == "passed" else 1.0, 1)
-    connection = HTTPConnection(*network.endpoint.removeprefix("http://").split(":"), timeout=30)
+    connection = HTTPConnection(network.endpoint.removeprefix("http://"), timeout=30)
     try:
         connection.request("POST", "/", body=b"hello")
         assert connection.getresponse().read() == b"hello"
