@@ -236,7 +236,7 @@ class Periodic:
 
     def _write(self, deals: Sequence[_Deal]) -> list[_Deal]:
         """Write decisions into their rows; the answer is those that are ours, with the rows as they are."""
-        answers = self._store.attempt([self._change(deal) for deal in deals]) if deals else []
+        answers = self._store.attempt([self._change(deal) for deal in deals])
         won = []
         for deal, (is_done, row) in zip(deals, answers, strict=True):
             watch, name = deal.watch, deal.watch.job.name
@@ -300,7 +300,7 @@ class Periodic:
     def _confirm(self, deals: Sequence[_Deal]) -> None:
         states = [replace(deal.state, ticks=(), cancels=None) for deal in deals]
         writes = [self._change(replace(deal, state=state, verb="")) for deal, state in zip(deals, states, strict=True)]
-        for deal, state, (is_done, _) in zip(deals, states, self._store.attempt(writes) if writes else (), strict=True):
+        for deal, state, (is_done, _) in zip(deals, states, self._store.attempt(writes), strict=True):
             if is_done:
                 self._sleep(deal.watch, state)
             else:

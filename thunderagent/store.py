@@ -493,8 +493,11 @@ class TaskStore:
     def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:
         """The answers, each with whether the write is done: at once, or before a reply that was lost.
 
-        A call that fails as a whole leaves open what it did: each of its writes is without an answer then.
+        A call that fails as a whole leaves open what it did: each of its writes is without an answer then. Nothing to
+        write is no call: even an empty one is a transaction in a SQLite file, for which others wait.
         """
+        if not batch:
+            return []
         try:
             answers = self.engine.apply(batch)
         except StoreError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from tests.stands import Stand, seen
 from thunderagent import writes
 from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Write
+from thunderagent.port import Applied
 from thunderagent.store import Beat, Wanted
 from thunderagent.task import Lease, Status, timestamp
 
@@ -168,3 +169,23 @@ def test_settling_and_claiming_go_together_and_each_has_its_answer(stand: Stand)
     assert [answer.accepted for answer in exchanged.settled] == [True]
     assert [one.task_id for one in exchanged.leases] == [following.task_id]
     assert (exchanged.lost, exchanged.doubts, exchanged.error) == ([stale], [], None)
+
+
+def test_an_exchange_is_one_call_to_the_engine_and_nothing_to_write_is_none(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, following = stand.lease("a"), stand.enqueue("b")
+    engine, batches = stand.store.engine, list[list[str]]()
+    apply = engine.apply
+
+    def watched(batch: Sequence[Write]) -> list[Applied]:
+        batches.append([write.verb for write in batch])
+        return apply(batch)
+
+    monkeypatch.setattr(engine, "apply", watched)
+    success = writes.succeed(lease, now=(now := stand.store.clock.now()), expire_at=now + 100)
+    assert stand.store.exchange([success], [Wanted(seen(following), 60.0)], owner="agent-1").leases
+    assert batches == [["succeed", "claim"]]
+    assert stand.store.attempt([]) == []
+    assert stand.store.settle([]) == []
+    assert len(batches) == 1
