@@ -268,3 +268,16 @@ def test_other_clocks_are_those_of_their_leases() -> None:
     assert clock.leases is clock
     assert memory_store(FakeClock()).clock.leases is not None
     assert Status.RUNNING < f"{Status.RUNNING}#lane" < f"{Status.RUNNING}~", "the range in which leases are looked for"
+
+
+def test_the_first_write_to_a_file_enters_no_other_connection_in_the_middle_of_it(machine: Machine) -> None:
+    """A fork would wait for the one connection and hold the other, as the clock asks the one that was made last."""
+    store = machine.process()
+    clock = store.clock.leases
+    assert isinstance(clock, BootClock)
+    asked: list[bool] = []
+    clock.find = lambda: asked.append(True)
+    [answer] = store.engine.put([{"taskId": "a", "status": "PENDING", "createdAt": 1.0, "job": "j", "fence": 0}])
+    assert answer.won
+    assert clock.is_placed
+    assert asked == []

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
+from tests.stands import eventually
 from thunderagent.blobs import S3Blobs
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
@@ -328,6 +329,33 @@ def test_a_fork_beside_a_thread_that_stays_inside_ends_in_time_and_the_child_wri
     assert Child(lambda: _enqueue(client, 10)).answer() == 10, "and a later child may use it"
     assert _seen_by_another(path) == 12
     beside.engine.close()
+    client.close()
+
+
+def test_a_thread_that_reads_in_the_middle_of_its_transaction_does_not_wait_for_the_fork_that_waits_for_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a handler of a signal may do."""
+    monkeypatch.setattr(sqlite_link, "FORK_S", LONG_S)
+    client = _client(path)
+    _enqueue(client, 1)
+    engine = client.store.engine
+    entered, counted = threading.Event(), list[int]()
+
+    def work() -> None:
+        with engine._transaction():  # type: ignore[attr-defined]
+            entered.set()
+            eventually(lambda: sqlite_link._is_forking)
+            counted.append(engine.count("PENDING"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(LONG_S)
+    child = Child(lambda: _enqueue(client, 10))
+    thread.join(LONG_S)
+    assert counted == [1]
+    assert child.answer() == 10
+    assert _seen_by_another(path) == 11
     client.close()
 
 

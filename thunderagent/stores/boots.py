@@ -53,13 +53,14 @@ def settle(cursor: sqlite3.Cursor, clock: BootClock) -> float:
     known = read(cursor)
     if known is not None and known.boot_id == clock.boot_id:
         return known.zero
-    info = json.dumps({"id": clock.boot_id, "zero": clock.zero})
+    zero = clock.choose()  # to ask would enter another connection from inside of this one
+    info = json.dumps({"id": clock.boot_id, "zero": zero})
     cursor.execute(
         'INSERT OR REPLACE INTO tasks ("taskId", "info", "updatedAt") VALUES (?, ?, ?)',
         (ROW_ID, info, timestamp(clock.now())),
     )
     _end_former(cursor, clock)
-    return clock.zero
+    return zero
 
 
 def _end_former(cursor: sqlite3.Cursor, clock: BootClock) -> None:

@@ -55,7 +55,8 @@ class Link:
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
-        self._is_used = False
+        self._user: int | None = None
+        """The thread that is inside."""
         with _forking:  # a link that is made beside a fork is not opened before the fork is over
             _links.add(self)
 
@@ -69,16 +70,18 @@ class Link:
             ConfigurationError: it belongs to the parent of this process.
             StoreUnavailable: the file was deleted or replaced.
         """
-        if _is_forking:  # this thread would take the guard again and again before the one that forks
+        me = threading.get_ident()
+        # Another would take the guard again and again before the thread that forks, which waits for the one inside.
+        if _is_forking and self._user != me:
             with _forking:
                 pass
         with self._guard:
-            is_nested, self._is_used = self._is_used, True
+            before, self._user = self._user, me
             try:
                 with closing(self._open().cursor()) as cursor:
                     yield cursor
             finally:
-                self._is_used = is_nested
+                self._user = before
 
     def take_any_text(self) -> None:
         """Read texts that are not UTF-8 as bytes, as long as this connection is open."""
@@ -110,7 +113,7 @@ class Link:
         """
         if not self._guard.acquire(timeout=max(0.0, until - time.monotonic())):
             return False
-        if not self._is_used and self.path != MEMORY:
+        if self._user is None and self.path != MEMORY:
             self._shut()
         return True
 
@@ -121,7 +124,7 @@ class Link:
     def renew(self) -> None:
         """Be free in a forked child."""
         self._guard = threading.RLock()
-        self._is_used = False
+        self._user = None
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
