@@ -27,6 +27,8 @@ MOST_WAITING: Final = 1 << 20
 """Bytes that wait for a reader; further lines are dropped and counted."""
 _EACH: Final = 100
 """Bytes that a waiting piece of text takes beside its own."""
+_END: Final = b""
+"""What asks the thread to close its file."""
 
 _known: WeakKeyDictionary[TextIO, TextIO] = WeakKeyDictionary()
 """Streams with those that were made of them."""
@@ -41,7 +43,8 @@ class Outlet(io.RawIOBase):
     """What is below a text stream. Safe in threads, signal handlers, finalizers, and after a fork.
 
     The caller's thread writes what the reader takes at once, so that a line is there when the process dies. A thread
-    writes the rest. Once a line was dropped, all are until nothing waits: one line then says how many.
+    writes the rest. Once a line was dropped, all are until nothing waits: one line then says how many. What waits when
+    the outlet is closed is still written to its own file, and to no other that has got the same number.
 
     Args:
         descriptor: of the file, pipe, socket or terminal.
@@ -81,7 +84,9 @@ class Outlet(io.RawIOBase):
         """Write or keep the data, or count its lines. Never waits, never raises."""
         data = bytes(data)
         with self._guard:
-            if not self._waiting:
+            if self.closed:
+                self._drop(data)
+            elif not self._waiting:
                 text = self._mark() + data
                 rest = self._take(text) if self._is_direct else text
                 if rest is None:
@@ -103,9 +108,14 @@ class Outlet(io.RawIOBase):
         return not self._waiting
 
     def close(self) -> None:
-        if not self.closed:
+        with self._guard:
+            if self.closed:
+                return
             super().close()
-            os.close(self._own)
+            if self._has_thread():
+                self._inbox.put(_END)  # it may be in the midst of a write
+            else:
+                os.close(self._own)
 
     def forked(self) -> None:
         """In the child of a fork: the parent has the thread, and writes what waits."""
@@ -121,10 +131,13 @@ class Outlet(io.RawIOBase):
         self._lost += lines
         self.dropped += lines
 
+    def _has_thread(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def _keep(self, data: bytes) -> None:
         if not data:
             return
-        if self._thread is None or not self._thread.is_alive():
+        if not self._has_thread():
             thread = threading.Thread(target=self._serve, name="lines", daemon=True)
             try:
                 thread.start()
@@ -158,12 +171,17 @@ class Outlet(io.RawIOBase):
                     ready.poll()
                 left, rest = rest, self._take(rest)
             with self._guard:
-                self._waiting -= sum(len(piece) + _EACH for piece in pieces)
+                self._waiting -= sum(len(piece) + _EACH for piece in pieces if piece)
                 if rest is None:
                     self._drop(left)
                 elif not self._waiting and self._lost:
                     mark, self._lost = self._mark(), 0
                     self._keep(mark)
+                if _END in pieces:
+                    if not self._waiting:
+                        os.close(self._own)
+                        return
+                    self._inbox.put(_END)
 
 
 def _opened(descriptor: int) -> tuple[int, bool]:

@@ -119,8 +119,8 @@ class Load(threading.Thread):
                     return
                 region, task_id = self.regions[number % len(self.regions)], f"order-{number}"
                 payload = {"number": number, "work_s": self._pace.s(WORK_S)}
-                self._until_done(lambda: self._clients[region].enqueue(ORDER, payload, task_id=task_id))  # noqa: B023
-                self.put[task_id] = region
+                if self._is_done(lambda: self._clients[region].enqueue(ORDER, payload, task_id=task_id)):  # noqa: B023
+                    self.put[task_id] = region
         except BaseException as error:
             self.failure = error
 
@@ -129,14 +129,16 @@ class Load(threading.Thread):
         self._stop_asked.set()
         self.join(5.0)
 
-    def _until_done(self, put: Callable[[], object]) -> None:
+    def _is_done(self, put: Callable[[], object]) -> bool:
+        """Put until the table has acknowledged it; False when `stop` came before that, and nothing is promised."""
         while not self._stop_asked.is_set():
             try:
                 put()
             except StoreError:
                 self._stop_asked.wait(0.05)
             else:
-                return
+                return True
+        return False
 
 
 def _decode(message: str | bytes) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.stands import eventually
+from thunderagent.errors import StoreUnavailable
 
 SCRIPTS: Final = Path(__file__).parents[2] / "scripts"
 SCALE: Final = 30.0
@@ -103,10 +104,9 @@ def test_a_drill_that_is_told_to_end_leaves_nothing_behind() -> None:
 def drills(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What judges, and the command line."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    findings, ledger, pace, cli = map(
-        importlib.import_module, ("drills.findings", "drills.ledger", "drills.pace", "drills.__main__")
-    )
-    return SimpleNamespace(Found=findings.Found, Run=ledger.Run, Pace=pace.Pace, app=cli.app)
+    names = ("findings", "ledger", "pace", "workloads", "__main__")
+    findings, ledger, pace, workloads, cli = (importlib.import_module(f"drills.{name}") for name in names)
+    return SimpleNamespace(Found=findings.Found, Run=ledger.Run, Pace=pace.Pace, Load=workloads.Load, app=cli.app)
 
 
 def test_a_scale_that_no_machine_keeps_up_with_is_refused(drills: Any) -> None:
@@ -249,6 +249,17 @@ def test_two_devices_that_write_in_two_regions_at_once_are_told_apart_from_a_los
     assert (told.collided, told.lost_changes, missed(told)) == (["u: 0.2"], [], set())
     other["acknowledged"] = [[7, 1.0, "B"]]
     assert missed(told) == {"no state lost"}
+
+
+def test_an_order_that_no_table_has_acknowledged_when_the_drill_stops_is_none(drills: Any) -> None:
+    def enqueue(job: str, payload: object, *, task_id: str) -> None:
+        if task_id == "order-1":
+            load._stop_asked.set()
+            raise StoreUnavailable("no answer")
+
+    load = drills.Load({"A": SimpleNamespace(enqueue=enqueue)}, drills.Pace(30.0))
+    load.run()
+    assert (load.put, load.failure) == ({"order-0": "A"}, None)
 
 
 @pytest.mark.parametrize("told", [True, False])

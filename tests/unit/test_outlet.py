@@ -20,7 +20,7 @@ from loguru import logger
 from thunderagent import events
 from thunderagent.bus import EventBus
 from thunderagent.health.judgement import Facts, Limits, judge
-from thunderagent.outlet import Outlet, dropped_lines, end_lines, outlet_of, without_waiting
+from thunderagent.outlet import Outlet, dropped_lines, end_lines, outlet_of, said, without_waiting
 from thunderagent.telemetry import Telemetry, configure_logging
 
 LONG_S = 20.0
@@ -181,19 +181,46 @@ def test_a_forked_process_writes_by_itself(pipe: Pipe, is_full: bool) -> None:
 def test_a_finalizer_that_writes_in_the_midst_of_a_write_does_not_wait_for_itself(pipe: Pipe) -> None:
     below, again = pipe.below, list[int]()
 
-    def said(number: int) -> str:
+    def writes_again(number: int) -> str:
         if not again:
             again.append(number)
             below.write(b"from a finalizer\n")
         return f"{number} dropped\n"
 
-    below.said = said
+    below.said = writes_again
     below._lost = 3
     writes = threading.Thread(target=below.write, args=(b"a line\n",), daemon=True)
     writes.start()
     writes.join(LONG_S)
     assert not writes.is_alive()
     assert again == [3]
+
+
+@pytest.mark.parametrize("drops", [False, True], ids=["kept", "dropped"])
+def test_what_waits_when_an_outlet_is_closed_goes_to_its_own_file_and_to_no_other(
+    pipe: Pipe, drops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled, below = pipe.fill(), pipe.below
+    below.write(b"the last line\n")
+    if drops:
+        monkeypatch.setattr(below, "_most", 0)
+        below.write(b"too much\n")
+    thread = below._thread
+    assert thread is not None
+    below.close()
+    other, writer = os.pipe()  # takes the lowest numbers that are free
+    pipe.read(filled)
+    marks = [said(1).rstrip()] if drops else []
+    assert pipe.lines("dropped" if drops else "the last line") == ["the last line", *marks]
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert not select.select([other], [], [], 0)[0]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(below._own)
+    below.write(b"too late\n")
+    assert below.dropped == drops + 1
+    os.close(other)
+    os.close(writer)
 
 
 # What is written there
