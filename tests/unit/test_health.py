@@ -91,6 +91,8 @@ def test_renewals_that_fail_count_only_while_leases_are_held() -> None:
 def test_the_cause_is_named_before_its_consequences_and_a_silence_is_no_fault_of_a_queue() -> None:
     assert names(judged(beats_fail_s=61.0, held=2, answered_s=59.0)) == ["store", "beats"]
     assert names(judged(beats_fail_s=61.0, held=2, answered_s=15.0)) == ["beats"], "the loop has its answers"
+    assert names(judged(round_s=61.0, held=2, answered_s=59.0)) == ["store", "heartbeat"], "it waits for its answer"
+    assert names(judged(round_s=61.0, held=2, answered_s=15.0)) == ["heartbeat"]
     dead = judged(dead=("monitor",), answered_s=61.0)
     assert names(dead) == ["store", "thread"]
     unlooked = replace(FREE, unlooked_s=100.0)

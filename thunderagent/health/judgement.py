@@ -181,8 +181,9 @@ def _problems(facts: Facts, limits: Limits) -> Iterator[Reason]:
     is_late, outage_s = facts.loop_s > limits.progress_s, facts.outage_s or 0.0
     # A loop that stands still hears no answer either, whatever it waits for.
     beats_fail = facts.held > 0 and (facts.beats_fail_s or 0.0) > limits.progress_s
-    # A renewal may have been sent before the last answer that the loop got: its failure is then seen first.
-    silence_s = limits.progress_s / 2 if beats_fail else limits.progress_s
+    # A renewal may have been sent before the last answer that the loop got: its failure or wait is then seen first.
+    is_behind = beats_fail or facts.round_s > limits.progress_s
+    silence_s = limits.progress_s / 2 if is_behind else limits.progress_s
     is_silent = facts.answered_s > silence_s and (not is_late or facts.loop_asks or facts.outage_s is not None)
     store = is_silent or outage_s > limits.progress_s
     if is_silent:
