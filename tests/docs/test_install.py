@@ -428,4 +428,7 @@ def test_a_release_that_something_still_runs_from_is_kept(machine: Machine) -> N
             machine.install()
         assert first.is_dir(), "an agent that drains would import code that is gone"
         agent.communicate(b"\n")
-    assert f"take away the old release {first.name}" in machine.install()
+    elsewhere = ["/bin/sh", "-c", "read line", f"/elsewhere/releases/{first.name}/venv/bin/python"]
+    with subprocess.Popen(elsewhere, stdin=subprocess.PIPE) as stranger:
+        assert f"take away the old release {first.name}" in machine.install(), "it runs from another folder"
+        stranger.communicate(b"\n")
