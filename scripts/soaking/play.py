@@ -29,8 +29,10 @@ from thunderagent.stores.table import create_table
 SCRIPTS: Final = Path(__file__).resolve().parents[1]
 LOOK_S: Final = 1.0
 SAY_S: Final = 5.0
-MOST_READY: Final = 20_000
-"""Tasks that wait at most before the producer goes on."""
+ROUND: Final = {"sqlite": 1000, "ministack": 100}
+"""Tasks that the producer asks for at once."""
+MOST_READY: Final = {"sqlite": 20_000, "ministack": 300}
+"""Tasks that wait at most before it goes on. Each query of ministack looks at all of them."""
 STREAMS: Final = 4
 FEED_S: Final = 0.05
 STOP_S: Final = 60.0
@@ -261,19 +263,26 @@ def _open(client: Client, load: Load) -> set[str]:
 
 
 def _produce(plan: Plan, url: str, load: Load) -> None:
-    """Ask for a thousand tasks of all kinds, again and again. What is not acknowledged is not counted."""
+    """Ask for tasks of all kinds in rounds. What is not acknowledged is not counted."""
     with _client(url) as client:
         while len(load.asked) < plan.tasks:
-            share = min(1.0, (plan.tasks - len(load.asked)) / 1000)
+            share = min(ROUND[plan.store], plan.tasks - len(load.asked)) / 1000
             for job, number in MIX.items():
                 _many(client, load, job, max(1, round(number * share)))
             _many(client, load, "soak.quick", max(1, round(20 * share)), queue=OTHER_QUEUE)
             for _ in range(max(1, round(10 * share))):
                 with suppress(StoreError):
                     _few(client, load)
-            while plan.store == "sqlite" and sum(one.ready for one in client.stats()) > MOST_READY:
+            while _is_ahead(client, MOST_READY[plan.store]):
                 time.sleep(LOOK_S)
     load.is_done = True
+
+
+def _is_ahead(client: Client, most: int) -> bool:
+    try:
+        return sum(one.ready for one in client.stats()) > most
+    except StoreError:  # an answer that is lost is asked for again
+        return True
 
 
 def _many(client: Client, load: Load, job: str, number: int, *, queue: str | None = None) -> None:
