@@ -127,6 +127,7 @@ ROW: Final = {"taskId": "one", "job": "soak.quick", "status": "SUCCESS", "fence"
         (ONE, {"end": "DONE"}, ROW | {"status": "DONE"}, "a task ran that was cancelled before"),
         (ONE + ONE, {}, ROW | {"crashCount": 1}, "a task ran twice under one fence"),
         (ONE + "begin one 2 1.5\nend one 2 ok 3.0\n", {}, ROW | {"crashCount": 1}, "two runs of a task overlap"),
+        (ONE + "begin one 2 1.5\nend one 2 ok 3.0\n", {"job": "soak.stream"}, ROW | {"job": "soak.stream"}, None),
         (ONE + "begin one 2 3.0\nend one 2 ok 4.0\n", {}, ROW, "a second run does not show in its row"),
         (ONE, {"parents": ("other",)}, ROW, "a child ran before its parent had succeeded"),
         (ONE + "seq s 1 1 1.0\nseq s 1 3 2.0\n", {}, ROW, "a stream has a gap"),
