@@ -176,7 +176,7 @@ class Heartbeat:
         due = [
             one
             for one in (list(self._held.values()) if self._gate.is_open else ())
-            if (one.next_beat <= now or one.lease.task_id in hurried) and not one.lost and self._may(one)
+            if (one.next_beat <= now or one.lease.task_id in hurried) and not one.lost and self._may(one, now)
         ]
         if due:
             late = now - min(one.next_beat for one in due)
@@ -279,11 +279,15 @@ class Heartbeat:
             running.next_beat = now + min(HEARTBEAT_RETRY_S, running.beat_s)
             running.context.keep_progress(beat.progress)
 
-    def _may(self, running: Running) -> bool:
-        """False for a stream that makes no progress: its lease is left to another agent, which is told once."""
+    def _may(self, running: Running, now: float) -> bool:
+        """Whether the lease is to be renewed.
+
+        Not that of a stream that makes no progress: it is left to another agent, and that is said once. Nor one whose
+        time is over, as after a machine has slept: another agent may have taken the slot that the handler had with it.
+        """
         reason = None if running.settling else running.context.not_renewable()
         self._wedged(running, reason)
-        return reason is None
+        return reason is None and (running.settling or now < running.deadline)
 
     def _wedged(self, running: Running, reason: str | None) -> None:
         with self._changing:

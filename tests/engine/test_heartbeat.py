@@ -126,6 +126,24 @@ def test_the_deadline_counts_from_before_the_renewal_was_sent(at: Setting, monke
     assert one.next_beat == sent + 60
 
 
+def test_a_lease_that_is_over_is_not_renewed_although_its_task_is_ours_still(at: Setting) -> None:
+    one = at.holding()
+    at.clock.advance(301)  # the machine slept
+    at.heart.renew_due()
+    assert at.store.sent == []
+    at.heart.judge_all()
+    assert isinstance(one.context.stop_reason, LeaseLost)
+
+
+def test_the_lease_of_an_outcome_that_waits_is_renewed_although_its_time_was_over(at: Setting) -> None:
+    one = at.holding()
+    one.settling = True
+    at.clock.advance(301)
+    at.heart.round()
+    assert at.row().hb == 1
+    assert one.context.stop_reason is None
+
+
 def test_a_task_that_is_forgotten_is_renewed_no_more(at: Setting) -> None:
     one = at.holding()
     at.heart.forget(one)
