@@ -16,13 +16,13 @@ from typing import Final
 
 from thunderagent import events
 from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError, StoreUnavailable
+from thunderagent.errors import StoreError, StoreRejected, StoreUnavailable
 from thunderagent.free_slots import FreeSlots
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import keep_line_open
-from thunderagent.pacing import UNDECIDED_S, unread_delay
+from thunderagent.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Refused, Undecided
@@ -89,17 +89,27 @@ class Admission:
         limited = [(lease, limit) for lease in leases if (limit := self.limit_of(lease.task)) is not None]
         if not limited:
             return {}
+        refused, never = dict[Limit, list[str]](), dict[str, StoreRejected]()
+        rows: dict[Limit, Row] = {}
         try:
-            rows = self._slots.admit(limited)
-            refused = [
-                (lease, limit, row) for (lease, limit), row in zip(limited, rows, strict=True) if row is not None
-            ]
-            for limit, row in {limit: row for _, limit, row in refused}.items():
-                keep_line_open(self._store, limit, row)
+            for (lease, limit), answer in zip(limited, self._slots.admit(limited), strict=True):
+                if isinstance(answer, StoreRejected):
+                    never[lease.task_id] = answer
+                elif answer is not None:
+                    rows[limit] = answer
+                    refused.setdefault(limit, []).append(lease.task_id)
+            for limit, row in rows.items():
+                try:
+                    keep_line_open(self._store, limit, row)
+                except StoreRejected as error:
+                    never |= dict.fromkeys(refused.pop(limit), error)
         except StoreError as error:  # nobody knows who has a slot: back to the queue, for a while
             self._bus.emit(events.StoreFailed(during="limits", error=str(error), next_try_s=UNDECIDED_S))
             return {lease.task_id: Undecided(UNDECIDED_S) for lease, _ in limited}
-        return {lease.task_id: Refused(limit) for lease, limit, _ in refused}
+        for task_id, why in never.items():
+            self._bus.emit(events.WriteRejected(task_id=task_id, verb="take slot", error=str(why)))
+        outcomes: dict[str, Outcome] = {task_id: Refused(limit) for limit, ids in refused.items() for task_id in ids}
+        return outcomes | dict.fromkeys(never, Undecided(SLOT_REFUSED_S))
 
     def started(self, task: Task) -> None:
         """Its handler is about to run, or it ends without."""
@@ -140,7 +150,8 @@ class Admission:
         with suppress(StoreError):  # the sweep looks after them
             known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})
             for limit, task in stood_back:
-                self.lines.stood_back(limit, task, known.get(limit.key))
+                with suppress(StoreRejected):
+                    self.lines.stood_back(limit, task, known.get(limit.key))
 
     def sift(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
         """Of the candidates of one look those to claim; see `Sifter.sift`."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from thunderagent import shared_writes
-from thunderagent.errors import StoreError
+from thunderagent.conditions import Write
+from thunderagent.errors import StoreError, StoreRejected
 from thunderagent.job import Job, limit_problems
 from thunderagent.pacing import SLOTS_SEEN_S
 from thunderagent.shared_writes import LINE_STATUS, holder, limit_id, limit_row
@@ -136,8 +137,12 @@ class Slots:
         at, row = self._seen.get(key, (-math.inf, None))
         return row if at > self._store.monotonic() - SLOTS_SEEN_S else None
 
-    def admit(self, wanted: Sequence[tuple[Lease, Limit]]) -> list[Row | None]:
-        """Take a slot for each lease; None where it has one, else the row of the limit that has none left.
+    def admit(self, wanted: Sequence[tuple[Lease, Limit]]) -> list[Row | StoreRejected | None]:
+        """Take a slot for each lease.
+
+        Returns:
+            None for a lease that has one; else the row of its limit, which has none left, or why the store does not
+            take that row with one more slot.
 
         Raises:
             StoreError: the store did not answer. Slots that were taken all the same are given back with the leases.
@@ -149,10 +154,17 @@ class Slots:
             self._taken[lease.task_id, lease.fence] = Taken(limit, member, False)  # before: the reply may be lost
             self._idle.pop(limit.key, None)
             batch.append(shared_writes.take_slot(limit.key, member, number=limit.number, now=now))
-        refused: list[Row | None] = []
-        for (lease, limit), (won, row) in zip(wanted, self._store.attempt(batch), strict=True):
+        refused: list[Row | StoreRejected | None] = []
+        never = list[tuple[Write, StoreRejected]]()
+        answers = self._store.attempt(batch, rejected=lambda write, error: never.append((write, error)))
+        for (lease, limit), write, (won, row) in zip(wanted, batch, answers, strict=True):
             member = holder(lease.task_id, lease.fence)
-            left = None if won else self._insist(lease, limit, member, row)
+            left: Row | StoreRejected | None = next((error for one, error in never if one is write), None)
+            if left is None and not won:
+                try:
+                    left = self._insist(lease, limit, member, row)
+                except StoreRejected as error:
+                    left = error
             if left is not None:
                 del self._taken[lease.task_id, lease.fence]
             else:
@@ -161,7 +173,7 @@ class Slots:
                 self._taken[lease.task_id, lease.fence] = Taken(limit, member, is_alone)
                 if won:
                     self._end_former(lease, limit, row)
-            known = left or (row if won else None)
+            known = (row if won else None) if left is None or isinstance(left, StoreRejected) else left
             if known is not None and len(holders_of(known)) >= len(holders_of(self.seen(limit.key))):
                 self._note(limit.key, known)  # of several side by side the last counts
             refused.append(left)
@@ -217,7 +229,7 @@ class Slots:
         """
         now = self._store.clock.now()
         if batch := [shared_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
-            self._store.attempt(batch)
+            self._store.attempt(batch, rejected=passed_over)
 
     def _insist(self, lease: Lease, limit: Limit, member: str, row: Row | None) -> Row | None:
         """Take the slot of an earlier lease of the same task, or of one that is over; else the row that refuses."""

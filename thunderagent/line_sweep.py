@@ -16,7 +16,7 @@ from thunderagent.lines import PAGE, PAGES, keys_of, let_out, line_value
 from thunderagent.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.shared_writes import LINE_STATUS
 from thunderagent.store import TaskStore, passed_over
-from thunderagent.sweeps import Rounds, fleet_rounds
+from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.task import Candidate, Lane, Row, Task
 from thunderagent.unreadable import is_number
 
@@ -37,6 +37,7 @@ class LineSweep:
         *,
         told: Callable[[Task], None] = lambda task: None,
         most: int = PAGE * PAGES,
+        most_lines: int = ENTRIES_A_SWEEP,
     ) -> None:
         """Make one.
 
@@ -45,11 +46,13 @@ class LineSweep:
             slots: know whose leases are over.
             told: told of tasks that were let out of their line into their queue, for any agent.
             most: tasks in one lane of a line that are read at its head, and again behind that.
+            most_lines: open lines that one sweep looks after.
         """
         self._store = store
         self._slots = slots
         self._told = told
         self._most = most
+        self._most_lines = most_lines
         self._places: dict[str, Any] = {}
 
     def run(self, lanes: Sequence[Lane], numbers: Mapping[str, int], *, owner: str, turn_s: float) -> int:
@@ -71,7 +74,8 @@ class LineSweep:
         number, until = 0, self._store.monotonic() + LINE_SWEEP_S
         if not self._store.engine.page(LINE_STATUS, limit=1).entries:
             return 0
-        with fleet_rounds(self._store, "lines", owner=owner, lasts_s=turn_s) as rounds:
+        turn = fleet_rounds(self._store, "lines", owner=owner, lasts_s=turn_s, most=self._most_lines)
+        with turn as rounds:
             for found in rounds.pages(LINE_STATUS) if rounds is not None else ():
                 number += self._sweep(keys_of(found), lanes, numbers)
                 if self._store.monotonic() >= until:
@@ -134,10 +138,12 @@ class LineSweep:
     def _close(self, key: str, lanes: Sequence[Lane], row: Row, number: int) -> None:
         seen_at = row.get("updatedAt")
         if not is_number(seen_at):  # a row made by hand: from now on it counts
-            self._store.attempt([shared_writes.keep_line(key, number=number, now=self._store.clock.now())])
+            keep = shared_writes.keep_line(key, number=number, now=self._store.clock.now())
+            self._store.attempt([keep], rejected=passed_over)
         elif self._store.clock.now() - seen_at >= LINE_CLOSES_S and not self._has_tasks(key, lanes):
             is_used, now = bool(holders_of(row)), self._store.clock.now()
-            self._store.attempt([shared_writes.close_line(key, seen_at=seen_at, is_used=is_used, now=now)])
+            close = shared_writes.close_line(key, seen_at=seen_at, is_used=is_used, now=now)
+            self._store.attempt([close], rejected=passed_over)
 
     def _has_tasks(self, key: str, lanes: Sequence[Lane]) -> bool:
         return any(self._store.engine.page(line_value(lane, key), limit=1).entries for lane in lanes)

@@ -229,6 +229,9 @@ SLOTS_SEEN_S: Final = 1.0
 UNDECIDED_S: Final = 2.0
 """A task goes back to its queue for so long when the store could not say whether a slot of its limit is free."""
 
+SLOT_REFUSED_S: Final = 15.0
+"""A task goes back to its queue for so long when the store never takes the row of its limit with one more slot."""
+
 LINE_SWEEP_S: Final = 2.0
 """How long one sweep of the lines may hold up an agent's loop."""
 

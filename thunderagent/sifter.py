@@ -12,10 +12,12 @@ from typing import Final
 
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
+from thunderagent.errors import StoreRejected
 from thunderagent.limits import Limit, Slots, job_limit
 from thunderagent.lines import keep_line_open
 from thunderagent.pacing import LINE_TRIED_S
 from thunderagent.registry import Registry
+from thunderagent.shared_writes import limit_id
 from thunderagent.store import TaskStore, Wanted, passed_over
 from thunderagent.task import Candidate, Task, read_task
 
@@ -66,8 +68,17 @@ class Sifter:
 
     def _move(self, waiting: Sequence[tuple[Limit, Candidate]]) -> None:
         """Put tasks into their lines."""
+        closed = set[Limit]()
         for limit in dict.fromkeys(limit for limit, _ in waiting):
-            keep_line_open(self._store, limit, self._slots.seen(limit.key))
+            try:
+                keep_line_open(self._store, limit, self._slots.seen(limit.key))
+            except StoreRejected as error:  # its tasks stay where they are, for a while
+                closed.add(limit)
+                self._bus.emit(events.WriteRejected(task_id=limit_id(limit.key), verb="open line", error=str(error)))
+        for limit, one in waiting:
+            if limit in closed:
+                self._leave_alone(one)
+        waiting = [(limit, one) for limit, one in waiting if limit not in closed]
         now = self._store.clock.now()
         batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
         for (limit, one), (won, row) in zip(waiting, self._store.attempt(batch, rejected=passed_over), strict=True):
@@ -79,12 +90,16 @@ class Sifter:
             if row is not None and row.get("limitKey", limit.key) != limit.key:
                 self._others[one.task_id] = None
             else:
-                self._gone.pop((one.task_id, one.created_at), None)
-                self._gone[one.task_id, one.created_at] = self._store.monotonic()
+                self._leave_alone(one)
         while len(self._gone) > REMEMBERED:
             del self._gone[next(iter(self._gone))]
         while len(self._others) > REMEMBERED:
             del self._others[next(iter(self._others))]
+
+    def _leave_alone(self, one: Candidate) -> None:
+        """Pass the entry over for a while."""
+        self._gone.pop((one.task_id, one.created_at), None)
+        self._gone[one.task_id, one.created_at] = self._store.monotonic()
 
 
 def _limited(task: Task, limit: Limit) -> events.TaskLimited:

@@ -5,7 +5,7 @@ On the fleet of `tests/model/limit_world.py`: real agents and clients on a clock
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pytest
@@ -14,12 +14,14 @@ from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, li
 from thunderagent import shared_writes, writes
 from thunderagent.conditions import Present, Write
 from thunderagent.context import Snooze
-from thunderagent.faults import ANY, Fault
+from thunderagent.errors import StoreRejected
+from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import job
 from thunderagent.limits import Limit, Slots, holders_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value
 from thunderagent.pacing import LINE_CLOSES_S, LINE_SWEEP_S
+from thunderagent.port import Applied
 from thunderagent.settler import Outcome, Raised, Returned
 from thunderagent.shared_writes import LINE_STATUS, close_line, limit_row
 from thunderagent.store import TaskStore, Wanted
@@ -39,6 +41,18 @@ def world() -> Iterator[World]:
     world.ends = lambda task: (1.0, Returned("done"))
     yield world
     world.close()
+
+
+class Refusing(FaultyEngine):
+    """A store that takes no write of one limit with these verbs, now or later, as of a row that is too large."""
+
+    verbs: tuple[str, ...] = ()
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        never = [one.task_id == "limit:shared" and one.verb in self.verbs for one in batch]
+        answers = iter(super().apply([one for one, is_never in zip(batch, never, strict=True) if not is_never]))
+        refusal = Applied(won=False, error=StoreRejected("the row is too large"))
+        return [refusal if is_never else next(answers) for is_never in never]
 
 
 def put(world: World, *names: str, job: str = "left", **options: Any) -> list[Task]:
@@ -516,6 +530,33 @@ def test_an_entry_of_the_index_that_is_out_of_date_is_tried_once(world: World) -
     agent.store._late = late  # type: ignore[method-assign]
     world.pass_time_until(lambda: world.started == ["a", "b"], 2.0)
     assert agent.store.log.count("claim") == 3
+
+
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        ("take slot",),
+        ("take slot", "open line", "keep line"),
+        ("open line", "keep line"),
+        ("replace holders", "keep line", "close line"),
+    ],
+)
+def test_a_limit_whose_row_the_store_does_not_take_holds_up_no_other(verbs: tuple[str, ...]) -> None:
+    world = World(1, wrap=Refusing)
+    try:
+        store = world.engine
+        assert isinstance(store, Refusing)
+        world.ends = lambda task: (0.5, Returned("done"))
+        put(world, *(f"shared-{number}" for number in range(6)), job="left")
+        put(world, *(f"own-{number}" for number in range(6)), job="own")
+        store.verbs = verbs
+        world.join()
+        world.pass_time_until(lambda: all(status(world, f"own-{number}") == "SUCCESS" for number in range(6)), 12.0)
+        store.verbs = ()
+        world.pass_time_until(lambda: world.is_done, BOUND_S)
+        assert {task.status for task in world.tasks()} == {Status.SUCCESS}
+    finally:
+        world.close()
 
 
 def test_a_task_that_is_seen_in_its_line_and_in_its_queue_at_once_is_claimed_once(world: World) -> None:
