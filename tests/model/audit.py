@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.conditions import Write
+from thunderagent.errors import StoreRejected
 from thunderagent.faults import FaultyEngine
 from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.stores import boots, expressions, sql
@@ -75,19 +76,38 @@ class Audit(FaultyEngine):
         self.between: dict[str, Callable[[], None]] = {}
         """What somebody else does right before the next write of a verb."""
         self.interrupted = 0
+        self.never: set[tuple[str, str]] = set()
+        """Tasks and verbs: such writes the store does not take, now or later."""
         self.newer: dict[str, Row] = {}
         """Rows of newer versions: nobody of this version changes them."""
 
     def put_newer(self, row: Row) -> None:
-        """An agent of a newer version writes a row, or changes one that it knows."""
+        """An agent of a newer version writes a row, or changes one that this version knows."""
         name = row["taskId"]
+        self._overwrite(row)
+        self.rows.pop(name, None)
+        self.newer[name] = self._row(name) or {}
+        self.still_since[name] = self.time.monotonic()
+
+    def put_known(self, row: Row) -> None:
+        """A row of a newer version becomes one that this version can read."""
+        name = row["taskId"]
+        self._overwrite(row)
+        del self.newer[name]
+        still_since = self.still_since[name]
+        if "leaseOwner" in row:
+            self.holders[name, row["fence"]] = row["leaseOwner"]
+        self._note(self._row(name) or {})
+        self.still_since[name] = still_since
+
+    def _overwrite(self, row: Row) -> None:
         if isinstance(self._engine, SqliteEngine):
             with self._engine._transaction() as cursor:
+                cursor.execute('DELETE FROM tasks WHERE "taskId" = ?', (row["taskId"],))
                 cursor.execute(*sql.insert(row))
         else:
             assert isinstance(self._engine, DynamoEngine)
             self._engine.connection.call("PutItem", TableName=self._engine.table, Item=expressions.encode_row(row))
-        self.newer[name] = self._row(name) or {}
 
     @property
     def tasks(self) -> list[Task]:
@@ -139,6 +159,8 @@ class Audit(FaultyEngine):
             come_between()
             self.actor, self.won = actor, won
             self.interrupted += 1
+        if (write.task_id, write.verb) in self.never:
+            return Applied(won=False, error=StoreRejected("the row is too large"))
         before = self._row(write.task_id)
         [answer] = self._engine.apply([write])
         after = self._row(write.task_id)
@@ -166,7 +188,7 @@ class Audit(FaultyEngine):
         return answers
 
     def expire(self, now: float) -> int:
-        overdue = [name for name, row in self.rows.items() if row.get("expireAt", now) < now]
+        overdue = [name for name, row in (self.rows | self.newer).items() if row.get("expireAt", now) < now]
         self._engine.expire(now)
         gone = [name for name in overdue if self._row(name) is None]
         for name in gone:
@@ -248,7 +270,7 @@ class Audit(FaultyEngine):
             assert name in self.succeeded or may_run, f"{child.task_id} runs before its parent {name}"
 
     def _is_open(self, name: str) -> bool:
-        return name in self.rows and not Task.from_row(self.rows[name]).status.is_terminal
+        return name in self.newer or (name in self.rows and not Task.from_row(self.rows[name]).status.is_terminal)
 
     # Memory
 
@@ -267,13 +289,14 @@ class Audit(FaultyEngine):
     def _note_forlorn(self) -> None:
         for child in self.tasks:
             if child.status is Status.BLOCKED:
-                parents = [self.rows.get(name) for name in child.waiting_for]
+                parents = [self.rows.get(name) for name in child.waiting_for if name not in self.newer]
                 if any(row is None or Task.from_row(row).status in (Status.FAILED, Status.DONE) for row in parents):
                     self.forlorn.add((child.task_id, child.created_at))
 
     def _forget(self, name: str) -> None:
         """The task is gone; its id may be used again."""
-        del self.rows[name]
+        self.rows.pop(name, None)
+        self.newer.pop(name, None)
         self.failed.add(name)
         self.forlorn = {key for key in self.forlorn if key[0] != name}
         self._note_forlorn()

@@ -22,21 +22,22 @@ import schedule
 from tests.model.stream_agents import Killed, SimHeartbeat, Turn
 from thunderagent import agent as agent_module
 from thunderagent.agent import Agent
+from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.client import Client
 from thunderagent.clock import HostClock
 from thunderagent.conditions import Write
 from thunderagent.context import Context, Fail, Snooze
-from thunderagent.errors import AgentDraining, StoreError, TaskStopped, ThunderAgentError
+from thunderagent.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.executor import Running
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import Job, job
-from thunderagent.limits import holders_of, limit_of
-from thunderagent.lines import line_of
-from thunderagent.port import Applied, Engine
+from thunderagent.limits import Limit, holders_of, limit_of, number_of
+from thunderagent.lines import keep_line_open, line_of
+from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Returned, Stopped
-from thunderagent.shared_writes import LINE_STATUS
+from thunderagent.shared_writes import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Page, Row, Status, Task
@@ -64,6 +65,24 @@ BOMB: Final = "bomb"
 """The ids of tasks begin so that kill their agent."""
 FUSES_S: Final = (0.05, 0.5, 4.0, LEASE_S)
 """After how long, to choose from."""
+NEWER: Final = "newer-"
+"""The ids of tasks begin so that a newer version has put."""
+LASTS_S: Final = 0.02
+"""What runs side by side for so long is counted again."""
+INLINE_BYTES: Final = 300
+"""Longer texts are kept outside of their rows."""
+A_PART: Final = 8
+"""Entries that one sweep reads of a lane, instead of 10,000."""
+LINES_A_PART: Final = 3
+"""Limits whose lines one sweep looks at, instead of 10,000."""
+PLACE: Final = ("status", "createdAt", "updatedAt", "startedAt", "fence", "lastAgent", *LEASE_ATTRIBUTES)
+"""What agents may change of a task that they cannot read: they let it out of its line, or claim it in vain."""
+SETTLING: Final = ("succeed", "retry", "snooze", "fail", "put back", "stand in line")
+REFUSED: Final = (
+    *("claim", "take over", "give up", "renew", *SETTLING),
+    *("take slot", "replace holders", "free slot", "open line", "keep line", "close line", "join line", "leave line"),
+)
+"""The verbs that the store may not take, now or later."""
 
 SETTINGS: Final = Settings(
     store=f"sqlite://{MEMORY}",
@@ -133,16 +152,29 @@ class Way(FaultyEngine):
     def page(self, status_value: str, **options: Any) -> Page:
         return self._on_the_way(partial(self._late, status_value, options))
 
+    @property
+    def inline_bytes(self) -> int:
+        return INLINE_BYTES
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        kept = {key: KeptText(text, expire_at) for key, text in texts.items()}
+        self._on_the_way(lambda: self._once("put_texts", lambda: self._owner.world.texts.update(kept)))
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        return self._on_the_way(lambda: self._once("get_texts", lambda: self._owner.world.read_texts(keys)))
+
     def sibling(self) -> Way:
         return self
 
     def _in_any_order(self, batch: Sequence[Write]) -> list[Applied]:
         """The requests of one batch go side by side, as to DynamoDB."""
-        order = list(range(len(batch)))
+        never = self._owner.world.never
+        order = [number for number, write in enumerate(batch) if (write.task_id, write.verb) not in never]
         if self.shuffles:
             self._dice.shuffle(order)
         answers = dict(zip(order, super().apply([batch[number] for number in order]), strict=True))
-        return [answers[number] for number in range(len(batch))]
+        refusal = Applied(won=False, error=StoreRejected("the row is too large"))
+        return [answers.get(number, refusal) for number in range(len(batch))]
 
     def _late(self, status_value: str, options: dict[str, Any]) -> Page:
         now = self._owner.clock.monotonic()
@@ -254,7 +286,11 @@ class Process:
         self.store = Way(world.engine, self, rng)
         store = TaskStore(self.store, monotonic=self.clock.monotonic)
         self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
-        self.agent._workload.admission._sweep._most = 2  # instead of a thousand: a line has several parts
+        admission, janitor = self.agent._workload.admission, self.agent._housekeeping._janitor
+        admission._sweep._most = 2  # instead of a thousand: a line has several parts
+        if world.is_crowded:
+            admission._sweep._most_lines = LINES_A_PART
+            janitor._most = janitor.lost._rounds._most = A_PART
         self.is_alive, self.is_leaving = True, False
         self.wakes_at = float("-inf")
         self.main = Turn(self.clock, f"{name} main", self.agent.run)
@@ -340,8 +376,23 @@ class World:
         *,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
         on_one_machine: bool = False,
+        is_crowded: bool = False,
     ) -> None:
+        """Make one.
+
+        Args:
+            seed: of everything that is random.
+            wrap: what stands in front of the engine.
+            on_one_machine: leases count on its boot clock, and its clock may be set.
+            is_crowded: sweeps come to the end of what they read at once, as with more than 10,000 entries.
+        """
         self.rng = random.Random(seed)
+        self.is_crowded = is_crowded
+        self.never: set[tuple[str, str]] = set()
+        """Tasks and verbs: such writes the store does not take, now or later."""
+        self.texts: dict[str, KeptText] = {}
+        self.unread: dict[str, StoreError | None] = {}
+        """Why texts cannot be read now, by the ids of their tasks; None: they are gone."""
         self.clock = FakeClock()
         host = HostClock(self.clock.now, boot=self.clock.monotonic, boot_id="the machine")
         self._real = SqliteEngine(MEMORY, clock=host if on_one_machine else self.clock)
@@ -360,6 +411,8 @@ class World:
         self.names = 0
         self.newer: dict[str, Row] = {}
         """Rows of newer versions, which stay as they are."""
+        self.elsewhere: dict[str, str] = {}
+        """The limits of which tasks of newer versions have a slot, by their ids."""
         self.is_supervised = False
         """Agents that a bomb kills are started again."""
         self.fuses_s: Sequence[float] = FUSES_S
@@ -380,6 +433,8 @@ class World:
         mine = (task.task_id, running.lease.fence)
         if mine in self.fences:
             self.problems.append(f"{task.task_id} is run twice under one fence")
+        if task.task_id.startswith(NEWER) or task.payload_error is not None:
+            self.problems.append(f"{task.task_id} runs, which nobody here can read")
         self.fences.add(mine)
         run = Run(process, running, limit.key if limit else None, limit.number if limit else 0)
         self.runs.append(run)
@@ -390,6 +445,7 @@ class World:
             beside = [one.running.lease.task_id for one in rivals]
             self.seen[f"begun {limit.key}"] += 1
             self.seen[f"at once {limit.key}"] = max(self.seen[f"at once {limit.key}"], len(beside))
+            beside += [name for name, key in self.elsewhere.items() if key == limit.key]
             if len(beside) > limit.number:
                 self.problems.append(f"{len(beside)} of {limit.number} run with the limit {limit.key}: {beside}")
         lasts_s, outcome = self.ends(task)
@@ -423,7 +479,7 @@ class World:
 
     def _random_end(self, task: Task) -> tuple[float, Outcome]:
         lasts_s = self.rng.choice([0.01, 0.05, 0.3, 1.0, 3.0, 9.0, 20.0])
-        outcomes: list[Outcome] = [Returned("done")] * 4
+        outcomes: list[Outcome] = [*[Returned("done")] * 4, Returned("done " * INLINE_BYTES)]
         outcomes += [Raised("boom"), Raised("boom", fatal=True), Returned(Snooze(1.0)), Returned(Fail("no"))]
         return lasts_s, self.rng.choice(outcomes)
 
@@ -461,9 +517,31 @@ class World:
             process.store.chance(ANY, Fault(kind), 0.4)
         self.later(seconds, lambda: self.calm(process))
 
+    def refuse(self, process: Process, verb: str, seconds: float) -> None:
+        """The store does not take some of its writes with this verb, now or later."""
+        if process.store.calls:
+            process.store.chance(verb, Fault.REJECTED, 0.5)
+            self.later(seconds, lambda: self.calm(process))
+
     def calm(self, process: Process) -> None:
         process.store.calm()
         process.store.stale = 0.0
+
+    def hide_text(self, task_id: str, why: StoreError | None, seconds: float) -> None:
+        """The payload of a task cannot be read for a while."""
+        self.unread[task_id] = why
+        self.later(seconds, lambda: self.unread.pop(task_id, None))
+
+    def read_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        """Texts by key. One that cannot be read now takes those along that are read in the same call.
+
+        Raises:
+            StoreError: of the first that cannot be read now.
+        """
+        tasks = {key: key.partition("#")[0] for key in keys}
+        if error := next((why for name in tasks.values() if (why := self.unread.get(name)) is not None), None):
+            raise error
+        return {key: self.texts[key] for key, name in tasks.items() if name not in self.unread}
 
     # Time
 
@@ -474,16 +552,33 @@ class World:
             self.seen["expired"] += cursor.rowcount
 
     def newer_version_writes(self, status: str, key: str, odd: Mapping[str, Any]) -> None:
-        """A row with a limit that no agent here can read; a running one has a lease that is over."""
+        """A row with a limit that no agent here can read; a running one has a slot if there is one, and runs on."""
         self.names += 1
         now = self.clock.now()
-        row: Row = {"taskId": f"newer-{self.names}", "status": status, "createdAt": now - 1, "submittedAt": now - 1}
+        row: Row = {"taskId": f"{NEWER}{self.names}", "status": status, "createdAt": now - 1, "submittedAt": now - 1}
         row |= {"job": "own", "kind": "batch", "payload": "{}", "fence": 1, "limitKey": key, "limitMax": 1, **odd}
+        seen = self._real.get([limit_id(key)]).get(limit_id(key))
+        limit = Limit(key, number_of((seen or {}).get("limitMax")) or 1)
+        if line_of(status) is not None:
+            keep_line_open(self.store, limit, seen)
         if status == "RUNNING":
             row |= {"lockTime": now - 999, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
+            self._runs_elsewhere(row["taskId"], limit)
         assert self._real.put([row])[0].won
         self.newer |= self._real.get([row["taskId"]])
         self.seen["newer"] += 1
+
+    def _runs_elsewhere(self, name: str, limit: Limit) -> None:
+        """It has a slot until its agent gives that back."""
+        member = holder(name, 1)
+        [answer] = self._real.apply([take_slot(limit.key, member, number=limit.number, now=self.clock.now())])
+        if answer.won:
+            self.elsewhere[name] = limit.key
+            self.seen["elsewhere"] += 1
+            self.later(self.rng.choice([3.0, 3 * LEASE_S]), lambda: self._ends_elsewhere(name, member))
+
+    def _ends_elsewhere(self, name: str, member: str) -> None:
+        self._real.apply([free_slot(self.elsewhere.pop(name), member)])
 
     def step_clock(self, seconds: float) -> None:
         """Set the clock that all share: leases last longer on a clock that is set back."""
@@ -517,6 +612,8 @@ class World:
                 self.callers = [one for one in self.callers if not one.is_gone]
                 continue
             at = min([until + 1, *(one.next_at for one in parts), *(at for at, _ in self._timers)])
+            if min(at, until) - now > LASTS_S:
+                self._count()
             if at > until:
                 self.clock.advance(max(0.0, until - now))
                 break
@@ -546,14 +643,28 @@ class World:
             if "expireAt" in row and (holders_of(row) or row.get("status") == LINE_STATUS):
                 self.problems.append(f"{row['taskId']} expires and is in use")
         self.problems += self._blamed_in_company()
-        if self._real.get(list(self.newer)) != self.newer:
-            self.problems.append("what a newer version wrote was changed")
+        now_there = self._real.get(list(self.newer))
+        for name, row in self.newer.items():
+            if _kept(now_there.get(name, {}), row) != _kept(row, row):
+                self.problems.append(f"{name} was changed, which a newer version wrote")
         assert not self.problems, "\n".join(self.problems[:5]) + "\n" + self.picture()
+
+    def _count(self) -> None:
+        """What runs now side by side: a handler whose lease is over may have started before the others."""
+        rivals: dict[str, list[Run]] = {}
+        for one in self.runs:
+            if one.key and not one.process.is_drowsy:
+                rivals.setdefault(one.key, []).append(one)
+        for key, runs in rivals.items():
+            if len(runs) > (number := max(one.number for one in runs)):
+                names = [one.running.lease.task_id for one in runs]
+                self.problems.append(f"{len(runs)} of {number} go on with the limit {key}: {names}")
 
     def _blamed_in_company(self) -> Iterator[str]:
         """Tasks that were given up for agents that other tasks may have killed."""
         for task in self.tasks(Status.FAILED):
-            is_given_up = bool(task.errors) and task.errors[-1].get("beside") is not None
+            is_taken = "the store does not take it" not in (task.error or "")  # else nobody is to blame
+            is_given_up = is_taken and bool(task.errors) and task.errors[-1].get("beside") is not None
             beside = self.beside.get((task.task_id, task.fence), 0)
             if is_given_up and beside and task.crash_count <= SETTINGS.max_crashes * 5:
                 yield f"{task.task_id} is given up, and {beside} others ended with it"
@@ -566,19 +677,27 @@ class World:
         """Slots of limits with an open line that no handler has which runs."""
         if not any(not one.is_leaving and not one.store.is_bad and not one.is_drowsy for one in self.living):
             return  # nobody is there who could look after them
-        live = {(one.running.lease.task_id, str(one.running.lease.fence)) for one in self.runs}
+        held = [*(one.running for one in self.runs), *self._waiting_for_texts()]
+        live = {(one.lease.task_id, str(one.lease.fence)) for one in held} | {(name, "1") for name in self.elsewhere}
         for row in self._rows():
             for member in sorted(holders_of(row)) if row.get("status") == LINE_STATUS else ():
                 task_id, _, fence = member.rpartition("#")
                 if (task_id, fence) not in live:
                     yield f"{member} has a slot of {row['taskId']} and does not run"
 
+    def _waiting_for_texts(self) -> list[Running]:
+        """Handlers that have ended with a result that could not be written so far: they keep their leases and slots."""
+        return [
+            one.running for process in self.living for one in process.agent._workload._backlog if one.wait is not None
+        ]
+
     def _idle_slots(self) -> Iterator[str]:
         """Tasks that stand in line though fewer run than may, and an agent is there for them."""
         able = [one for one in self.living if not one.is_leaving and not one.is_drowsy]
         if any(one.store.is_bad for one in self.living):
             return
-        taken = Counter(one.key for one in self.runs)
+        taken = Counter([*(one.key for one in self.runs), *self.elsewhere.values()])
+        taken += Counter(one.key for run in self._waiting_for_texts() if (one := limit_of(run.lease.task, run.job)))
         for task in self.tasks(Status.BLOCKED):
             key = line_of(task.status_value)
             agents = [one for one in able if task.job in one.agent.jobs]
@@ -622,6 +741,12 @@ class World:
         self.engine.close()
 
 
+def _kept(row: Row, before: Row) -> Row:
+    """What stays of a row of a newer version: one that stands in a line goes by what the index tells of it."""
+    may_go = PLACE if line_of(before["status"]) is not None else ()
+    return {name: value for name, value in row.items() if name not in may_go}
+
+
 def _has_room(process: Process, task: Task) -> bool:
     poller = process.agent._pollers.get((task.queue, process.agent.jobs[task.job].kind))
     return poller is not None and poller.free > 0
@@ -643,4 +768,4 @@ def _schedule_by(clock: FakeClock) -> Iterator[None]:
         yield
 
 
-__all__ = ["AgentDraining", "Killed", "StoreError", "TaskStopped", "World", "limited_jobs"]
+__all__ = ["REFUSED", "AgentDraining", "Killed", "StoreError", "TaskStopped", "World", "limited_jobs"]

@@ -1,9 +1,14 @@
 """Random kills, drains, cancels, retries, clocks and faults of the store, against the rules of limits.
 
 Everything runs in one thread on a clock that moves by hand (`limit_world.py`): real agents and real clients, of which
-any may go on at each call to the store. The rules are checked at each start of a handler and after each step:
+any may go on at each call to the store. Machines sleep, texts cannot be read, writes are refused for good, rows are of
+newer versions, and lines and lanes are longer than what one sweep reads. Forks are left to the model of the queue: of
+limits an agent keeps nothing that outlives its process, so a fork concerns its connections alone.
 
-* never more handlers of one limit run than its number, counted where they run and not in rows;
+The rules are checked at each start of a handler and after each step:
+
+* never more handlers of one limit run than its number, counted where they run and not in rows, at each start and
+  while they go on;
 * no slot of a limit for which somebody waits is held for longer than a lease and a sweep by what does not run;
 * nobody stands in line for longer than that while a slot is free and an agent has room for it;
 * no task is given up for an agent that another task may have killed;
@@ -19,12 +24,25 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
-from tests.model.limit_world import BOMB, BOUND_S, GUARD_S, LEASE_S, World, limited_jobs
+from tests.model.limit_world import (
+    BOMB,
+    BOUND_S,
+    GUARD_S,
+    INLINE_BYTES,
+    LEASE_S,
+    REFUSED,
+    SETTLING,
+    World,
+    limited_jobs,
+)
 from thunderagent.client import Client
-from thunderagent.task import Status
+from thunderagent.errors import StoreUnavailable
+from thunderagent.lines import line_value
+from thunderagent.task import Lane, Status
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0")) or 10
 STEPS: Final = 130
@@ -40,7 +58,7 @@ class Play:
 
     def __init__(self, seed: int) -> None:
         self.on_one_machine = seed % 2 == 1
-        self.world = World(seed, on_one_machine=self.on_one_machine)
+        self.world = World(seed, on_one_machine=self.on_one_machine, is_crowded=True)
         self.rng = random.Random(seed * 7919)
         self.jobs = limited_jobs()
         self.number = 2
@@ -62,6 +80,9 @@ class Play:
             (2, self.leave),
             (4, self.join),
             (4, self.store_is_bad),
+            (2, self.store_refuses),
+            (1, self.outcome_is_never_taken),
+            (2, self.text_cannot_be_read),
             (2, self.change_number),
             (2, self.newer_version_writes),
             (2, self.step_clock),
@@ -86,6 +107,7 @@ class Play:
             self.rng.choice(["own", "own", "left", "right", "free", "cust", "pair", "by name"]),
         )
         options: dict[str, Any] = {"task_id": name}
+        payload = {"text": "x" * INLINE_BYTES} if self.rng.random() < 0.25 else {}
         if self.rng.random() < 0.15:
             options["delay_s"] = self.rng.choice([0.5, 3.0])
         if self.rng.random() < 0.15 and (open_tasks := self.world.tasks(Status.PENDING, Status.BLOCKED)):
@@ -95,7 +117,7 @@ class Play:
         if what == "pair":
             options |= {"limit_key": "pair", "limit": 2}
         target = "own" if what == "by name" else self.jobs["free" if what in ("cust", "pair") else what]
-        self.world.call(lambda client: client.enqueue(target, {}, **options))
+        self.world.call(lambda client: client.enqueue(target, payload, **options))
 
     def enqueue_many(self) -> None:
         job = self.jobs[self.rng.choice(["own", "left", "right"])]
@@ -143,6 +165,25 @@ class Play:
             seconds = self.rng.choice([0.5, 2.0, 6.0, 14.0])
             self.world.store_fault(self.rng.choice(living), self.rng.choice([*kinds, "late index"]), seconds)
 
+    def store_refuses(self) -> None:
+        """It does not take some writes of an agent, now or later, as of a row that is too large."""
+        if living := self.world.living:
+            self.world.refuse(self.rng.choice(living), self.rng.choice(REFUSED), self.rng.choice([2.0, 6.0, 14.0]))
+
+    def outcome_is_never_taken(self) -> None:
+        """Of one task; a bare failure is, or is not either."""
+        if tasks := self.world.tasks(Status.PENDING, Status.RUNNING, Status.BLOCKED):
+            verbs = self.rng.choice([SETTLING, tuple(verb for verb in SETTLING if verb != "fail")])
+            name = self.rng.choice(tasks).task_id
+            self.world.never |= {(name, verb) for verb in verbs}
+
+    def text_cannot_be_read(self) -> None:
+        """The payload of a task, for a while, or it is gone."""
+        if tasks := [task for task in self.world.tasks(Status.BLOCKED, Status.PENDING) if task.payload_ref]:
+            why = self.rng.choice([None, StoreUnavailable("not now"), StoreUnavailable("not now")])
+            self.world.hide_text(self.rng.choice(tasks).task_id, why, self.rng.choice([1.0, 5.0, 20.0]))
+            self.seen["unread"] += 1
+
     def change_number(self) -> None:
         """A deploy: agents that join from now on, and clients, have another number."""
         self.number = self.rng.choice([1, 2, 3])
@@ -151,7 +192,7 @@ class Play:
     def newer_version_writes(self) -> None:
         """In a rolling upgrade: rows that the agents here cannot read."""
         key = self.rng.choice(["own", "shared"])
-        status = self.rng.choice(["BLOCKED", "RUNNING", "SLEEPING"])
+        status = self.rng.choice(["BLOCKED", "RUNNING", "SLEEPING", line_value(Lane(), key)])
         odd = self.rng.choice([{"kind": "oracle"}, {"onParentFailure": "ask"}, {"errors": "none"}])
         self.world.newer_version_writes(status, key, odd)
 
@@ -164,9 +205,12 @@ class Play:
             self.world.step_clock(self.rng.choice([-25.0, -1.5, 1.5]))
 
     def sleep(self) -> None:
-        """A machine is suspended; its clock that nobody sets goes on."""
+        """A machine is suspended; its clock that nobody sets goes on. Its network may come back later than it."""
         if living := self.world.living:
-            self.rng.choice(living).sleep(self.rng.choice(SLEEPS_S))
+            process, seconds = self.rng.choice(living), self.rng.choice(SLEEPS_S)
+            process.sleep(seconds)
+            if self.rng.random() < 0.5:
+                self.world.store_fault(process, "no answer", seconds + self.rng.choice([2.0, 6.0, LEASE_S]))
 
     def sleep_in_a_call(self) -> None:
         if living := self.world.living:
@@ -184,6 +228,8 @@ class Play:
         for process in self.world.living:
             self.world.calm(process)
             process.store.sleeps.clear()
+        self.world.unread.clear()
+        self.world.never.clear()
         if self.on_one_machine:
             self.world.set_host_clock(HOURS_S)  # what was put when it was ahead is due at last
         self.world.is_supervised = True
@@ -197,7 +243,8 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
     for seed in range(begin, begin + EXAMPLES):
         play = Play(seed)
         try:
-            play.run()
+            with patch.multiple("thunderagent.lines", PAGE=2, PAGES=2, SPARE=1):  # a line is longer than one look
+                play.run()
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
@@ -208,6 +255,7 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
     assert seen["explosions"] > EXAMPLES
     assert seen["expired"] > EXAMPLES / 2
     assert seen["newer"] > EXAMPLES
+    assert seen["unread"] > EXAMPLES / 10
     assert sum(seen[name] for name in ("kill", "leave", "store_is_bad", "cancel", "retry")) > 5 * EXAMPLES
 
 

@@ -64,7 +64,7 @@ from thunderagent.store import Beat, Doubt, TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import Candidate, Lane, Lease, Row, Status, Task
+from thunderagent.task import Candidate, Lane, Lease, Row, Status, StatusValue, Task
 from thunderagent.testing import FakeClock, Fault, FaultyEngine
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_MODEL", "0"))
@@ -108,6 +108,8 @@ INTERRUPTED: Final = (
     *("take over", "give up", "cancel", "request cancel", "revive"),
     *("doom", "unpark", "parent done", "register dependent"),
 )
+
+NEVER_TAKEN: Final = ("take over", "give up", "claim", "doom", "unpark", "parent done", "register dependent")
 
 NEWER: Final[dict[str, Any]] = {
     "kind": "oracle",
@@ -202,6 +204,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.late: list[tuple[str, Candidate, Write]] = []
         """Claims on their way, which their agents have given up."""
         self.ghosts: list[tuple[str, Lease]] = []
+        self.before: dict[str, Row] = {}
+        """What a newer version has put something else in the place of, by the ids of tasks."""
         registry = Registry(model_job)
         self.admission = Admission(self.store, registry, self.client.settings, EventBus(), rng=self.rng)
         self.told_late: list[tuple[list[Task], dict[str, Status | None]]] = []
@@ -276,21 +280,61 @@ class QueueMachine(RuleBasedStateMachine):
         return name
 
     @rule(
+        target=tasks,
         status=st.sampled_from(["SLEEPING", "BLOCKED", "RUNNING", "FAILED"]),
         queue=st.sampled_from(["", "#reports", "#a.b.c"]),
         parent=tasks,
         odd=st.sampled_from(sorted(NEWER)),
     )
-    def a_newer_version_writes(self, status: str, queue: str, parent: str, odd: str) -> None:
-        """A row that this version cannot read, also as the child of one that it can."""
+    def a_newer_version_writes(self, status: str, queue: str, parent: str, odd: str) -> str:
+        """A row that this version cannot read, also as the child of one that it can, which may know it."""
         name, now = self._name(), self.time.now()
         row: Row = {"taskId": name, "status": status + queue, "createdAt": now, "submittedAt": now, "job": "model.job"}
-        row |= {"kind": "batch", "payload": "{}", "fence": 1, "maxRetry": 1, "dependsOn": [parent], odd: NEWER[odd]}
+        row |= {"kind": "batch", "payload": "{}", "fence": 1, "maxRetry": 1, odd: NEWER[odd]}
+        if status in ("BLOCKED", "FAILED"):
+            row["dependsOn"] = [parent]
         if status == "BLOCKED":
             row["waitingFor"] = frozenset({parent})
         elif status == "RUNNING":
-            row |= {"lockTime": now - JUMP_S, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
+            row |= self._lease_there()
         self.audit.put_newer(row)
+        if status == "BLOCKED" and (known := self.audit.rows.get(parent)) is not None:
+            self.audit.actor = Actor()
+            self.audit.apply([writes.register_dependent(Task.from_row(known), name)])
+        return name
+
+    @rule(name=tasks, odd=st.sampled_from(sorted(NEWER)))
+    def a_newer_version_changes(self, name: str, odd: str) -> None:
+        """A row that this version has read before: one that waits is claimed there, the others stay as they are."""
+        row = self.audit.rows.get(name)
+        if row is None or (task := Task.from_row(row)).status is Status.RUNNING:
+            return
+        self.before[name] = {odd: row[odd]} if odd in row else {}
+        row = {**row, odd: NEWER[odd]}
+        if task.status is Status.PENDING:
+            row |= {"status": task.lane.value(Status.RUNNING), "fence": task.fence + 1, **self._lease_there()}
+        self.told_late = [one for one in self.told_late if name not in {child.task_id for child in one[0]}]
+        self.audit.put_newer(row)
+
+    @precondition(lambda self: self.audit.newer)
+    @rule(pick=picks)
+    def a_newer_version_is_installed(self, pick: int) -> None:
+        """A row becomes one that can be read: it goes on where it was."""
+        self._install(sorted(self.audit.newer)[pick % len(self.audit.newer)])
+
+    def _install(self, name: str) -> None:
+        now, row = self.time.now(), self.audit.newer[name]
+        row = {key: value for key, value in row.items() if value != NEWER.get(key)} | self.before.pop(name, {})
+        status, suffix, _ = StatusValue.parse(row["status"])
+        row["status"] = status.replace("SLEEPING", "PENDING") + suffix.replace("#a.b.c", "")
+        if status == "FAILED":
+            row = {"finishedAt": now, "expireAt": int(now + KEEP_S), **row}
+        self.audit.put_known(row)
+
+    def _lease_there(self) -> Row:
+        """The attributes of a lease that an agent of a newer version has."""
+        until = self.real.clock.leases.now() + LEASE_S
+        return {"lockTime": until, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
 
     @rule(name=tasks, large=st.booleans())
     def enqueue_again(self, name: str, large: bool) -> None:
@@ -436,6 +480,11 @@ class QueueMachine(RuleBasedStateMachine):
         for verb in SETTLING:
             self.faulty.forget(verb, Fault.REJECTED)
 
+    @rule(name=tasks, verb=st.sampled_from(NEVER_TAKEN))
+    def a_row_that_the_store_never_takes(self, name: str, verb: str) -> None:
+        """What concerns it is refused for good; what is done beside it goes on."""
+        self.audit.never.add((name, verb))
+
     @precondition(lambda self: any(agent.leases for agent in self.fleet))
     @rule(who=agents)
     def drain(self, who: int) -> None:
@@ -572,6 +621,7 @@ class QueueMachine(RuleBasedStateMachine):
             if sys.exc_info()[0] is None:
                 self.faulty.calm()
                 self.audit.between.clear()
+                self.audit.never.clear()
                 self.bucket.faults.clear()
                 self._run_dry(self._new_agent())
         finally:
@@ -579,9 +629,15 @@ class QueueMachine(RuleBasedStateMachine):
             self.close_engine()
 
     def _run_dry(self, agent: SimAgent) -> None:
+        for name in sorted(self.audit.newer)[::2]:  # the others stay, and hold up nobody
+            self._install(name)
         for _ in range(ROUNDS):
-            if not any(not task.status.is_terminal for task in self.audit.tasks):
+            open_tasks = [task for task in self.audit.tasks if not task.status.is_terminal]
+            if not open_tasks:
                 return
+            awaited = {name for task in open_tasks for name in task.waiting_for}
+            for name in sorted(self.audit.newer.keys() & awaited):
+                self._install(name)
             for _ in range(PARTS):
                 self.time.advance(JUMP_S)
                 self._heal(agent)
@@ -742,7 +798,7 @@ class QueueMachine(RuleBasedStateMachine):
             return None if task.task_id in agent.leases.keys() | agent.doubtful else LEASE_S
 
         hits = len(self.faulty.hits)
-        with suppress(StoreError):
+        with self._sweep():
             leases = agent.janitor.take_over(LANES, wanted)
             won = {(lease.task_id, lease.fence) for lease in leases}
             assert won <= set(self.audit.won)
@@ -750,12 +806,22 @@ class QueueMachine(RuleBasedStateMachine):
             for lease in leases:
                 self._begin(agent, lease)
 
+    @contextmanager
+    def _sweep(self) -> Iterator[None]:
+        """A sweep fails only for lack of an answer: no row stops it that the store does not take."""
+        hits = len(self.faulty.hits)
+        try:
+            yield
+        except StoreError:
+            assert len(self.faulty.hits) > hits
+
     def _heal(self, agent: SimAgent) -> None:
         self._act(agent)
         due = {task.task_id for task in self.audit.tasks if task.status is Status.BLOCKED and not self._waits(task)}
+        due -= {name for name, _ in self.audit.never}
         turn, hits, interrupted = self._turn(), len(self.faulty.hits), self.audit.interrupted
         has_begun = "info" in turn
-        with suppress(StoreError):
+        with self._sweep():
             agent.janitor.heal(LANES)
             if self._turn() == turn or len(self.faulty.hits) > hits or self.audit.interrupted > interrupted:
                 return  # not our turn, or not all was done
@@ -766,13 +832,17 @@ class QueueMachine(RuleBasedStateMachine):
                     assert task.task_id not in due, "a sweep leaves nobody BLOCKED whose parents have ended"
                     parents = [self.audit.rows[name] for name in task.waiting_for if name in self.audit.rows]
                     for parent in parents:
-                        known = task.task_id in parent.get("dependents", ())
+                        is_refused = (parent["taskId"], "register dependent") in self.audit.never
+                        known = is_refused or task.task_id in parent.get("dependents", ())
                         assert known or Task.from_row(parent).status.is_terminal
 
     def _waits(self, child: Task) -> bool:
         """False when what is known of its parents decides about a BLOCKED task."""
-        rows = [self.audit.rows.get(name) for name in child.waiting_for]
-        verdicts = [verdict(Task.from_row(row).status if row else None, child.on_parent_failure) for row in rows]
+        rows = {name: self.audit.rows.get(name) for name in child.waiting_for - self.audit.newer.keys()}
+        verdicts = [
+            verdict(Task.from_row(row).status if row else None, child.on_parent_failure) for row in rows.values()
+        ]
+        verdicts += [Verdict.WAIT] * (len(child.waiting_for) - len(rows))  # of those, nothing is known
         doomed = Verdict.FAIL in verdicts or Verdict.CANCEL in verdicts
         return Verdict.WAIT in verdicts and not doomed
 
