@@ -1,13 +1,15 @@
-"""Locks that a forked child finds free, whatever the other threads of its parent held."""
+"""What a forked child finds otherwise than its parent left it: locks are free, connections of the parent are closed."""
 
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
 
+_sockets: Final[WeakSet[socket.socket]] = WeakSet()
 _locks: Final[WeakSet[Any]] = WeakSet()
 
 
@@ -20,7 +22,14 @@ def renewed(lock: T) -> T:
     return lock
 
 
+def of_this_process(sock: socket.socket) -> None:
+    """Close this socket in forked children: a connection that ends here must not stay open there."""
+    _sockets.add(sock)
+
+
 def _renew() -> None:
+    for sock in list(_sockets):
+        sock.close()
     for lock in list(_locks):
         lock._at_fork_reinit()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -21,8 +22,9 @@ from typing import Any
 
 import pytest
 from moto import mock_aws
+from websockets.asyncio.server import ServerConnection, serve
 
-from tests.stands import eventually
+from tests.stands import eventually, patience
 from thunderagent.blobs import S3Blobs
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
@@ -37,6 +39,10 @@ from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stores.sqlite_file import look_at_file
 from thunderagent.stores.table import create_table
+from thunderagent.streaming.endpoint import Endpoint
+from thunderagent.streaming.options import StreamOptions
+from thunderagent.streaming.resolver import Resolver
+from thunderagent.streaming.transport import abort_connection, open_connection
 from thunderagent.task import Lease
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -593,3 +599,29 @@ def test_a_child_inherits_no_idle_connection_to_dynamodb_and_its_parent_opens_ot
         server.shutdown()
         server.server_close()
         thread.join(LONG_S)
+
+
+def test_the_connection_of_a_stream_ends_although_a_forked_child_lives() -> None:
+    """Its peer must not take it for open: the next agent connects to a stream that allows one connection."""
+
+    async def cut_beside_a_child() -> None:
+        ended = asyncio.Event()
+
+        async def served(peer: ServerConnection) -> None:
+            await peer.wait_closed()
+            ended.set()
+
+        async with serve(served, "127.0.0.1", 0) as server:
+            [listening] = server.sockets
+            endpoint = Endpoint(f"ws://127.0.0.1:{listening.getsockname()[1]}")
+            connection = await open_connection(endpoint, StreamOptions(proxy=False), Resolver())
+            child = Child(lambda: "ended", waits=True)
+            assert await (await connection.ping()) >= 0, "a fork alone ends no connection"
+            abort_connection(connection)
+            try:
+                await asyncio.wait_for(ended.wait(), patience())
+            finally:
+                child.go()
+                assert child.answer() == "ended"
+
+    asyncio.run(cut_beside_a_child())

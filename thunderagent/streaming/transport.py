@@ -13,6 +13,7 @@ from typing import Any, Final
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.proxy import get_proxy
 
+from thunderagent.forks import of_this_process
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver
@@ -101,16 +102,17 @@ async def open_connection(
     """
     connection = await _Connect(endpoint, options, resolver, reached)
     try:
-        _keep_alive(connection.transport.get_extra_info("socket"))
+        _set_up(connection.transport.get_extra_info("socket"))
     except OSError:  # it has ended already
         abort_connection(connection)
         raise
     return connection
 
 
-def _keep_alive(sock: socket.socket | None) -> None:
+def _set_up(sock: socket.socket | None) -> None:
     if sock is None:
         return
+    of_this_process(getattr(sock, "_sock", sock))  # asyncio's own class wraps it, and cannot close it
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE:
         if hasattr(socket, name):
