@@ -16,7 +16,7 @@ from typing import Final
 
 from thunderagent import events
 from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError, StoreRejected, StoreUnavailable
+from thunderagent.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
 from thunderagent.free_slots import FreeSlots
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
@@ -29,6 +29,9 @@ from thunderagent.settler import Outcome, Raised, Refused, Undecided
 from thunderagent.sifter import Sifter
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.task import Candidate, Lease, Row, Task, UniqueScope
+
+ARRIVES_TIMES: Final = 8
+"""Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""
 
 UNREAD_KEPT: Final = 10_000
 """Tasks whose payloads could not be read of which an agent knows how often; the oldest are forgotten."""
@@ -68,12 +71,16 @@ class Admission:
         return unreadable | self._over_limit([lease for lease in leases if lease.task_id not in unreadable])
 
     def _unreadable(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
-        """A payload that may be read later costs its task nothing but time; any other is an error of that task."""
+        """A payload that may be read later costs its task nothing but time; any other is an error of that task.
+
+        Tables and buckets are replicated item by item, so a row may come to a region before its payload.
+        """
         outcomes: dict[str, Outcome] = {}
         for lease in leases:
             task_id, error = lease.task_id, lease.task.payload_error
             times = self._unread.pop(task_id, 0) + 1
-            if isinstance(error, StoreUnavailable):
+            is_on_its_way = isinstance(error, TextGone) and self._settings.region_arbiter is not None
+            if isinstance(error, StoreUnavailable) or (is_on_its_way and times <= ARRIVES_TIMES):
                 self._unread[task_id] = times
                 delay = unread_delay(times, self._rng)
                 outcomes[task_id] = Undecided(delay)

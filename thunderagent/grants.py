@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from thunderagent.errors import StoreError
 from thunderagent.task import Row
+from thunderagent.unreadable import is_number
 
 HOLDER_SHARE: Final = 0.8
 """Share of its length after which a grant ends for its holder, who counts from before it was asked for."""
@@ -90,6 +91,8 @@ class Record:
     """Who wrote last: an agent, or a person's host."""
     reason: str = ""
     """Why the grant is where it is."""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """What a newer version keeps in `info`: written again as it is."""
 
     @property
     def standing(self) -> tuple[int, int, str]:
@@ -108,6 +111,9 @@ class Record:
             lease_s, updated_at = float(row["leaseSec"]), row["updatedAt"]
             if not (0 < lease_s < math.inf and updated_at < math.inf and isinstance(row["leaseOwner"], str)):
                 raise ValueError(f"leaseSec {lease_s}, updatedAt {updated_at}, leaseOwner {row['leaseOwner']!r}")
+            switches = tuple(info.get("switches", ()))
+            if not all(map(is_number, switches)):
+                raise ValueError(f"switches {switches!r:.80}")
             return cls(
                 scope=row["taskId"].removeprefix(PREFIX),
                 holder=row["leaseOwner"],
@@ -121,9 +127,10 @@ class Record:
                 drain_s=float(info.get("drain_s", 0.0)),
                 ordered=float(info.get("ordered", 0.0)),
                 frozen=info.get("frozen"),
-                switches=tuple(info.get("switches", ())),
+                switches=switches,
                 by=info.get("by", ""),
                 reason=info.get("reason", ""),
+                unknown={name: value for name, value in info.items() if name not in _KNOWN},
             )
         except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise StoreError(
@@ -133,6 +140,8 @@ class Record:
 
 
 PREFIX: Final = "region:"
+_KNOWN: Final = frozenset({"since", "by", "reason", "frozen", "switches", "drain_s", "ordered"})
+"""What this version keeps in `info`."""
 
 
 def scope_id(scope: str) -> str:

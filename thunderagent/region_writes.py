@@ -21,8 +21,9 @@ SWITCHES_KEPT: Final = 3
 JUST_LATER_S: Final = 0.0011
 """A moment that is another one when it is cut to thousandths of a second."""
 
-CLAIMS: Final = frozenset({"claim", "take over", "sentinel"})
-"""Verbs that make somebody the holder of a task, or say that a region has the grant: they write the epoch."""
+CLAIMS: Final = frozenset({"claim", "take over", "give up", "sentinel"})
+"""Verbs that make an agent the holder of a task, end it for a holder of any earlier epoch, or say that a region has the
+grant: they write the epoch."""
 
 
 def first_row(scope: str, region: str, *, lease_s: float, by: str, now: float, epoch: int = 1) -> Row:
@@ -142,7 +143,7 @@ def _not_newer(epoch: int) -> Condition:
 
 
 def _info(seen: Record) -> dict[str, Any]:
-    info: dict[str, Any] = {"since": seen.since, "by": seen.by, "reason": seen.reason}
+    info: dict[str, Any] = {**seen.unknown, "since": seen.since, "by": seen.by, "reason": seen.reason}
     if seen.frozen is not None:
         info["frozen"] = seen.frozen
     if seen.switches:

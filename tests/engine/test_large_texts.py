@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import pytest
 from tests.engine.support import LONG_S, Stage, put, seen, serving
 from tests.stands import eventually
 from thunderagent import events, writes
+from thunderagent.admission import ARRIVES_TIMES, Admission
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.clock import since_boot
@@ -35,10 +37,12 @@ from thunderagent.limits import Limit
 from thunderagent.lines import keep_line_open
 from thunderagent.maintenance import Janitor
 from thunderagent.port import MAX_TEXT_BYTES, KeptText
+from thunderagent.registry import Registry
 from thunderagent.settings import Settings
+from thunderagent.settler import Outcome, Raised, Undecided
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Row, Status, Task
+from thunderagent.task import Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock
 from thunderagent.text_sweep import TextSweep
 from thunderagent.texts import DAY_S
@@ -140,6 +144,20 @@ def _batch(client: Client, names: Sequence[str]) -> list[Task]:
     put = client.enqueue_many("test.job", payloads, task_ids=names)
     assert [one.error for one in put] == [None] * len(names)
     return [one.task for one in put]
+
+
+def test_a_payload_that_is_missing_in_one_region_may_be_on_its_way_from_another() -> None:
+    """Rows and texts are replicated item by item: it is read again for some minutes, and gone after that."""
+    task = Task(task_id="a", status=Status.RUNNING, created_at=0.0, submitted_at=0.0, job="test.job")
+    lease = Lease(task=replace(task, payload_error=TextGone("gone")), owner="me", fence=1, lease_s=60.0, held_from=0.0)
+
+    def outcomes(**regions: Any) -> list[type[Outcome]]:
+        store = _store(Bucket())
+        admission = Admission(store, Registry(Work().job()), Settings(**regions), EventBus(), rng=random.Random(1))
+        return [type(admission.refusals([lease])["a"]) for _ in range(ARRIVES_TIMES + 1)]
+
+    assert outcomes(region="eu-west-1", region_arbiter="sqlite:///a") == [Undecided] * ARRIVES_TIMES + [Raised]
+    assert set(outcomes()) == {Raised}
 
 
 FOR_GOOD = {

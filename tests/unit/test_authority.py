@@ -424,6 +424,7 @@ def test_a_row_that_is_not_ours_is_told_with_its_name() -> None:
         {"leaseSec": 0},
         {"updatedAt": "yesterday"},
         {"handoffState": "SUSPENDED"},
+        {"info": {"since": 0.0, "switches": ["yesterday"]}},
     ],
 )
 def test_a_row_of_a_person_or_of_a_newer_version_ends_the_grant_and_no_thread(

@@ -85,6 +85,17 @@ def test_of_two_writes_made_of_one_sight_one_is_done_and_epochs_grow_with_each_n
     engine.close()
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_a_newer_version_keeps_with_the_grant_stays(verb: str) -> None:
+    engine = arbiter()
+    row = engine.get([scope_id("shop")])[scope_id("shop")]
+    seen = Record.from_row({**row, "handoffOwner": REGIONS[1], "info": {**row["info"], "quorum": {"of": 3}}})
+    write = order(seen, verb, REGIONS[1], 1_800_000_001.0)
+    assert write is not None
+    assert write.set.get("info", {"quorum": {"of": 3}})["quorum"] == {"of": 3}
+    engine.close()
+
+
 @given(until=st.floats(-1e6, 1e6), now=st.floats(-1e6, 1e6))
 def test_a_grant_is_valid_up_to_its_end_and_not_at_it(until: float, now: float) -> None:
     grant = Grant(epoch=1, valid_until=until)
@@ -159,6 +170,19 @@ def test_a_task_is_taken_over_from_an_earlier_epoch_and_from_no_later_one(theirs
     [answer] = engine.apply([region_writes.in_region(take, ours)])
     assert answer.won == (theirs <= ours)
     assert the_row(engine)["regionEpoch"] == max(theirs, ours if theirs <= ours else 0)
+    engine.close()
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_what_is_given_up_under_a_later_epoch_says_so(is_bare: bool) -> None:
+    """A holder of the earlier one may have ended it there: replicated, the row would look like a late write."""
+    clock = FakeClock()
+    engine = SqliteEngine(MEMORY, clock=clock)
+    seen = lease_of(engine, 1, "they", clock.now()).task
+    give_up = writes.give_up(seen, error="lost", now=clock.now(), expire_at=clock.now() + 100.0)
+    [answer] = engine.apply([region_writes.in_region(writes.bare(give_up) if is_bare else give_up, 3)])
+    assert answer.won
+    assert (the_row(engine)["status"], the_row(engine)["regionEpoch"]) == ("FAILED", 3)
     engine.close()
 
 
