@@ -3,7 +3,12 @@
 Authorities, gates, stores and sweeps are the real ones; time is set by hand. Every call of an agent to the arbiter or
 to its table takes time in which the others go on, and in which the agent may be stopped as by SIGSTOP, or its machine
 sleeps: also between the look at the grant and the moment when a write leaves. What is stopped in the middle of a call
-goes on only after those that were stopped in the middle of theirs meanwhile; that is all that is left out.
+goes on only after those that were stopped in the middle of theirs meanwhile.
+
+A newer version writes rows that these agents cannot read, in the table and at the arbiter. The store refuses writes for
+good. Large payloads are kept apart from their rows and arrive in the other region by themselves. A sweep reads three
+entries of a lane instead of ten thousand, and lanes are longer than that. A fork is left out: the grant of a child is a
+copy that nobody renews, so it ends as that of an agent which is stopped, and `test_queue_machine.py` forks the store.
 """
 
 from __future__ import annotations
@@ -13,25 +18,31 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent import region_writes, writes
+from thunderagent.admission import Admission
 from thunderagent.authority import Arbiter
 from thunderagent.bus import EventBus
 from thunderagent.clock import SharedClock
-from thunderagent.conditions import Write
+from thunderagent.conditions import Is, Write
+from thunderagent.context import Context
 from thunderagent.dependents import Dependents
-from thunderagent.errors import RegionPassive, StoreError, StoreUnavailable
+from thunderagent.errors import RegionPassive, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.gate import Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
+from thunderagent.job import job
 from thunderagent.maintenance import Janitor
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.regionengine import RegionClock
-from thunderagent.settings import LEASE_MARGIN
+from thunderagent.registry import Registry
+from thunderagent.settings import LEASE_MARGIN, Settings
+from thunderagent.settler import Outcome, Policy, Undecided, settle
 from thunderagent.store import Beat, Doubt, Exchanged, TaskStore, Wanted
+from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.testing import FakeClock, GlobalTableSim
@@ -57,6 +68,21 @@ CLOCK_ERROR_S: Final = GRANT_S * (TAKER_SHARE - HOLDER_SHARE) - CALL_S
 
 LANE: Final = Lane()
 
+NEWER: Final[dict[str, Any]] = {"kind": "oracle", "desiredState": "PAUSED", "handoffState": "HALF", "errors": "none"}
+"""What a newer version may write into the row of a task, by attribute."""
+HALTED: Final = "HALTED"
+"""A state of a grant that only newer versions know."""
+MOST_NEWER: Final = 12
+
+POLICY: Final = Policy(
+    backoff=Settings().backoff, max_retry=1_000_000, keep_success_s=FOREVER_S, keep_failed_s=FOREVER_S
+)
+
+
+@job("test.job")
+def region_job(ctx: Context, payload: Any) -> None:
+    """Never called: the world says when handlers end, and how."""
+
 
 class Broken(AssertionError):
     """A rule of the regions does not hold."""
@@ -70,6 +96,8 @@ class Held:
     ends_at: float
     outcome: str
     decided: Write | None = None
+    is_bare: bool = False
+    """The store did not take its outcome: all that is left to write is that it failed."""
 
 
 @dataclass
@@ -88,9 +116,26 @@ class Faults:
     lost_reply: float = 0.05
     lost_request: float = 0.05
     stopped: float = 0.015
+    refused: float = 0.002
 
 
-NO_FAULTS: Final = Faults(0.0, 0.0, 0.0, 0.0)
+NO_FAULTS: Final = Faults(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Rows(SqliteEngine):
+    """The rows of a region, and beside them the texts that are too large for a row, as DynamoDB keeps them."""
+
+    inline_bytes = DynamoEngine.inline_bytes
+
+    def __init__(self, clock: SharedClock) -> None:
+        super().__init__(MEMORY, clock=clock)
+        self._texts: dict[str, KeptText] = {}
+
+    def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
+        self._texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
+
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        return {key: self._texts[key] for key in keys if key in self._texts}
 
 
 class Road:
@@ -116,17 +161,35 @@ class Road:
     def page(self, status_value: str, **options: Any) -> Any:
         return self._travel("page", lambda: self._engine.page(status_value, **options))
 
+    def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        texts: dict[str, KeptText] = self._travel("get_texts", lambda: self._read_texts(keys))
+        return texts
+
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
         return self._write([row["taskId"] for row in rows], lambda: self._engine.put(rows, fresh=fresh), ())
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
-        return self._write([write.task_id for write in batch], lambda: self._engine.apply(batch), batch)
+        return self._write([write.task_id for write in batch], lambda: self._take(batch), batch)
 
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
         raise Broken("no agent of this world deletes a row")
 
     def sibling(self) -> Road:
         return self
+
+    def _read_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
+        if self._agent.region in self._agent.world.without_texts:
+            raise StoreUnavailable(f"no text can be read in {self._agent.region}")
+        return self._engine.get_texts(keys)
+
+    def _take(self, batch: Sequence[Write]) -> list[Applied]:
+        """Do what the store takes."""
+        refused = [self._agent.world.refuses(write) for write in batch]
+        answers = iter(
+            self._engine.apply([one for one, is_refused in zip(batch, refused, strict=True) if not is_refused])
+        )
+        no = Applied(won=False, error=StoreRejected("the row would be too large"))
+        return [no if is_refused else next(answers) for is_refused in refused]
 
     def _write(self, names: list[str], do: Callable[[], list[Applied]], batch: Sequence[Write]) -> list[Applied]:
         if self._is_arbiter:
@@ -239,9 +302,10 @@ class Agent:
             epoch=lambda: self.gate.epoch,
             most=3,  # instead of ten thousand: a sweep reads a part of a lane
         )
+        settings = Settings(region=region, region_arbiter=f"sqlite://{MEMORY}")
+        self.admission = Admission(self.store, Registry(region_job), settings, bus, rng=world.dice)
         self.held: dict[str, Held] = {}
         self.doubts: list[Doubt] = []
-        self.drain_since: float | None = None
 
     def _since_boot(self) -> float:
         return self._zero + self.rate * self.world.clock.monotonic()
@@ -261,7 +325,10 @@ class Agent:
 
     def look(self) -> None:
         """The companion that asks the authority."""
-        self.gate.grant = self.arbiter.step()
+        try:
+            self.gate.grant = self.arbiter.step()
+        except StoreError as error:
+            raise Broken(f"{self.name} does not know what it may do: {error!r}") from error
         self.world.note_grant(self)
 
     def work(self) -> None:
@@ -271,8 +338,8 @@ class Agent:
         room = SLOTS - len(self.held)
         wanted: list[Wanted] = []
         if self.gate.may_claim and room > 0:
-            page = self.store.ready(LANE, limit=10)
-            entries = list(page.entries)
+            page = self.store.ready(LANE, limit=2 * MOST_NEWER)
+            entries = list(filter(self.store.may_try, page.entries))
             self.world.dice.shuffle(entries)
             wanted = [Wanted(entry, LEASE_S) for entry in entries[:room] if entry.task_id not in self.held]
         if settlements or (wanted and self.gate.may_claim):
@@ -323,16 +390,48 @@ class Agent:
 
     def _take_in(self, settlements: dict[str, Write], exchanged: Exchanged) -> None:
         for name, settled in zip(settlements, exchanged.settled, strict=True):
-            if settled.error is None:
+            if settled.is_rejected:
+                self._fall_back(name)
+            elif settled.error is None:
                 self.held.pop(name, None)
         self._hold(exchanged.leases)
         self.doubts += exchanged.doubts
 
+    def _fall_back(self, name: str) -> None:
+        """What is refused for good becomes a bare failure; what is refused then too is let go."""
+        if (one := self.held.get(name)) is None:
+            return
+        if one.is_bare:
+            del self.held[name]
+            return
+        now = self.store.clock.now()
+        one.is_bare = True
+        one.decided = writes.bare(writes.fail(one.lease, error="never", now=now, expire_at=now + FOREVER_S))
+
+    def _refuse(self, lease: Lease, outcome: Outcome) -> Write | None:
+        """A payload that could not be read: it is there, or on its way, so it is read later."""
+        if not isinstance(outcome, Undecided):
+            raise Broken(f"{self.name} gives {lease.task_id} up, whose payload is not lost: {outcome}")
+        self.world.seen["unreadable text"] += 1
+        settlement = settle(
+            lease,
+            region_job,
+            outcome,
+            policy=POLICY,
+            now=self.store.clock.now(),
+            seconds=0.0,
+            rng=self.world.dice,
+            keep=lambda key, text, expire_at: None,
+        )
+        return None if settlement is None else settlement.write
+
     def _hold(self, leases: Sequence[Lease]) -> None:
+        refused = self.admission.refusals(leases)
         for lease in leases:
             seconds = self.world.dice.choice([0.5, 2.0, 8.0, 50.0]) if self.world.faults != NO_FAULTS else 1.0
             outcome = self.world.dice.choice(["success", "success", "success", "retry"])
-            self.held[lease.task_id] = Held(lease, self.world.clock.monotonic() + seconds, outcome)
+            decided = self._refuse(lease, refused[lease.task_id]) if lease.task_id in refused else None
+            self.held[lease.task_id] = Held(lease, self.world.clock.monotonic() + seconds, outcome, decided)
 
 
 @dataclass(order=True)
@@ -359,13 +458,26 @@ class World:
         """Whether agents count on a clock that goes on while their machines sleep."""
         self.faults = Faults()
         self.table = GlobalTableSim(
-            REGIONS, lag_s=lambda *link: self.dice.choice([0.2, 0.5, 1.0, 3.0]), clock=self.clock
+            REGIONS,
+            lag_s=lambda *link: self.dice.choice([0.2, 0.5, 1.0, 3.0]),
+            clock=self.clock,
+            open_engine=lambda region, clock: Rows(clock),
         )
         for region in REGIONS:
             self.table.skew(region, self.dice.uniform(-skew_s / 2, skew_s / 2))
         self.arbiter = SqliteEngine(MEMORY, clock=self.clock)
         self.wellness = {region: Wellness() for region in REGIONS}
         self.cut_from_arbiter: set[str] = set()
+        self.without_texts: set[str] = set()
+        """Regions in which no large text can be read."""
+        self.full: set[str] = set()
+        """Tasks whose rows the store lets grow no more."""
+        self.refused: set[str] = set()
+        """Tasks of which the store has refused a write for good."""
+        self.newer: dict[str, Row] = {}
+        """Rows of a newer version."""
+        self.halted: Row | None = None
+        """The row of the arbiter before a newer version gave it a state that these agents do not know."""
         self.seen: Counter[str] = Counter()
         self.steps = 0
         self.depth = 0
@@ -473,16 +585,62 @@ class World:
         name, engine = f"t{len(self.names)}", self.table.engine(region)
         now = timestamp(engine.clock.now())
         task = Task(
-            task_id=name, status=Status.PENDING, created_at=now, submitted_at=now, job="test.job", max_retry=1_000_000
+            task_id=name,
+            status=Status.PENDING,
+            created_at=now,
+            submitted_at=now,
+            job=region_job.name,
+            max_retry=1_000_000,
+            payload_text='""' if self.dice.random() < 0.8 else f'"{"x" * 2 * Rows.inline_bytes}"',
         )
         [answer] = TaskStore(engine).enqueue([task])
         if answer.error is None:
             self.names.append(name)
 
+    def write_newer(self, region: str) -> None:
+        """A newer version puts a task that this one cannot read, at the front of its lane."""
+        if len(self.newer) >= MOST_NEWER:
+            return
+        engine, name = self.table.engine(region), f"newer{len(self.newer)}"
+        status, attribute = self.dice.choice(["RUNNING", "RUNNING", "PENDING", "SLEEPING"]), self.dice.choice([*NEWER])
+        at = timestamp(engine.clock.now() - 10 * LEASE_S)
+        row: Row = {"taskId": name, "status": status, "createdAt": at, "submittedAt": at, "job": region_job.name}
+        row |= {"kind": "batch", "payload": "{}", "fence": 1, "maxRetry": 1, attribute: NEWER[attribute]}
+        if status == "RUNNING":
+            row |= {"lockTime": at, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
+        [answer] = engine.put([row])
+        if answer.won:
+            self.newer[name] = row
+
+    def halt(self) -> None:
+        """A newer version gives the grant a state that these agents do not know, or takes it back."""
+        row = self.arbiter_row()
+        if row is None:
+            return
+        before, self.halted = self.halted, None
+        state = HALTED if before is None else before["handoffState"]
+        at = row["updatedAt"] + region_writes.JUST_LATER_S
+        changes = {"handoffState": state, "updatedAt": at, "info": {**row["info"], "newer": "kept"}}
+        [answer] = self.arbiter.apply(
+            [Write(verb="newer", task_id=row["taskId"], set=changes, require=(Is("fence", row["fence"]),))]
+        )
+        if before is None:
+            self.halted = {**row, **changes, "handoffState": row["handoffState"]}
+            self.seen["halted"] += answer.won
+
+    def refuses(self, write: Write) -> bool:
+        """Whether the store never takes this write."""
+        is_larger = write.task_id in self.full and not write.set.keys().isdisjoint(("errors", "result"))
+        if is_larger or self.dice.random() < self.faults.refused:
+            self.seen["refused"] += 1
+            self.refused.add(write.task_id)
+            return True
+        return False
+
     def order(self, what: str, to: str) -> None:
         """A command of a person to the arbiter."""
-        row = self.arbiter.get([scope_id(SCOPE)]).get(scope_id(SCOPE))
-        if row is None:
+        row = self.arbiter_row()
+        if row is None or self.halted is not None:
             return
         seen, now = Record.from_row(row), self.arbiter.clock.now()
         if what in ("drain", "vacate") and to == seen.holder:
@@ -507,8 +665,12 @@ class World:
 
     def check_arbiter(self) -> None:
         """What must hold after each write of the arbiter's row: an epoch is of one region, and never comes back."""
-        row = self.arbiter.get([scope_id(SCOPE)]).get(scope_id(SCOPE))
+        row = self.arbiter_row()
         if row is not None:
+            if self.halted is not None and row != {**self.halted, "handoffState": HALTED}:
+                raise Broken(f"a grant of a newer version was changed: {row}")
+            if self.seen["halted"] and "newer" not in row["info"]:
+                raise Broken(f"what a newer version keeps with the grant is gone: {row}")
             epoch, holder = row["fence"], row["leaseOwner"]
             if epoch < self.epoch:
                 raise Broken(f"the epoch went back from {self.epoch} to {epoch}")
@@ -553,6 +715,8 @@ class World:
             if not answer.won or answer.row is None or "job" not in answer.row:
                 continue
             name, row = write.task_id, answer.row
+            if name in self.newer and self.newer[name]["status"] != "PENDING":
+                raise Broken(f"{agent.name} changed a row of a newer version: {write}")
             if before.get(name, {}).get("regionEpoch", 0) > epoch:
                 raise Broken(f"{agent.name} of epoch {epoch} changed {name} of a later one: {write}")
             if write.verb in ("claim", "take over"):
@@ -586,6 +750,9 @@ class World:
             self.table.rejoin(region)
             self.wellness[region].is_well, self.wellness[region].successes = True, 10
         self.cut_from_arbiter.clear()
+        self.without_texts.clear()
+        if self.halted is not None:
+            self.halt()
         self.order("thaw", REGIONS[0])
         for agent in self.agents:
             agent.stopped_until = 0.0
@@ -609,15 +776,23 @@ class World:
             if self.clock.monotonic() > until:
                 rows = self.table.engine(REGIONS[0]).get(self.names).values()
                 left = [(row["taskId"], row["status"]) for row in rows if not Task.from_row(row).status.is_terminal]
-                raise Broken(f"after {within_s} s without faults these are open: {left}, {self.arbiter_says()}")
+                raise Broken(f"after {within_s} s without faults these are open: {left}, {self.arbiter_row()}")
             self.run(5.0)
         here = self.table.engine(REGIONS[0]).get(self.names)
         if len(here) != len(self.names):
             raise Broken(f"tasks are gone: {set(self.names) - set(here)}")
+        if wrong := [name for name, row in here.items() if row["status"] == Status.FAILED and name not in self.refused]:
+            raise Broken(f"these failed, and the store took all that was written of them: {wrong}")
+        for name, row in self.table.engine(REGIONS[0]).get(list(self.newer)).items():
+            before = self.newer[name]
+            own = {attribute: value for attribute, value in row.items() if attribute in NEWER}
+            kept = row == before if before["status"] != "PENDING" else own.items() >= (before.items() & own.items())
+            if not kept:
+                raise Broken(f"a row of a newer version was changed from {before} to {row}")
 
-    def arbiter_says(self) -> Any:
-        """The row of the arbiter, to be told."""
-        return self.arbiter.get([scope_id(SCOPE)])
+    def arbiter_row(self) -> Row | None:
+        """The row of the arbiter as it is."""
+        return self.arbiter.get([scope_id(SCOPE)]).get(scope_id(SCOPE))
 
 
 class _Killed(BaseException):

@@ -22,7 +22,7 @@ from thunderagent.conditions import Write
 from thunderagent.executor import Executors, LoopExecutor
 from thunderagent.faults import FaultyEngine
 from thunderagent.heartbeat import Heartbeat
-from thunderagent.port import Applied
+from thunderagent.port import Applied, Blobs
 from thunderagent.registry import Registry
 from thunderagent.serving import tick_s
 from thunderagent.settings import Settings
@@ -136,16 +136,17 @@ class SimStore(FaultyEngine):
         return self._on_the_way(lambda: super(SimStore, self).page(status_value, **options))
 
     def _on_the_way(self, call: Callable[[], T]) -> T:
-        turn = self._process.current_turn()
+        turn, sent = self._process.current_turn(), self._process.clock.monotonic()
         if turn is not None:
             turn.in_store = True
             turn.wait(LATENCY_S + self.slow_s * self._dice.random())
             self._doze(turn, "before")
-        before, self._watch.actor = self._watch.actor, self._process
+        before = self._watch.actor, self._watch.sent
+        self._watch.actor, self._watch.sent = self._process, sent
         try:
             answer = call()
         finally:
-            self._watch.actor = before
+            self._watch.actor, self._watch.sent = before
         if turn is not None:
             self._doze(turn, "after")
             turn.wait(LATENCY_S * self._dice.random())
@@ -227,16 +228,26 @@ class SimProcess(Holder):
         jobs: Registry,
         settings: Settings,
         seed: int,
+        blobs: Blobs | None = None,
+        counts_sleep: bool = True,
     ) -> None:
+        """Make one.
+
+        Args:
+            name, clock, watch, loop, jobs, settings, seed: what it is made of.
+            blobs: where its large texts are.
+            counts_sleep: whether its leases count on a clock that goes on while its machine sleeps.
+        """
         super().__init__(name, loop_ran_at=clock.monotonic())
+        self._slept_s = 0.0
         self.clock, self.loop, self.seed = clock, loop, seed
         rng = random.Random(seed)
         self.store = SimStore(watch, self, rng)
-        store = TaskStore(self.store, monotonic=clock.monotonic)
+        store = TaskStore(self.store, blobs=blobs, monotonic=clock.monotonic if counts_sleep else self._awake)
         self.agent = SimAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
         janitor = self.agent._housekeeping._janitor  # a sweep reads three entries instead of ten thousand
         janitor._most = janitor.lost._rounds._most = 3
-        self.resumes_at = self.loop_resumes_at = 0.0
+        self.resumes_at = self.loop_resumes_at = self.wakes_at = 0.0
         self.is_leaving = False
         self.beat_s = tick_s(self.agent.jobs, self.agent.settings)
         self._judged_at = clock.monotonic()
@@ -299,11 +310,16 @@ class SimProcess(Holder):
         now = self.clock.monotonic()
         before = max(self.resumes_at, now)
         self.pause(max(before - now, seconds))
-        asleep_s = self.resumes_at - before
+        self.wakes_at, asleep_s = self.resumes_at, self.resumes_at - before
         for turn in (self.main, self._beat):
             turn.put_off(asleep_s)
         self.loop.sleep(asleep_s)
+        self._slept_s += asleep_s
         self._judged_at += asleep_s
+
+    def _awake(self) -> float:
+        """What `time.monotonic` says: it stands still while the machine sleeps."""
+        return self.clock.monotonic() - self._slept_s
 
     def block_loop(self, seconds: float) -> None:
         """A handler blocks the event loop; everything else goes on."""

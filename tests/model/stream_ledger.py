@@ -15,7 +15,7 @@ from thunderagent.journal import Missed
 from thunderagent.pacing import LOOP_LATE_S
 from thunderagent.port import Applied, Engine
 from thunderagent.stream import StreamContext
-from thunderagent.task import Row
+from thunderagent.task import Row, Status
 from thunderagent.testing import FakeClock
 
 Place = tuple[int, int]
@@ -199,15 +199,32 @@ class Watch(FaultyEngine):
         self.exclusive: Callable[[str], bool] = lambda task: True
         self.is_stream: Callable[[str], bool] = lambda task: False
         self.handler_timeout_s = 60.0
+        self.lease_s = 0.0
+        self.sent = 0.0
+        """When the request that is carried out now was sent."""
+        self.newer: dict[str, Row] = {}
+        """Rows of a newer version."""
+        self.newer_wish = ""
+        """A value of `desiredState` that only newer versions know."""
+        self._renewed: dict[str, float] = {}
         self._offers: dict[tuple[str, str], int] = {}
         self._owners: dict[tuple[str, int], str] = {}
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         return [self._look(write) for write in batch]
 
+    def put_newer(self, row: Row) -> None:
+        """An agent of a newer version puts a row."""
+        if self._engine.put([row])[0].won:
+            self.newer[row["taskId"]] = row
+
     def _look(self, write: Write) -> Applied:
         if not self.is_stream(write.task_id):
-            return self._engine.apply([write])[0]
+            [answer] = self._engine.apply([write])
+            before = self.newer.get(write.task_id)
+            if before is not None and answer.won and not str(before["status"]).startswith(Status.PENDING):
+                self.ledger.blame(f"a row of a newer version is changed: {write}")
+            return answer
         before = self._engine.get([write.task_id]).get(write.task_id, {})
         [answer] = self._engine.apply([write])
         if answer.won and answer.row is not None:
@@ -226,7 +243,13 @@ class Watch(FaultyEngine):
             return
         if not actor.is_alive or actor.is_paused:
             ledger.blame(f"the simulation is wrong: {who}, which does not run")
+        if before.get("desiredState") == self.newer_wish != after.get("desiredState"):
+            ledger.blame(f"a wish of a newer version is taken back: {who}")
         fence: int = before["fence"]
+        if verb == "take over" and (held_s := ledger.clock.monotonic() - self._renewed[task]) < self.lease_s:
+            ledger.blame(f"a lease is taken {held_s:.1f} s after it was renewed: {who}")
+        if verb in CLAIMS or verb == "renew":
+            self._renewed[task] = self.sent
         if verb in CLAIMS:
             if after["fence"] <= fence or (task, after["fence"]) in self._owners:
                 ledger.blame(f"no new fence: {who} under {after['fence']}")
@@ -236,6 +259,8 @@ class Watch(FaultyEngine):
             self._offers[task, actor.name] = fence
         elif verb == "renew":
             self._check_renewal(actor, task, fence, new, who)
+        elif verb == "fail" and "errors" not in write.set:
+            return  # the store did not take the outcome, and thus no cursor
         elif verb in SETTLES or verb == "hand over":
             fence = self._offers.get((task, actor.name), fence) if verb == "hand over" else fence
             self._check_end(actor, task, fence, new, who, clean=verb in CLEAN)

@@ -7,7 +7,7 @@ import datetime
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
@@ -16,23 +16,33 @@ from unittest.mock import patch
 import schedule
 
 from tests.model.stream_agents import SimProcess
-from tests.model.stream_ledger import Ledger, Place, Watch, place_of
+from tests.model.stream_ledger import SETTLES, Ledger, Place, Watch, place_of
 from tests.model.stream_network import HOST, Network, SimLoop, SimServer, Wire
 from thunderagent.chaos import Behaviour, Close, Feed
 from thunderagent.client import Client
 from thunderagent.clock import HostClock
-from thunderagent.errors import StreamHandedOff, ThunderAgentError
+from thunderagent.conditions import Present, Write
+from thunderagent.errors import (
+    AccessDenied,
+    StoreError,
+    StoreUnavailable,
+    StreamHandedOff,
+    TaskUnreadable,
+    ThunderAgentError,
+)
 from thunderagent.faults import ANY, Fault
 from thunderagent.job import Job
+from thunderagent.port import KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
+from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import Status, Task
+from thunderagent.task import Row, Status, Task
 from thunderagent.testing import FakeClock
 
 LEASE_S: Final = 6.0
@@ -51,6 +61,34 @@ PAYLOADS: Final[dict[str, dict[str, Any]]] = {
     "reading": {"exclusive": False, "on_gap": "snapshot"},
 }
 """The streams: by name whether two connections are fine, and what is done about a gap."""
+
+LARGE: Final = ("plain", "reading")
+"""The streams whose payloads are kept in a bucket."""
+TEXT_BYTES: Final = 500
+"""Largest text in a row, instead of 350 KB."""
+
+NEWER_WISH: Final = "PAUSED"
+"""A value of `desiredState` that only newer versions know."""
+NEWER: Final[dict[str, Any]] = {
+    "kind": "oracle",
+    "desiredState": NEWER_WISH,
+    "handoffState": "HALF",
+    "errors": "none",
+    "lockTime": "soon",
+}
+"""What a newer version may write, by attribute."""
+NEWER_AGENTS: Final[tuple[dict[str, Any], ...]] = (
+    {"queues": "all"},
+    {"queues": {}, "jobs": {"model.exclusive": 2}},
+    {"queues": {}, "jobs": ["model.exclusive"], "streams": {"held": "few", "max": [9]}},
+    {"queues": {}, "jobs": ["model.exclusive"], "streams": 3, "health": "fine", "region": 1},
+)
+"""What agents of a newer version may tell of themselves."""
+LEFT_ALONE_S: Final = 10.0
+"""How long a row is left alone that could not be read, instead of ten minutes."""
+
+REFUSED: Final = (*SETTLES, "renew", "claim", "take over", "offer", "ready", "hand over", "end handoff", "journal")
+"""Writes that the store may refuse for good."""
 
 OPTIONS: Final = StreamOptions(
     open_timeout_s=2.0,
@@ -88,27 +126,51 @@ class Boom(Exception):
 
 @dataclass
 class Follow:
-    """The payload of a stream: its name."""
+    """The payload of a stream: its name, and what makes it large."""
 
     name: str
+    notes: str = ""
+
+
+class Bucket:
+    """Texts that are kept apart from their rows, some of which cannot be read."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self.faults: dict[str, StoreError] = {}
+        """By stream: why its payload cannot be read."""
+
+    def put(self, key: str, text: str) -> str:
+        self._texts[key] = text
+        return f"s3://model/{key}"
+
+    def get(self, ref: str) -> KeptText:
+        key = ref.removeprefix("s3://model/")
+        if error := self.faults.get(key.partition("#")[0]):
+            raise error
+        return KeptText(self._texts[key])
 
 
 class World:
     """Everything, and the clock. `pass_time` lets it live; faults are methods."""
 
-    def __init__(self, seed: int, *, agents: int = 3, on_one_machine: bool = False) -> None:
+    def __init__(self, seed: int, *, agents: int = 3, on_one_machine: bool = False, counts_sleep: bool = True) -> None:
         self.rng = random.Random(seed)
         self.clock = FakeClock()
         self.ledger = Ledger(self.clock)
         host = HostClock(self.clock.now, boot=self.clock.monotonic, boot_id="the machine")
         self.on_one_machine = on_one_machine
+        self.counts_sleep = counts_sleep
+        """Whether agents count on a clock that goes on while their machines sleep."""
         self.engine = SqliteEngine(MEMORY, clock=host if on_one_machine else self.clock)
+        self.bucket = Bucket()
         self._ahead_s = 0.0
         self.watch = Watch(self.engine, self.ledger)
         self.watch.is_stream = PAYLOADS.__contains__
         self.watch.exclusive = self._is_exclusive
         self.watch.handler_timeout_s = HANDLER_TIMEOUT_S
-        self.store = TaskStore(self.watch, monotonic=self.clock.monotonic)
+        self.watch.lease_s, self.watch.newer_wish = LEASE_S, NEWER_WISH
+        self.store = TaskStore(self.watch, blobs=self.bucket, monotonic=self.clock.monotonic)
         self.client = Client(self.store, SETTINGS)
         self.network = Network()
         self.network.connecting = self._connecting
@@ -123,11 +185,18 @@ class World:
         self.names = 0
         self.once: set[tuple[str, Place]] = set()
         self._timers: list[tuple[float, Callable[[], object]]] = []
-        self._clocked = _schedule_by(self.clock)
-        self._clocked.__enter__()
+        self._wishes: dict[str, str | None] = {}
+        """What was wanted of a stream before a newer version wanted something else, by stream."""
+        self._patched = ExitStack()
+        self._patched.enter_context(_schedule_by(self.clock))
+        self._patched.enter_context(patch("thunderagent.unreadable.ALONE_S", LEFT_ALONE_S))
+        self._patched.enter_context(patch("thunderagent.maintenance.UNREAD_S", LEFT_ALONE_S))
+        self._patched.enter_context(patch("thunderagent.texts.MAX_TEXT_BYTES", TEXT_BYTES))
+        self._patched.enter_context(patch.object(SqliteEngine, "inline_bytes", TEXT_BYTES))
         for name in PAYLOADS:
             self.heal_peer(name)
-            self.client.enqueue(self.jobs[self._is_exclusive(name)], Follow(name), task_id=name)
+            payload = Follow(name, "x" * 2 * TEXT_BYTES if name in LARGE else "")
+            self.client.enqueue(self.jobs[self._is_exclusive(name)], payload, task_id=name)
         for _ in range(agents):
             self.join()
 
@@ -289,6 +358,8 @@ class World:
             jobs=Registry(*self.jobs.values()),
             settings=SETTINGS,
             seed=self.rng.randrange(1 << 30),
+            blobs=self.bucket,
+            counts_sleep=self.counts_sleep,
         )
         process.open_connections = lambda task: self.network.open_of(loop, self.servers[task].port)
         self.processes.append(process)
@@ -306,6 +377,9 @@ class World:
             store.slow_s = 2.0
         elif kind == "no answer":
             store.outage()
+        elif kind == "refused":
+            for verb in REFUSED:
+                store.chance(verb, Fault.REJECTED, 0.5)
         else:
             store.chance(ANY, Fault(kind), 0.6)
         self.later(seconds, lambda: self.calm_store(process))
@@ -314,6 +388,40 @@ class World:
         """It is good again."""
         process.store.calm()
         process.store.slow_s = 0.0
+
+    def unreadable(self, name: str, seconds: float, *, for_good: bool) -> None:
+        """The payload of a stream cannot be read for a while: nobody answers, or a permission is missing."""
+        self.bucket.faults[name] = (AccessDenied if for_good else StoreUnavailable)("it cannot be read")
+        self.later(seconds, lambda: self.bucket.faults.pop(name, None))
+
+    def write_newer(self, status: str, attribute: str) -> None:
+        """A newer version puts a stream that these agents cannot read, at the front of its lane."""
+        now, name = self.engine.clock.now(), f"newer-{len(self.watch.newer)}"
+        row: Row = {"taskId": name, "status": f"{status}#streams", "job": "model.exclusive", "kind": "stream"}
+        row |= {"createdAt": now - 1e6, "submittedAt": now, "payload": "{}", "fence": 1, "maxRetry": 1}
+        if status == Status.RUNNING:
+            row |= {"lockTime": now - 1e6, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
+        self.watch.put_newer({**row, attribute: NEWER[attribute]})
+
+    def announce_newer(self, number: int) -> None:
+        """An agent of a newer version tells of itself in other words."""
+        now = self.engine.clock.now()
+        row: Row = {"taskId": f"agent:newer-{number}", "status": AGENT_STATUS, "fence": 0, "info": NEWER_AGENTS[number]}
+        self.watch.put_newer(row | {"createdAt": now, "updatedAt": now, "expireAt": now + 1e6})
+
+    def wish_newer(self, name: str, seconds: float) -> None:
+        """A newer version wants something of a stream that these agents do not know, for a while."""
+        if name not in self._wishes:
+            self._wishes[name] = self.engine.get([name])[name].get("desiredState")
+            self._set_wish(name, NEWER_WISH)
+            self.later(seconds, lambda: self._wish_as_before(name))
+
+    def _wish_as_before(self, name: str) -> None:
+        self._set_wish(name, self._wishes.pop(name))
+
+    def _set_wish(self, name: str, wish: str | None) -> None:
+        changes, remove = ({"desiredState": wish}, ()) if wish else ({}, ("desiredState",))
+        self.engine.apply([Write(verb="newer", task_id=name, set=changes, remove=remove, require=(Present("taskId"),))])
 
     def hand_off(self, process: SimProcess, name: str) -> None:
         """The agent gives one of its streams to another, as it does when it has too many."""
@@ -369,7 +477,10 @@ class World:
 
     def was_disturbed(self, name: str, seconds: float) -> bool:
         """True unless one agent holds the stream, calls no handler, and was well for so long."""
-        task = self.task(name)
+        try:
+            task = self.task(name)
+        except TaskUnreadable:
+            return True
         holder = next((one for one in self.living if one.agent.name == task.lease_owner), None)
         if task.status is not Status.RUNNING or holder is None or holder.is_paused or holder.is_leaving:
             return True
@@ -385,6 +496,9 @@ class World:
     def calm(self) -> None:
         """All faults end."""
         self._timers.clear()
+        self.bucket.faults.clear()
+        for name in list(self._wishes):
+            self._wish_as_before(name)
         if self.on_one_machine:
             self.set_host_clock(HOURS_S)  # what is due by a clock that was ahead is due at last
         for name in PAYLOADS:
@@ -393,7 +507,8 @@ class World:
         for process in self.living:
             self.calm_store(process)
             process.store.sleeps.clear()
-            process.resumes_at = min(process.resumes_at, self.clock.monotonic())
+            now = self.clock.monotonic()  # what sleeps has put off all that it waits for: it sleeps to its end
+            process.resumes_at = max(min(process.resumes_at, now), process.wakes_at)
             process.loop_resumes_at = min(process.loop_resumes_at, self.clock.monotonic())
         if not [one for one in self.living if not one.is_leaving]:
             self.join()
@@ -439,6 +554,17 @@ class World:
                 (gap.cause, str(gap.before)) for gap in kept
             }, f"gaps of {name} under fence {fence} are not in its journal"
 
+    def check_newer(self) -> None:
+        """What a newer version wrote is as it was; what can be claimed may have been let go."""
+        for name, row in self.engine.get(list(self.watch.newer)).items():
+            before = self.watch.newer[name]
+            if before["status"] != "PENDING#streams":
+                assert row == before, f"a row of a newer version was changed from {before} to {row}"
+            else:
+                assert [row.get(one) for one in NEWER if one in before] == [
+                    before[one] for one in NEWER if one in before
+                ]
+
     def close(self) -> None:
         """End everything that is left, without a look at what it does."""
         try:
@@ -447,7 +573,7 @@ class World:
             for loop in [*(one.loop for one in self.processes), self.outside]:
                 self._end_loop(loop)
         finally:
-            self._clocked.__exit__(None, None, None)
+            self._patched.close()
             self.engine.close()
 
     def _end_loop(self, loop: SimLoop) -> None:
