@@ -7,6 +7,7 @@ taken for another is worse than an error.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -61,7 +62,12 @@ def shown(value: object) -> str:
 
 def seconds_problem(name: str, value: object, *, least: float = 0.0, most: float = LONGEST_S) -> str | None:
     """What is wrong with a number of seconds from `least` to `most`."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most:  # NaN never is
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and least <= value <= most  # NaN never is
+        and (isinstance(value, float) or value <= sys.float_info.max)
+    ):
         return None
     limits = f"of at least {least:.12g}" if most == math.inf else f"from {least:.12g} to {most:.0f}"
     return f"{name} is {shown(value)}; use a number of seconds {limits}"

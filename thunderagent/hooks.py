@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
+from thunderagent.arguments import shown
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError
 from thunderagent.events import Event
@@ -97,7 +98,9 @@ def on(*kinds: type[Event], jobs: tuple[str, ...] | None = None) -> Callable[[Ca
     Raises:
         ConfigurationError: there is no event, one is none, or the function cannot be called with an event alone.
     """
-    problems = [f"{kind!r} is no event" for kind in kinds if not (isinstance(kind, type) and issubclass(kind, Event))]
+    problems = [
+        f"{shown(kind)} is no event" for kind in kinds if not (isinstance(kind, type) and issubclass(kind, Event))
+    ]
     if not kinds:
         problems.append("name at least one event, for example @on(TaskFailed)")
 

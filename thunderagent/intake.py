@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any, Final
 
 from thunderagent import writes
-from thunderagent.arguments import LONGEST_S, MOST_RETRIES, check, choice_problem, seconds_problem, whole_problem
+from thunderagent.arguments import (
+    LONGEST_S,
+    MOST_RETRIES,
+    check,
+    choice_problem,
+    seconds_problem,
+    shown,
+    whole_problem,
+)
 from thunderagent.dependencies import LONGEST_ID, MOST_LINKED, OnParentFailure, linked_bytes, most_dependents
 from thunderagent.dependents import Dependents, statuses_of
 from thunderagent.entrance import Entrance
@@ -275,7 +283,7 @@ def _check_id(task_id: str) -> None:
     size = len(task_id.encode(errors="replace")) if isinstance(task_id, str) else 0
     if not 1 <= size <= LONGEST_ID or "#" in task_id or task_id.startswith(RESERVED) or not task_id.isprintable():
         raise PayloadInvalid(
-            f"{task_id!r:.600} cannot be a task_id: use 1 to 512 bytes of printable text, no '#', and none of "
+            f"{shown(task_id)} cannot be a task_id: use 1 to 512 bytes of printable text, no '#', and none of "
             f"{', '.join(RESERVED)} at its start"
         )
 

@@ -248,7 +248,7 @@ def make_job(
     if lease_s is not None and heartbeat_s is not None and not any(wrong):
         problems += lease_problems(lease_s, heartbeat_s, "lease_s", "heartbeat_s")
     if problems:
-        raise ConfigurationError(f"the job {name!r} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+        raise ConfigurationError(f"the job {shown(name)} cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
     beat = heartbeat_s if heartbeat_s is not None or lease_s is None else lease_s / 3
     hint = _payload_type(handler, name)
     several: Any = GenericAlias(list, (hint,))
@@ -288,9 +288,9 @@ def limit_problems(limit: int | None, limit_key: str | None) -> list[str]:
     """What is wrong with a limit and its key."""
     problems = []
     if limit is not None and not (type(limit) is int and 1 <= limit <= MOST_AT_ONCE):
-        problems.append(f"limit is {limit!r}; use 1 to {MOST_AT_ONCE}, the tasks that may run at once")
+        problems.append(f"limit is {shown(limit)}; use 1 to {MOST_AT_ONCE}, the tasks that may run at once")
     if limit_key is not None and limit is None:
-        problems.append(f"limit_key is {limit_key!r} and limit is missing: say how many may run at once")
+        problems.append(f"limit_key is {shown(limit_key)} and limit is missing: say how many may run at once")
     if limit_key is not None and (problem := key_problem("limit_key", limit_key)):
         problems.append(problem)
     return problems

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from thunderagent import shared_writes, writes
+from thunderagent.arguments import check, choice_problem
 from thunderagent.conditions import Write
 from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, ThunderAgentError
 from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
@@ -45,14 +46,11 @@ def check_unique(unique_key: str | None, scope: str) -> None:
     Raises:
         ConfigurationError: the key or its scope cannot be one.
     """
-    if scope not in tuple(UniqueScope):
-        raise ConfigurationError(f"unique_scope is {scope!r:.80}; use 'until_start' or 'until_done'")
+    check(choice_problem("unique_scope", scope, UniqueScope))
     if unique_key is None and scope != UniqueScope.UNTIL_DONE:
         raise ConfigurationError(f"unique_scope is {str(scope)!r} and unique_key is missing: say of what")
-    if unique_key is None:
-        return
-    if problem := key_problem("unique_key", unique_key):
-        raise ConfigurationError(problem)
+    if unique_key is not None:
+        check(key_problem("unique_key", unique_key))
 
 
 class _Taken(NamedTuple):

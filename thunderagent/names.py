@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from thunderagent.arguments import is_storable
+from thunderagent.arguments import is_storable, shown
 from thunderagent.errors import ConfigurationError
 
 NEWEST: Final = 999_999
@@ -63,13 +63,13 @@ def job_name_problem(name: object) -> str | None:
     """What is wrong with the name of a job, without its version; None: nothing."""
     if isinstance(name, str) and 1 <= len(name) <= 128 and is_storable(name) and not re.search(r"\s", name):
         return None
-    return f"the name {name!r:.80} of a job must have 1 to 128 characters and no space"
+    return f"the name {shown(name)} of a job must have 1 to 128 characters and no space"
 
 
 def key_problem(name: str, value: object) -> str | None:
     """What is wrong with a text that is to be a unique key or the key of a limit; None: nothing."""
     if not isinstance(value, str):
-        return f"{name} is {value!r:.80}; use a text"
+        return f"{name} is {shown(value)}; use a text"
     size = len(value.encode(errors="replace"))
     if 1 <= size <= LONGEST_KEY and value.isprintable():
         return None

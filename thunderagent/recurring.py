@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar, overload
 
+from thunderagent.arguments import shown
 from thunderagent.errors import ConfigurationError, PayloadError
 from thunderagent.job import Job
 from thunderagent.schedules import CatchUp, Overlap, Schedule, tick_id, tick_payload
@@ -97,7 +98,7 @@ def periodic(
 def _problems(job: Job[Any], spec: object) -> list[str]:
     problems = []
     if not isinstance(spec, (Every, Cron)):
-        problems.append(f"{spec!r} is no spec: say of what, for example every(10).minutes, or cron('0 2 * * *')")
+        problems.append(f"{shown(spec)} is no spec: say of what, for example every(10).minutes, or cron('0 2 * * *')")
     if job.is_stream:
         problems.append("it is a stream, which runs all the time: enqueue it once")
     if job.schedule is not None:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from thunderagent.arguments import shown
 from thunderagent.attributes import ATTRIBUTES
 from thunderagent.errors import ConfigurationError, StoreError, TaskUnreadable
 from thunderagent.names import job_value, parse_job
@@ -87,7 +88,7 @@ class Lane:
     def __post_init__(self) -> None:
         if not isinstance(self.queue, str) or not _QUEUE_NAME.fullmatch(self.queue):
             raise ConfigurationError(
-                f"{self.queue!r:.80} cannot be the name of a queue: use 1 to 64 letters, digits, '-' or '_'"
+                f"{shown(self.queue)} cannot be the name of a queue: use 1 to 64 letters, digits, '-' or '_'"
             )
 
     @property

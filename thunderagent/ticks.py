@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from cronsim import CronSim, CronSimError
 
+from thunderagent.arguments import shown
 from thunderagent.errors import ConfigurationError
 from thunderagent.zones import DAY_S, moment_of, next_turn, seconds_of, wall_time, zone_named
 
@@ -54,9 +55,9 @@ class Every:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS or type(self.number) is not int:
-            raise ConfigurationError(f"every({self.number!r}).{self.unit} is no interval: use {', '.join(UNITS)}")
+            raise ConfigurationError(f"every({shown(self.number)}).{self.unit} is no interval: use {', '.join(UNITS)}")
         if not 1 <= self.number * UNITS[self.unit] <= LONGEST_S:
-            raise ConfigurationError(f"every({self.number}).{self.unit} is not between one second and ten years")
+            raise ConfigurationError(f"every({shown(self.number)}).{self.unit} is not between one second and ten years")
         if self.weekday is not None and (self.unit != "weeks" or self.weekday not in range(7)):
             raise ConfigurationError(f"{self.weekday!r} of every({self.number}).{self.unit} is no day of a week")
         if self.at_s is not None and not (type(self.at_s) is int and 0 <= self.at_s < min(UNITS[self.unit], DAY_S)):
@@ -80,7 +81,7 @@ class Every:
         if found is None or hours > 23 or minutes > 59 or seconds > 59:
             wrong = "there is no such time; " if found else ""
             hint = f"{wrong}write {forms}" if forms else "seconds have no time"
-            raise ConfigurationError(f".at({text!r}) does not fit {self.unit}: {hint}")
+            raise ConfigurationError(f".at({shown(text)}) does not fit {self.unit}: {hint}")
         return replace(self, at_s=(hours * 60 + minutes) * 60 + seconds, zone=self.zone if zone is None else zone)
 
     def next(self, after: int) -> int:
@@ -151,7 +152,7 @@ class Cron:
         zone_named(self.zone)
         if not isinstance(self.expression, str) or len(self.expression) > _CRON_LENGTH:
             raise ConfigurationError(
-                f"{self.expression!r:.80} is no cron expression: write for example '0 2 * * MON-FRI'"
+                f"{shown(self.expression)} is no cron expression: write for example '0 2 * * MON-FRI'"
             )
         object.__setattr__(self, "expression", " ".join(self.expression.split()))
         try:

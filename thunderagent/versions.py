@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from thunderagent.arguments import shown
 from thunderagent.errors import PayloadInvalid
 from thunderagent.jsondata import dump_json
 from thunderagent.names import NEWEST
@@ -21,17 +22,19 @@ runs with each attempt, and in whatever agent has the task."""
 def version_problems(version: int, upcasters: Mapping[int, Upcaster]) -> list[str]:
     """What is wrong with a version of a job and the upcasters that lead to it."""
     if type(version) is not int or not 1 <= version <= NEWEST:
-        return [f"version is {version!r}; use a whole number from 1 to {NEWEST}"]
+        return [f"version is {shown(version)}; use a whole number from 1 to {NEWEST}"]
     if not isinstance(upcasters, Mapping):
-        return [f"upcasters is {upcasters!r:.80}; use a mapping, such as {{1: from_1_to_2}}"]
+        return [f"upcasters is {shown(upcasters)}; use a mapping, such as {{1: from_1_to_2}}"]
     problems = []
     for known, upcaster in upcasters.items():
         if type(known) is not int or not 1 <= known < version:
             problems.append(
-                f"upcasters has {known!r}: its keys are the versions that are brought up, all below {version}"
+                f"upcasters has {shown(known)}: its keys are the versions that are brought up, all below {version}"
             )
         elif not callable(upcaster) or inspect.iscoroutinefunction(upcaster):
-            problems.append(f"the upcaster from version {known} is {upcaster!r}; use a plain function of the payload")
+            problems.append(
+                f"the upcaster from version {known} is {shown(upcaster)}; use a plain function of the payload"
+            )
     if problems or not upcasters:
         return problems
     missing = sorted(set(range(min(upcasters), version)) - set(upcasters))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -242,3 +243,18 @@ def test_one_task_may_stand_where_several_can(client: Client) -> None:
     parent = client.enqueue("test.any", {})
     child: Task = client.enqueue("test.any", {}, **dict[str, Any](depends_on=parent))
     assert child.depends_on == (parent.id,)
+
+
+ENDLESS: Final = 10**5000
+"""A number of which Python makes no text, as of some objects."""
+
+
+@pytest.mark.parametrize("name", sorted({*OPTIONS, *CALLS, *MAKES} - {"one of task_ids"}))
+def test_a_value_without_a_text_raises_no_bare_error_either(client: Client, name: str) -> None:
+    with suppress(ThunderAgentError):
+        if name in OPTIONS:
+            client.enqueue("test.any", {}, **dict[str, Any]({name: ENDLESS}))
+        elif name in CALLS:
+            CALLS[name](client, ENDLESS)
+        else:
+            MAKES[name](ENDLESS)

@@ -8,6 +8,8 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final
 
+from thunderagent.arguments import shown
+
 TOKEN_BYTES: Final = 200
 """Longest resume token; the cursor is a part of the row, and a row under 1 KB costs one unit a heartbeat."""
 
@@ -31,10 +33,12 @@ class Cursor:
 
     def __post_init__(self) -> None:
         if isinstance(self.seq, bool) or not isinstance(self.seq, int):
-            raise ValueError(f"seq is {self.seq!r}; a place in a stream is a whole number")
+            raise ValueError(f"seq is {shown(self.seq)}; a place in a stream is a whole number")
         for name, number in (("seq", self.seq), ("epoch", self.epoch)):
             if isinstance(number, int) and abs(number) > LARGEST:
-                raise ValueError(f"the {name} of a cursor is {number}; at most {DIGITS} digits are kept: use `token`")
+                raise ValueError(
+                    f"the {name} of a cursor is {shown(number)}; at most {DIGITS} digits are kept: use `token`"
+                )
         for name, text in (("epoch", self.epoch), ("token", self.token)):
             if isinstance(text, str) and len(text.encode()) > TOKEN_BYTES:
                 raise ValueError(
