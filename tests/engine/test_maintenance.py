@@ -569,7 +569,9 @@ def test_a_child_behind_ten_thousand_others_is_told_whichever_agent_has_the_turn
     assert "info" not in at.engine.get(["turn:blocked"])["turn:blocked"]
 
 
-@pytest.mark.parametrize("place", ["x", 5, [1], {"no": "place"}, [[], {}], None])
+@pytest.mark.parametrize(
+    "place", ["x", 5, [1], {"no": "place"}, [[], {}], None, [10**400, "a"], [1.0, "\ud800"], [{}, "a"]]
+)
 def test_a_place_that_is_none_is_forgotten(at: Setting, place: object) -> None:
     many_blocked(at, 5)
     blocked(at, "gone")

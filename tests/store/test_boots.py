@@ -196,6 +196,25 @@ def test_a_row_that_cannot_be_read_is_made_anew(machine: Machine) -> None:
     assert machine.process().engine.get([boots.ROW_ID])[boots.ROW_ID]["info"]["id"] == "first"
 
 
+@pytest.mark.parametrize("spoilt", [f"'{'[' * 100_000}'", "CAST(x'ff5b' AS TEXT)", "x'ff'", "'[5]'", "NULL"])
+@pytest.mark.parametrize("first_write", ["enqueue", "delete"])
+def test_a_row_of_an_agent_that_cannot_be_read_keeps_nobody_from_writing(
+    machine: Machine, spoilt: str, first_write: str
+) -> None:
+    before = machine.process()
+    claimed(before, "a")
+    ended = put(before, "b", status=Status.SUCCESS)
+    with sqlite3.connect(machine.path) as connection:
+        connection.execute(f'UPDATE tasks SET "info" = {spoilt} WHERE "taskId" IN (?, ?)', ("agent:one", boots.ROW_ID))
+    machine.start_again("second")
+    store = machine.process()
+    if first_write == "delete":
+        assert store.engine.delete([ended.to_row()]) == [True]
+    else:
+        put(store, "c")
+    assert store.clock.leases.now() == machine.process().clock.leases.now()
+
+
 def test_the_row_is_no_task(machine: Machine) -> None:
     store = machine.process()
     put(store, "a")

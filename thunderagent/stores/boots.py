@@ -38,7 +38,7 @@ def read(cursor: sqlite3.Cursor) -> Boot | None:
         info = json.loads(found[0])
         boot = Boot(str(info["id"]), float(info["zero"]))
         return boot if math.isfinite(boot.zero) else None
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, RecursionError):
         return None
 
 
@@ -90,7 +90,7 @@ def _former(cursor: sqlite3.Cursor, boot_id: str) -> Iterator[str]:
     for row_id, text in cursor.execute('SELECT "taskId", "info" FROM tasks WHERE "status" = ?', (AGENT_STATUS,)):
         try:
             told = json.loads(text).get("boot")
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, RecursionError):
             continue
         if told not in (None, boot_id):
             yield str(row_id).removeprefix("agent:")

@@ -144,6 +144,7 @@ class SqliteEngine:
                     answers.append(Applied(won=False, row=_one(cursor, write.task_id)))
         return answers
 
+    @_of_any_text
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
         with self._transaction() as cursor:
             return [
@@ -155,7 +156,6 @@ class SqliteEngine:
                 for row in tasks
             ]
 
-    @_of_any_text
     @_of_any_text
     def expire(self, now: float) -> int:
         parameters = (now, AGENT_STATUS, self._lost_before(now), EXPIRED_AT_ONCE)
@@ -223,13 +223,8 @@ class SqliteEngine:
         query = """ "status" = ? AND "createdAt" <= ? AND typeof("taskId") = 'text'"""
         parameters: list[Any] = [status_value, math.inf if until is None else until]
         if after is not None:
-            match after:
-                case [created_at, str() as task_id]:
-                    pass
-                case _:  # of a row made by hand
-                    raise StoreRejected(f"{after!r:.80} is no place in the index")
             query += f' AND ("createdAt", "taskId") {beyond} (?, CAST(? AS TEXT))'
-            parameters += created_at, task_id.encode(errors="surrogateescape")
+            parameters += _behind(after)
         with self._reading() as cursor:
             cursor.execute(
                 f'SELECT "taskId", "status", "createdAt", "job", "kind" FROM tasks WHERE {query} '  # noqa: S608
@@ -370,6 +365,19 @@ def _place(entry: Sequence[Any]) -> list[Any]:
     """Where the next page begins, as JSON can keep it."""
     task_id, _, created_at, *_ = entry
     return [created_at, task_id if isinstance(task_id, str) else task_id.decode(errors="surrogateescape")]
+
+
+def _behind(place: Any) -> tuple[float, bytes]:
+    """The values of a place.
+
+    Raises:
+        StoreRejected: it is none, as of a row made by hand.
+    """
+    try:
+        created_at, task_id = place
+        return float(created_at), task_id.encode(errors="surrogateescape")
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise StoreRejected(f"{place!r:.80} is no place in the index") from error
 
 
 def _one(cursor: sqlite3.Cursor, task_id: str) -> Row | None:
