@@ -16,7 +16,7 @@ from thunderagent.forks import renewed
 REMEDY: Final = "upgrade this installation if a newer version has written the row, else mend or delete it"
 
 NAMED: Final = 10_000
-"""Rows of which is remembered that they were named."""
+"""Rows that one process names at most, and of which it remembers that it did."""
 
 ALONE_S: Final = 600.0
 """How long no claim is tried of a task whose row could not be read; it may have been mended meanwhile."""
@@ -72,13 +72,15 @@ class Unread:
         self._monotonic = monotonic
         self._guard = renewed(threading.Lock())
         self._named: dict[str, float] = {}
+        self._number = 0
         self.listener: Callable[[Unreadable], object] = lambda one: None
         """Called once for each row, in the thread that has read it."""
 
     def note(self, one: Unreadable) -> None:
-        """Name a row, unless it was named before."""
+        """Name a row, unless it was named before, or so many were that one more line says nothing new."""
         with self._guard:
-            is_new = self._named.pop(one.row_id, None) is None
+            is_new = self._named.pop(one.row_id, None) is None and self._number < NAMED
+            self._number += is_new
             self._named[one.row_id] = self._monotonic() + ALONE_S
             while len(self._named) > NAMED:
                 del self._named[next(iter(self._named))]

@@ -45,8 +45,9 @@ from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.stores.table import create_table
 from thunderagent.task import Row, Status, Task, read_task
+from thunderagent.testing import FakeClock
 from thunderagent.ticks import every
-from thunderagent.unreadable import Unreadable
+from thunderagent.unreadable import NAMED, Unread, Unreadable
 
 Raw = dict[str, Any]
 """A row as the engine itself keeps it: columns, or attribute values of DynamoDB."""
@@ -510,3 +511,14 @@ def _delete(place: Place, store: TaskStore, row_id: str) -> None:
     else:
         assert isinstance(store.engine, DynamoEngine)
         store.engine.connection.call("DeleteItem", TableName="TaskTable", Key=expressions.key(row_id))
+
+
+def test_more_rows_than_are_remembered_flood_no_log() -> None:
+    clock = FakeClock()
+    unread, named = Unread(clock.monotonic), list[str]()
+    unread.listener = lambda one: named.append(one.row_id)
+    for _ in range(2):
+        for number in range(NAMED + 100):
+            unread.note(Unreadable(f"row{number}", "status", "'WAITING'"))
+    assert named == [f"row{number}" for number in range(NAMED)]
+    assert unread.is_left_alone(f"row{NAMED + 99}"), "what is not named is not claimed either"
