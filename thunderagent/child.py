@@ -47,7 +47,7 @@ def _child(descriptor: int) -> None:
     row = {name: value for name, value in orders["row"].items() if value is not None}
     task = Task.from_row(row)
     lease = Lease(task=task, owner=orders["owner"], fence=task.fence, lease_s=orders["lease_s"], held_from=0.0)
-    unread = {name: getattr(errors, kind)(text) for name, (kind, text) in orders["unread"].items()}
+    unread = {name: getattr(errors, kind, errors.StoreError)(text) for name, (kind, text) in orders["unread"].items()}
     failed = {name: ParentFailure(**failure) for name, failure in orders["failed"].items()}
     context = _ChildContext(lease, ParentResults(orders["parents"], unread, failed), tell)
     if place := orders.get("push"):

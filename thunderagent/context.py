@@ -119,6 +119,9 @@ class ParentResults(Mapping[str, Any]):
             raise self.unread[task_id]
         return self._results[task_id]
 
+    def __contains__(self, task_id: object) -> bool:
+        return task_id in self._results or task_id in self.unread
+
     def __iter__(self) -> Iterator[str]:
         yield from self._results
         yield from self.unread

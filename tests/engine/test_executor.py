@@ -19,7 +19,15 @@ from tests.engine import process_jobs
 from tests.engine.support import LONG_S, a_lease, running
 from tests.stands import eventually
 from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
-from thunderagent.errors import AgentDraining, LeaseLost, ParentResultLost, TaskCancelled, TimeLimitExceeded
+from thunderagent.errors import (
+    AgentDraining,
+    LeaseLost,
+    ParentResultLost,
+    StoreUnavailable,
+    TaskCancelled,
+    ThunderAgentError,
+    TimeLimitExceeded,
+)
 from thunderagent.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
 from thunderagent.isolation import ProcessExecutor
 from thunderagent.job import Job, job
@@ -415,8 +423,15 @@ def test_why_parents_failed_reaches_the_child(bench: Bench) -> None:
     assert bench.end(one) == Returned({"q": ["FAILED", "ValueError: no such month"]})
 
 
-def test_a_result_of_a_parent_that_is_lost_is_the_childs_error_only_when_it_asks(bench: Bench) -> None:
-    lost = ParentResults({}, {"p": ParentResultLost("p succeeded, and its result was not stored")})
+class BucketAway(StoreUnavailable):
+    """The error of a bucket that an application has written."""
+
+
+@pytest.mark.parametrize("kind", [ParentResultLost, BucketAway])
+def test_a_result_of_a_parent_that_is_lost_is_the_childs_error_only_when_it_asks(
+    bench: Bench, kind: type[ThunderAgentError]
+) -> None:
+    lost = ParentResults({}, {"p": kind("p succeeded, and its result was not stored")})
     for handler in (process_jobs.echo, process_jobs.parents):
         one = replace_context(running(a_lease(job=handler.name, depends_on=("p",)), handler), lost)
         bench.processes.start(one)

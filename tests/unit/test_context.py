@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tests.engine.support import a_lease
-from thunderagent.context import PROGRESS_BYTES, Context
-from thunderagent.errors import LeaseLost, TaskCancelled, TaskStopped, TimeLimitExceeded
+from thunderagent.context import PROGRESS_BYTES, Context, ParentResults
+from thunderagent.errors import LeaseLost, ParentResultLost, TaskCancelled, TaskStopped, TimeLimitExceeded
 
 
 def test_a_context_knows_its_task_and_its_run() -> None:
@@ -106,3 +106,11 @@ def test_results_of_parents_are_read_when_they_are_asked_for() -> None:
     assert asked == []
     assert context.parent_results() == {"p": 7}
     assert Context(a_lease()).parent_results() == {}
+
+
+def test_a_parent_whose_result_is_lost_is_there_and_only_its_result_raises() -> None:
+    results = ParentResults({"a": 1}, {"b": ParentResultLost("it was not stored")})
+    assert ("a" in results, "b" in results, "c" in results) == (True, True, False)
+    assert list(results) == ["a", "b"]
+    with pytest.raises(ParentResultLost, match="not stored"):
+        results.get("b")
