@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -13,6 +13,7 @@ from thunderagent.pacing import OTHERS_S
 from thunderagent.poller import QueuePoller
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import STREAM, Candidate
+from thunderagent.unreadable import as_map
 
 AT_ONCE: Final = 50
 """Streams that one look claims at most: batch tasks of the same agent are not to wait for hundreds of claims."""
@@ -164,14 +165,12 @@ def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
 
 def _region(agent: AgentInfo) -> str | None:
     """The region that an agent tells of."""
-    region = agent.info.get("region")
-    return region.get("name") if isinstance(region, Mapping) else None
+    return as_map(agent.info.get("region")).get("name")
 
 
 def is_paused(agent: AgentInfo) -> bool:
     """True when an agent tells that it claims nothing, as somebody has paused it."""
-    health = agent.info.get("health")
-    return isinstance(health, Mapping) and bool(health.get("paused"))
+    return bool(as_map(agent.info.get("health")).get("paused"))
 
 
 class StreamPoller(QueuePoller):

@@ -15,7 +15,7 @@ from thunderagent.pause_commands import LONGEST_NAME, PauseCommands, check_pause
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of
 from thunderagent.store import AgentInfo
 from thunderagent.task import Row
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, is_number
 
 MOST_DRAINS: Final = 100
 """Agents that are asked to drain at one moment at most: every agent reads all of it, each time."""
@@ -132,7 +132,7 @@ def _name_of(agent: AgentInfo | str) -> str:
 
 
 def _still(row: Row) -> str:
-    running = info_of({"info": info_of(row).get("running")})
+    running = as_map(info_of(row).get("running"))
     number = sum(filter(is_number, running.values()))
     name = str(row["taskId"]).removeprefix("agent:")
     return f"{name} ({'1 task' if number == 1 else f'{number:g} tasks'})" if number else name

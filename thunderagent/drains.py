@@ -13,7 +13,7 @@ from thunderagent.errors import NotAllowed
 from thunderagent.pauses import info_of
 from thunderagent.store import TaskStore
 from thunderagent.task import Row, timestamp
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, as_number
 
 PREFIX: Final = "drain:"
 
@@ -37,8 +37,7 @@ def drain_asked(row: Row | None, agent: str) -> str | None:
     info = info_of(row)
     if f"{PREFIX}{agent}" not in info:
         return None
-    entry = info[f"{PREFIX}{agent}"]
-    reason = entry.get("reason") if isinstance(entry, Mapping) else None
+    reason = as_map(info[f"{PREFIX}{agent}"]).get("reason")
     return reason if isinstance(reason, str) and reason else ASKED
 
 
@@ -95,5 +94,4 @@ def change_controls(
 
 
 def _since(entry: object) -> float:
-    since = entry.get("since") if isinstance(entry, Mapping) else None
-    return float(since) if is_number(since) else 0.0
+    return as_number(as_map(entry).get("since"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -18,7 +18,7 @@ from thunderagent.pauses import Pause, PauseKind, read_pauses
 from thunderagent.store import TaskStore
 from thunderagent.task import Desired, Status, Task
 from thunderagent.traceparent import trace_id
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_number
 from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
 from thunderagent.writes import ERRORS_KEPT
 
@@ -167,13 +167,10 @@ def _happened(task: Task) -> list[Happened]:
     """In the order of time, as far as the row tells: it keeps the last ten errors, and of the runs the last."""
     found = [Happened(task.submitted_at, f"it was enqueued for the queue {task.queue}")]
     for entry in task.errors:
-        if not isinstance(entry, Mapping):  # a row made by hand
-            continue
         agent = f" on {entry['agent']}" if entry.get("agent") else ""
         first = str(entry.get("error", "")).strip().splitlines() or ["no message"]
-        at = entry.get("at")
         text = f"attempt {entry.get('attempt', '?')}{agent}: {_message(first)}"
-        found.append(Happened(float(at) if is_number(at) else 0.0, text))
+        found.append(Happened(as_number(entry.get("at")), text))
     who = task.lease_owner or task.last_agent
     if task.started_at is not None:
         found.append(Happened(task.started_at, f"it started{f' on {who}' if who else ''}, run {task.fence}"))

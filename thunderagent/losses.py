@@ -6,12 +6,12 @@ company: a task is given up for losses that it had alone, or for many in company
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from thunderagent.task import Task
+from thunderagent.unreadable import is_number
 
 ALONE: Final = "alone"
 """In the last entry of `errors`: the fence of the run for which the agent ran nothing else that could be to blame."""
@@ -54,7 +54,7 @@ class Loss:
 
 def runs_alone(task: Task) -> bool:
     """True when the row says that its agent runs nothing else that could be to blame."""
-    return any(entry.get(ALONE) == task.fence for entry in _entries(task))
+    return any(entry.get(ALONE) == task.fence for entry in task.errors)
 
 
 def must_run_apart(crash_count: int, max_crashes: int) -> bool:
@@ -77,15 +77,15 @@ def lived(task: Task, seen_at: Mapping[str, float]) -> int:
         seen_at: when an agent told of itself for the last time.
     """
     return sum(
-        bool(entry.get(LIVES)) or seen_at.get(str(entry.get("agent")), 0.0) > _number(entry.get("at"))
-        for entry in _entries(task)
+        bool(entry.get(LIVES)) or (is_number(at := entry.get("at")) and seen_at.get(str(entry.get("agent")), 0.0) > at)
+        for entry in task.errors
         if BESIDE in entry
     )
 
 
 def lost_agents(task: Task) -> set[str]:
     """The agents that were lost with a task, as far as its row goes back."""
-    return {str(entry.get("agent")) for entry in _entries(task) if BESIDE in entry}
+    return {str(entry.get("agent")) for entry in task.errors if BESIDE in entry}
 
 
 def verdict(task: Task, loss: Loss, *, max_crashes: int, alive: int) -> str:
@@ -110,11 +110,3 @@ def verdict(task: Task, loss: Loss, *, max_crashes: int, alive: int) -> str:
         f"{number} agents were lost while they ran it {limit}; {last}: look for 'Out of memory' in the kernel log of "
         f"its host, as the job {task.job} may need more memory than there is"
     )
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, (int, float)) else math.inf
-
-
-def _entries(task: Task) -> Iterator[Mapping[str, Any]]:
-    return (entry for entry in task.errors if isinstance(entry, Mapping))

@@ -24,6 +24,7 @@ from thunderagent.shared_writes import holder
 from thunderagent.store import Doubt, TaskStore
 from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.task import Lane, Lease, Row, Status, Task
+from thunderagent.unreadable import is_number
 
 RECHECKED: Final = 500
 """Rows that one look at leases which should be over reads at most."""
@@ -327,7 +328,7 @@ class Janitor:
         names = (name for name in agents if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME)
         ids = {f"agent:{name}": name for name in names}
         rows = self._store.engine.get(sorted(ids)) if ids else {}
-        told = {ids[row_id]: at for row_id, row in rows.items() if isinstance(at := row.get("updatedAt"), (int, float))}
+        told = {ids[row_id]: at for row_id, row in rows.items() if is_number(at := row.get("updatedAt"))}
         return told | {name: math.inf for name in ids.values() if _runs_here(name)}
 
     def _give_up(self, task: Task, loss: Loss, error: str | None = None) -> None:

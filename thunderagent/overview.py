@@ -10,7 +10,7 @@ from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.prices import store_dollars
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, as_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def overview(store: TaskStore) -> Overview:
 
 def state_of(agent: AgentInfo, pauses: Mapping[str, Pause]) -> tuple[str, tuple[str, ...]]:
     """How an agent is, and the reasons that it tells. One of an older version tells less."""
-    health = _map(agent.info.get("health"))
+    health = as_map(agent.info.get("health"))
     fine = health.get("healthy", health.get("heartbeat_alive") and health.get("store_answers"))
     paused = health.get("paused") or any(f"{PauseKind.AGENT}:{name}" in pauses for name in names_of(agent.name))
     reasons = tuple(map(str, told)) if isinstance(told := health.get("reasons"), (list, tuple)) else ()
@@ -96,14 +96,14 @@ def state_of(agent: AgentInfo, pauses: Mapping[str, Pause]) -> tuple[str, tuple[
         return "draining", reasons
     if not fine:
         return "not well", reasons
-    if _map(agent.info.get("region")).get("state") == "passive":
+    if as_map(agent.info.get("region")).get("state") == "passive":
         return "passive", reasons
     return ("paused" if paused else "ok"), reasons
 
 
 def _view(agent: AgentInfo, pauses: Mapping[str, Pause]) -> AgentView:
     info = agent.info
-    streams = _map(info.get("streams"))
+    streams = as_map(info.get("streams"))
     state, reasons = state_of(agent, pauses)
     return AgentView(
         name=agent.name,
@@ -113,35 +113,23 @@ def _view(agent: AgentInfo, pauses: Mapping[str, Pause]) -> AgentView:
         state=state,
         reasons=reasons,
         slots=tuple(_slots(info)),
-        streams_held=_number(streams.get("held")),
-        streams_most=_number(streams.get("max")),
-        streams_connected=_number(streams.get("connections")),
+        streams_held=int(as_number(streams.get("held"))),
+        streams_most=int(as_number(streams.get("max"))),
+        streams_connected=int(as_number(streams.get("connections"))),
     )
 
 
 def _slots(info: Mapping[str, Any]) -> Iterator[Slots]:
-    running = _map(info.get("running"))
-    for queue, number in sorted(_map(info.get("queues")).items()):
-        yield Slots(queue, _number(running.get(queue)), _number(number))
+    running = as_map(info.get("running"))
+    for queue, number in sorted(as_map(info.get("queues")).items()):
+        yield Slots(queue, int(as_number(running.get(queue))), int(as_number(number)))
 
 
 def _cost(agents: Sequence[AgentInfo]) -> Cost | None:
-    told = [counts for agent in agents if "write_units" in (counts := _map(agent.info.get("counts")))]
+    told = [counts for agent in agents if "write_units" in (counts := as_map(agent.info.get("counts")))]
     if not told:
         return None
-    reads, writes = (sum(_amount(one.get(name)) for one in told) for name in ("read_units", "write_units"))
-    ended = sum(_number(one.get(name)) for one in told for name in ("succeeded", "failed", "closed"))
+    reads, writes = (sum(as_number(one.get(name)) for one in told) for name in ("read_units", "write_units"))
+    ended = sum(int(as_number(one.get(name))) for one in told for name in ("succeeded", "failed", "closed"))
     dollars = store_dollars(read_units=reads, write_units=writes)
     return Cost(tasks=ended, read_units=reads, write_units=writes, dollars=dollars)
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _amount(value: Any) -> float:
-    return float(value) if is_number(value) else 0.0
-
-
-def _number(value: Any) -> int:
-    return int(_amount(value))

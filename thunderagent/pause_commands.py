@@ -17,6 +17,7 @@ from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, 
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Lane, Row, timestamp
+from thunderagent.unreadable import as_map
 
 MOST_PAUSES: Final = 100
 """Things that are paused at one moment at most: every agent reads all of them, each time."""
@@ -199,5 +200,4 @@ def _with(row: Row | None, wanted: Pause, now: float) -> _Info | None:
     elif len(known.keys() - over) >= MOST_PAUSES:
         raise NotAllowed(f"{MOST_PAUSES} queues, jobs and agents are paused already: resume some of them")
     info = {key: entry for key, entry in info_of(row).items() if key not in over}
-    kept = info.get(wanted.key)
-    return info | {wanted.key: {**(kept if isinstance(kept, Mapping) else {}), **wanted.entry()}}
+    return info | {wanted.key: {**as_map(info.get(wanted.key)), **wanted.entry()}}

@@ -14,7 +14,7 @@ from typing import Any, Final
 from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import TaskStore
 from thunderagent.task import Row, timestamp
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, is_number
 
 
 class PauseKind(StrEnum):
@@ -64,8 +64,7 @@ def pauses_of(row: Row | None) -> dict[str, Pause]:
 
 def info_of(row: Row | None) -> Mapping[str, Any]:
     """The entries of the row, whatever they are."""
-    info = (row or {}).get("info")
-    return info if isinstance(info, Mapping) else {}
+    return as_map((row or {}).get("info"))
 
 
 def read_pauses(store: TaskStore) -> dict[str, Pause]:

@@ -20,7 +20,7 @@ from thunderagent.losses import must_run_apart
 from thunderagent.pacing import UNDECIDED_S
 from thunderagent.poller import Room
 from thunderagent.settler import Outcome, Stopped, Undecided, about
-from thunderagent.store import TaskStore
+from thunderagent.store import TaskStore, passed_over
 from thunderagent.task import Lease, Task
 
 
@@ -139,8 +139,7 @@ class Suspects:
             self._marked = None
 
     def _mark(self, running: Running) -> None:
-        errors = running.lease.task.errors
-        if errors and isinstance(errors[-1], Mapping):
+        if running.lease.task.errors:
             self._marked = running  # before: the reply may be lost
             self._note(running, is_alone=True)
 
@@ -148,7 +147,7 @@ class Suspects:
         """False when the store did not answer. A refusal is an answer: the lease is lost, or the row takes no more."""
         write = writes.set_apart(running.lease, is_alone=is_alone, now=self._store.clock.now())
         try:
-            self._store.apply([write], rejected=lambda write, error: None)
+            self._store.apply([write], rejected=passed_over)
         except StoreError:
             return False
         return True

@@ -13,6 +13,7 @@ from thunderagent import shared_writes
 from thunderagent.errors import StoreError
 from thunderagent.store import TaskStore
 from thunderagent.task import Candidate
+from thunderagent.unreadable import as_map
 
 PAGE: Final = 100
 """Index entries of one page."""
@@ -85,8 +86,7 @@ def fleet_rounds(
     if row is None:
         yield None
         return
-    kept = row.get("info")
-    kept = kept if isinstance(kept, Mapping) else {}  # of a row made by hand
+    kept = as_map(row.get("info"))
     places = {value: place for value, place in kept.items() if isinstance(place, (list, Mapping))}
     rounds = Rounds(store, most=most, places=places)
     before = dict(rounds.places)

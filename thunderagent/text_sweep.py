@@ -6,6 +6,7 @@ here: its due time is at the head of the index.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from thunderagent.lines import line_value, open_lines
 from thunderagent.port import MAX_TEXT_BYTES
 from thunderagent.store import TaskStore
+from thunderagent.sweeps import Rounds
 from thunderagent.task import Candidate, Lane, Status
 from thunderagent.texts import DAY_S
 
@@ -68,12 +70,6 @@ class TextSweep:
         until = self._store.clock.now() - WAITS_S
         values = [lane.value(status) for lane in lanes for status in OPEN]
         values += [line_value(lane, key) for key in open_lines(self._store) for lane in lanes]
+        rounds = Rounds(self._store, most=sys.maxsize)
         for value in values:
-            after = None
-            while True:
-                page = self._store.engine.page(value, limit=100, until=until, after=after)
-                if page.entries:
-                    yield page.entries
-                after = page.after
-                if after is None:
-                    break
+            yield from rounds.pages(value, until=until)

@@ -97,11 +97,6 @@ class Unread:
         return max(1.0, len(self._named) / 10)
 
 
-def is_text(value: object) -> bool:
-    """A text."""
-    return isinstance(value, str)
-
-
 def is_number(value: object) -> TypeGuard[float]:
     """A finite number of a size that both engines hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST < value < LARGEST
@@ -110,11 +105,6 @@ def is_number(value: object) -> TypeGuard[float]:
 def is_count(value: object) -> bool:
     """A whole number from 0 that every engine counts exactly."""
     return is_number(value) and 0 <= value <= MOST_COUNTED and value % 1 == 0
-
-
-def is_flag(value: object) -> bool:
-    """True or false."""
-    return isinstance(value, bool)
 
 
 def is_set(value: object) -> bool:
@@ -132,11 +122,6 @@ def is_maps(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value) and is_json(value)
 
 
-def is_map(value: object) -> bool:
-    """A map of JSON data."""
-    return isinstance(value, Mapping) and is_json(value)
-
-
 def is_json(value: object) -> bool:
     """Data that a row can keep again: no bytes, no sets, no number that is none."""
     left = [value]
@@ -152,12 +137,12 @@ def is_json(value: object) -> bool:
 
 
 RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
-    "S": is_text,
+    "S": lambda value: isinstance(value, str),
     "N": is_number,
-    "BOOL": is_flag,
+    "BOOL": lambda value: isinstance(value, bool),
     "SS": is_set,
     "L": is_json,
-    "M": is_map,
+    "M": lambda value: isinstance(value, Mapping) and is_json(value),
 }
 """Whether a value is one of an attribute, by the type that the table gives it."""
 
@@ -165,6 +150,16 @@ RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
 def mistyped(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these attributes that is there and has another type than its own; None: there is none."""
     return next((name for name in names if name in row and not RIGHT[ATTRIBUTES[name]](row[name])), None)
+
+
+def as_map(value: object) -> Mapping[str, Any]:
+    """A map of a row that another version may have written; empty in the place of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def as_number(value: object) -> float:
+    """A number of such a row; 0 in the place of anything else."""
+    return value if is_number(value) else 0.0
 
 
 def _in_words(attribute: str, row: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ Every look into the store is bounded: at most `LISTED` rows of others, and `COUN
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,7 +21,7 @@ from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.shared_writes import key_id, limit_id
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.task import Status, Task, UniqueScope
-from thunderagent.unreadable import Unreadable, is_number
+from thunderagent.unreadable import Unreadable, as_map, as_number
 
 LISTED: Final = 10
 """Parents and holders that are looked at one by one."""
@@ -83,9 +83,9 @@ def _agent_of(store: TaskStore, task: Task, now: float) -> Iterator[str]:
         return
     row_id = f"agent:{task.lease_owner}"
     row = store.engine.get([row_id]).get(row_id)
-    heard = max(_seconds((row or {}).get("updatedAt")), task.lock_time - (task.lease_sec or task.lock_time))
+    heard = max(as_number((row or {}).get("updatedAt")), task.lock_time - (task.lease_sec or task.lock_time))
     if row is not None and now - heard <= SILENT_S:
-        health = _map(_map(row.get("info")).get("health"))
+        health = as_map(as_map(row.get("info")).get("health"))
         for said in (*_texts(health.get("reasons")), *_texts(health.get("notes"))):
             if TOLD in said and task.job in said:
                 yield f"its agent {task.lease_owner} tells: {said}"
@@ -160,7 +160,7 @@ def _line(store: TaskStore, task: Task) -> Iterator[str]:
     if task.line is None:
         return
     row = store.engine.get([limit_id(task.line)]).get(limit_id(task.line))
-    number = _number((row or {}).get("limitMax")) or task.limit_max or 1
+    number = int(as_number((row or {}).get("limitMax"))) or task.limit_max or 1
     holders = sorted({member.rpartition("#")[0] for member in holders_of(row)})
     entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
     before = len([one for one in entries if one.task_id != task.task_id and one.created_at <= task.created_at])
@@ -257,14 +257,14 @@ def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
 
 def _regions(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
     """Whoever could run it is in a region that has no grant."""
-    regions = [_map(agent.info.get("region")) for agent in agents if _can(agent, task)]
+    regions = [as_map(agent.info.get("region")) for agent in agents if _can(agent, task)]
     if regions and all(region.get("state") == "passive" for region in regions):
         names = " and ".join(sorted({str(region.get("name")) for region in regions}))
         yield f"the agents that could run it are in {names}, which has no grant; see: thunderagent region status"
 
 
 def _is_draining(agent: AgentInfo) -> bool:
-    return bool(_map(agent.info.get("health")).get("draining"))
+    return bool(as_map(agent.info.get("health")).get("draining"))
 
 
 def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[str]:
@@ -272,8 +272,8 @@ def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[st
     entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
     before = len([one for one in entries if one.task_id != task.task_id and one.created_at <= task.created_at])
     able = [agent for agent in agents if _can(agent, task) and not is_paused(agent)]
-    slots = 0 if task.is_stream else sum(_number(agent.info["queues"].get(task.queue)) for agent in able)
-    taken = sum(_number(_map(agent.info.get("running")).get(task.queue)) for agent in able)
+    slots = 0 if task.is_stream else sum(int(as_number(agent.info["queues"].get(task.queue))) for agent in able)
+    taken = sum(int(as_number(as_map(agent.info.get("running")).get(task.queue))) for agent in able)
     after = f"{_tasks(before)} before it in the queue {task.queue}" if before else f"it is the next of {task.queue}"
     if slots and taken >= slots:
         return [f"all {slots} slots of the queue {task.queue} are taken, as its agents last told; {after}"]
@@ -282,17 +282,5 @@ def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[st
     return ["it is ready: an agent takes it with its next poll"]
 
 
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _texts(value: Any) -> Sequence[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, (list, tuple)) else ()
-
-
-def _seconds(value: Any) -> float:
-    return float(value) if is_number(value) else 0.0
-
-
-def _number(value: Any) -> int:
-    return int(value) if is_number(value) else 0

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from thunderagent.conditions import Absent, Condition, Fewer, Is, Present, Write
 from thunderagent.task import Row, timestamp
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, is_number
 
 MOST_CONNECTIONS: Final = 50
 """Connections of one user at once."""
@@ -204,10 +204,7 @@ def end_chunks(connection: str, chunk_id: str) -> Write:
 
 def changes_of(row: Mapping[str, Any] | None) -> dict[str, int]:
     """The last changes of a state with the versions that they made. A row made by hand may have anything there."""
-    info = (row or {}).get("info")
-    changes = info.get("changes") if isinstance(info, Mapping) else None
-    if not isinstance(changes, Mapping):
-        return {}
+    changes = as_map(as_map((row or {}).get("info")).get("changes"))
     return {str(name): int(made) for name, made in changes.items() if is_number(made)}
 
 

@@ -147,6 +147,18 @@ def settings(**changes: Any) -> Settings:
     return Settings(**{**values, **changes})
 
 
+class Writing(FaultyEngine):
+    """Knows what was written to rows that were there."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.verbs: list[str] = []
+
+    def apply(self, batch: Sequence[Write]) -> list[Applied]:
+        self.verbs += [write.verb for write in batch]
+        return super().apply(batch)
+
+
 class Rejecting(FaultyEngine):
     """An engine that takes no write of which `never` says so, now or later."""
 

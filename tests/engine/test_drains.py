@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from tests import stands
-from tests.engine.support import LONG_S, Recorder, a_job, put, serving, settings
+from tests.engine.support import LONG_S, Recorder, Writing, a_job, put, serving, settings
 from tests.stands import Stand, together
 from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.controls import Controls
 from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
@@ -27,7 +26,7 @@ from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import job
 from thunderagent.pacing import CONTROL_LOOK_S
-from thunderagent.port import Applied, Engine
+from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.shared_writes import CONTROL_ID, control_row
 from thunderagent.store import TaskStore
@@ -45,18 +44,6 @@ class Counting(FaultyEngine):
     def get(self, task_ids: Sequence[str]) -> dict[str, Row]:
         self.reads += CONTROL_ID in task_ids
         return super().get(task_ids)
-
-
-class Writing(FaultyEngine):
-    """Knows what was written."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.verbs: list[str] = []
-
-    def apply(self, batch: Sequence[Write]) -> list[Applied]:
-        self.verbs += [write.verb for write in batch]
-        return super().apply(batch)
 
 
 class At:

@@ -16,7 +16,7 @@ import pytest
 from tests import stands
 from tests.engine import process_jobs
 from tests.engine.stream_support import FeedThread, Fleet, Log, fleet, follower
-from tests.engine.support import LONG_S, Stage, settings
+from tests.engine.support import LONG_S, Stage, Writing, settings
 from tests.model.limit_world import World, limited_jobs
 from tests.store.billing import write_units
 from thunderagent import events, shared_writes, writes
@@ -704,7 +704,7 @@ def is_kept(row: Row) -> bool:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_row_of_a_limit_expires_while_nobody_uses_it_for_no_further_write(stand: stands.Stand, number: int) -> None:
-    key, counting = stand.mark, Counted(stand.store.engine)
+    key, counting = stand.mark, Writing(stand.store.engine)
     slots = Slots(TaskStore(counting), guard_s=2.0, examine_s=15.0)
     leases = [stand.lease(name) for name in "ab"]
     for lease in leases:
@@ -822,18 +822,6 @@ def delete_overdue(stand: stands.Stand, key: str) -> bool:
     [(is_gone, _)] = stand.store.attempt([later])
     assert is_gone == ("expireAt" in before)
     return is_gone
-
-
-class Counted(FaultyEngine):
-    """Knows what was written to rows that were there."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.verbs: list[str] = []
-
-    def apply(self, batch: Sequence[Write]) -> list[Applied]:
-        self.verbs += [write.verb for write in batch]
-        return super().apply(batch)
 
 
 # What it costs

@@ -13,7 +13,7 @@ from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width
 from thunderagent.errors import ConfigurationError
 from thunderagent.pauses import PauseKind, names_of
 from thunderagent.store import AgentInfo
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, as_number, is_number
 from thunderagent.waiting import span_text
 
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)
@@ -119,7 +119,7 @@ def _show(found: Collection[AgentInfo], paused: Collection[str], now: float) -> 
 def _layouts(found: Collection[AgentInfo]) -> Iterator[tuple[str, ...]]:
     """Columns to be shown, the most telling first: the first that the terminal has room for is taken."""
     streams = any(isinstance(one.info.get("streams"), dict) for one in found)
-    counted = ("claimed", "failed") if any(_map(one.info.get("counts")) for one in found) else ()
+    counted = ("claimed", "failed") if any(as_map(one.info.get("counts")) for one in found) else ()
     skewed = ("skew",) if any("skew_s" in one.info for one in found) else ()
     whole, short = (("streams",), ("held",)) if streams else ((), ())
     if out.width >= WIDE:
@@ -149,9 +149,9 @@ def _width(cells: Collection[Mapping[str, str]], columns: Collection[str], name:
 
 def _cells(one: AgentInfo, paused: Collection[str]) -> Mapping[str, str]:
     """Everything that may be shown of an agent, by column."""
-    info, counts, running = one.info, _map(one.info.get("counts")), _map(one.info.get("running"))
+    info, counts, running = one.info, as_map(one.info.get("counts")), as_map(one.info.get("running"))
     slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in info["queues"].items())
-    streams = _map(info.get("streams"))
+    streams = as_map(info.get("streams"))
     return {
         "since": moment(one.started_at),
         "seen": moment(one.seen_at),
@@ -168,18 +168,18 @@ def _cells(one: AgentInfo, paused: Collection[str]) -> Mapping[str, str]:
 
 
 def _sum(numbers: Mapping[str, Any]) -> int:
-    return sum(int(number) for number in numbers.values() if is_number(number))
+    return sum(int(as_number(number)) for number in numbers.values())
 
 
 def _state(one: AgentInfo, paused: Collection[str]) -> str:
     """How an agent is, in a word or two: its own judgement, or of an older version what its facts say."""
     if one.is_lost:
         return "[red]lost[/red]"
-    health = _map(one.info.get("health"))
+    health = as_map(one.info.get("health"))
     fine = health.get("heartbeat_alive") and health.get("store_answers") and health.get("healthy", True)
     if health.get("draining"):
         return "draining"
-    if fine and _map(one.info.get("region")).get("state") == "passive":
+    if fine and as_map(one.info.get("region")).get("state") == "passive":
         return "[cyan]passive[/cyan]"
     if fine and (health.get("paused") or not set(paused).isdisjoint(names_of(one.name))):
         return "[yellow]paused[/yellow]"
@@ -190,19 +190,19 @@ def _why(one: AgentInfo, now: float) -> str:
     """Why an agent drains, or what is wrong with it."""
     if one.is_lost:
         return f"was last heard of {span_text(now - one.seen_at)} ago: it was killed, or it does not reach the store"
-    health = _map(one.info.get("health"))
+    health = as_map(one.info.get("health"))
     reasons = health.get("reasons")
     told = [str(reason) for reason in reasons] if isinstance(reasons, (list, tuple)) else []
     if isinstance(retires := one.info.get("retires"), str):
         told.insert(0, retires if retires.startswith("asked to drain") else f"drains: {retires}")
-    told += _canary(_map(one.info.get("canary")))
+    told += _canary(as_map(one.info.get("canary")))
     return "; ".join(told)
 
 
 def _canary(targets: Mapping[str, Any]) -> Iterator[str]:
     """The targets that are down as the canary of an agent sees them."""
     for name, found in targets.items():
-        seen = _map(found)
+        seen = as_map(found)
         if seen.get("state") == "down":
             yield f"canary: {name} is down, {seen.get('step', 'it did last time')}: {seen.get('reason', '')}"
 
@@ -216,8 +216,3 @@ def _streams(told: Any) -> str:
     if not isinstance(told, dict):
         return ""
     return f"{told.get('held', 0)}/{told.get('max', 0)}, {told.get('connections', 0)} connected"
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    """A map, or nothing: rows may be of another version."""
-    return value if isinstance(value, Mapping) else {}

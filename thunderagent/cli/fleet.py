@@ -73,9 +73,9 @@ def run(
         for sentence in idle_queues(settings.queues, registry):
             warn(sentence)
         stuck = _served(agent)
-        end_descendants()
     if stuck:  # handlers and threads that go on: the tasks are released, so nothing may hold up the end of the process
         _end(0)
+    end_descendants()
 
 
 def _served(agent: Agent) -> int:

@@ -7,7 +7,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,6 +20,7 @@ from thunderagent.health.judgement import DEAD_S
 from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.pauses import names_of
 from thunderagent.store import AgentInfo
+from thunderagent.unreadable import as_map
 
 ASK_S: Final = 5.0
 """How long an agent may take to answer at its port."""
@@ -77,7 +78,7 @@ def _rows(store: str | None, name: str) -> list[dict[str, Any]]:
 
 def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
     """What a row tells; one that is not renewed is that of an agent that is gone, or cannot reach the store."""
-    told, seen_s = _map(agent.info.get("health")), now - agent.seen_at
+    told, seen_s = as_map(agent.info.get("health")), now - agent.seen_at
     reasons = list(said) if isinstance(said := told.get("reasons"), (list, tuple)) else []
     if seen_s > DEAD_S * ANNOUNCE_S:
         reasons = [f"its row was not renewed for {seen_s:.0f} s: it was killed, or it does not reach the store"]
@@ -91,10 +92,6 @@ def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
         "reasons": reasons,
         "seen_s": round(seen_s, 1),
     }
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _asked(url: str) -> dict[str, Any]:

@@ -117,10 +117,6 @@ class Link:
             self._shut()
         return True
 
-    def go_on(self) -> None:
-        """Release the guard after a fork."""
-        self._guard.release()
-
     def renew(self) -> None:
         """Be free in a forked child."""
         self._guard = threading.RLock()
@@ -173,7 +169,7 @@ def _before() -> None:
 def _after_in_parent() -> None:
     global _is_forking
     while _aside:
-        _aside.pop().go_on()
+        _aside.pop()._guard.release()
     _is_forking = False
     _forking.release()
 
