@@ -90,7 +90,7 @@ def text_problem(name: str, value: object, *, least: int = 0, most: int) -> str 
 
 def choice_problem(name: str, value: object, choices: Iterable[str]) -> str | None:
     """What is wrong with one of a few words."""
-    words = [str(one) for one in choices]
+    words = tuple(choices)
     if isinstance(value, str) and value in words:
         return None
-    return f"{name} is {shown(value)}; use {', '.join(map(repr, words))}"
+    return f"{name} is {shown(value)}; use {', '.join(repr(str(one)) for one in words)}"

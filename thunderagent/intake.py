@@ -112,8 +112,12 @@ class Intake:
             ConfigurationError: one of the options cannot be what it is.
         """
         _check_options(new)
+        return self._made(new, new.task_id, payload)
+
+    def _made(self, new: NewTask, task_id: str | None, payload: Any) -> Task:
+        """As `make`, with options that were checked: once for a batch."""
         now = self._store.clock.now()
-        task_id = new_task_id(now) if new.task_id is None else new.task_id
+        task_id = new_task_id(now) if task_id is None else task_id
         _check_id(task_id)
         due = now + max(0.0, new.delay_s) if new.run_at is None else new.run_at
         job, max_retry = new.job, new.max_retry
@@ -176,13 +180,14 @@ class Intake:
 
     def put_many(self, new: NewTask, batch: Sequence[tuple[Any, str | None]], *, fresh: bool) -> list[Enqueued]:
         """Put tasks of one job, each with its payload and id; one outcome for each."""
+        _check_options(new)
         made: list[tuple[Task, PayloadError | ParentNotFound | TooManyDependents | None]] = []
         for payload, task_id in batch:
             try:
-                made.append((self.make(replace(new, task_id=task_id), payload), None))
+                made.append((self._made(new, task_id, payload), None))
             except PayloadError as error:
                 name = new.job if isinstance(new.job, str) else new.job.job_value
-                made.append((self.make(replace(new, job=name, task_id=None), None), error))
+                made.append((self._made(replace(new, job=name), None, None), error))
         fit = [task for task, error in made if error is None]
         if new.depends_on:
             try:

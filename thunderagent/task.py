@@ -423,7 +423,9 @@ _RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
     "handoffState": _one_of(Handoff),
     "lastSeq": lambda value: True,  # `read_cursor` says what is wrong with it
 }
-_READERS: Final = {name: (field, _RIGHT[name]) for name, field in _FIELDS.items()}
+_READERS: Final = {
+    name: (field, str if _RIGHT[name] is RIGHT["S"] else None, _RIGHT[name]) for name, field in _FIELDS.items()
+}
 _STATUSES: Final = {str(status): status for status in Status}
 
 
@@ -435,8 +437,8 @@ def read_task(row: Row) -> Task | Unreadable:
     values: dict[str, Any] = {}
     for name, value in row.items():
         if (reader := _READERS.get(name)) is not None:
-            field, is_right = reader
-            if not is_right(value):
+            field, kind, is_right = reader
+            if type(value) is not kind and not is_right(value):
                 return Unreadable.of(row, name)
             values[field] = value
     for name in ("taskId", "status", "job"):
@@ -474,8 +476,9 @@ class Candidate(NamedTuple):
     @classmethod
     def of(cls, task_id: str, status_value: str, created_at: float, job: object, kind: object) -> Candidate:
         """The entry, whatever the row has as its job and kind: a job that is no text is one that no agent has."""
-        job_text, kind_text = (one if isinstance(one, str) else f"{one!r:.80}" for one in (job, kind or BATCH))
-        return cls(task_id, status_value, created_at, job_text, kind_text)
+        job_text = job if isinstance(job, str) else f"{job!r:.80}"
+        kind = kind or BATCH
+        return cls(task_id, status_value, created_at, job_text, kind if isinstance(kind, str) else f"{kind!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import sqlite3
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -287,14 +287,12 @@ class SqliteEngine:
                 self._agree(boots.recall(cursor, leases))
             yield cursor
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+    def _transaction(self) -> AbstractContextManager[sqlite3.Cursor]:
         if leases := self._unplaced():
             with self._writing() as cursor:
                 zero = boots.settle(cursor, leases)
             self._agree(leases.place(zero))
-        with self._writing() as cursor:
-            yield cursor
+        return self._writing()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Cursor]:
