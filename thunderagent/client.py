@@ -338,8 +338,9 @@ class Client(ScheduleCommands, DrainCommands):
             batch = list(itertools.islice(tasks, size))
             if not batch:
                 break
+            before = self.store.clock.leases.now()
             gone = self.store.engine.delete([task.to_row() for task in batch])
-            self._keys.forget(task for task, is_gone in zip(batch, gone, strict=True) if is_gone)
+            self._keys.forget((task for task, is_gone in zip(batch, gone, strict=True) if is_gone), now=before)
             deleted += sum(gone)
         return deleted
 

@@ -54,10 +54,10 @@ def check_unique(unique_key: str | None, scope: str) -> None:
 
 
 class _Taken(NamedTuple):
-    """The key is ours for this task; `fence` is that of its row."""
+    """The key is ours for this task, by its row as it is then."""
 
     task: Task
-    fence: int
+    row: Row
 
 
 class Keys:
@@ -84,7 +84,6 @@ class Keys:
             StoreError: the store did not answer, and the same enqueue may be tried again; or the row of the key is
                 broken.
         """
-        row_id = _row_id(task)
         self._store.texts.check(f"the payload of {task.task_id!r}", task.payload_text)
         promise = self._promise(task) if own_id else None
         for _ in range(TRIES):
@@ -94,7 +93,7 @@ class Keys:
                 return _not_stopping(taken, task, own_id=own_id)
             if taken is None:
                 continue
-            task, fence = taken
+            task, row = taken
             if self._store.monotonic() - began > KEY_DOUBT_S:  # others may have given us up: take it anew
                 continue
             answer = put(task)
@@ -105,7 +104,7 @@ class Keys:
             if has_key(answer.task, task):
                 return _not_stopping(answer.task, task, own_id=own_id)
             if own_id:
-                self._try(shared_writes.drop_key(row_id, task.task_id, fence=fence))
+                self._try(shared_writes.drop_key(row))
                 if answer.error is not None:
                     raise answer.error
                 return answer.task
@@ -157,8 +156,12 @@ class Keys:
             except StoreError:
                 self._owed = (self._owed + owed)[-OWED:]
 
-    def forget(self, tasks: Iterable[Task]) -> None:
+    def forget(self, tasks: Iterable[Task], *, now: float) -> None:
         """Take the rows of keys away that still name these tasks, which were deleted. Nothing is written for others.
+
+        Args:
+            tasks: those that were deleted.
+            now: when they were there for sure, on the shared clock of leases.
 
         Raises:
             StoreError: the store did not answer.
@@ -166,7 +169,6 @@ class Keys:
         gone = {(_row_id(task), task.task_id) for task in tasks if task.unique_key is not None}
         if not gone:
             return
-        now = self._store.clock.now()
         rows = self._store.engine.get(sorted({row_id for row_id, _ in gone}))
         left = [one for one in sorted(gone) if rows.get(one[0], {}).get("heldBy") == one[1]]
         if left:
@@ -181,7 +183,7 @@ class Keys:
         """Take the key; the answer may be that another task has it, or that it must be tried again."""
         ours, row = self._found(task, promise=promise)
         if ours:
-            return _Taken(task, 1)
+            return _Taken(task, row)
         seen = look_at(self._store, row, task)
         if seen.holder is not None and seen.is_held:
             return self._store.texts.inflate([seen.holder])[0]
@@ -193,21 +195,23 @@ class Keys:
                 raise answer.error
             return self._store.texts.inflate([answer.task])[0] if has_key(answer.task, task) else None
         if seen.may_come and promise is None:
-            return _Taken(_under(task, seen.held_by, shards), seen.fence)
-        if self._keep_out(seen, task) and self._pass(seen, task, promise=promise):
-            return _Taken(task, seen.fence + 1)
-        return None
+            return _Taken(_under(task, seen.held_by, shards), seen.row)
+        passed = self._pass(seen, task, promise=promise) if self._keep_out(seen, task) else None
+        return None if passed is None else _Taken(task, passed)
 
     def _found(self, task: Task, *, promise: str | None = None, ended_at: float | None = None) -> tuple[bool, Row]:
         now = self._store.clock.leases.now()
         row = shared_writes.key_row(_row_id(task), task.task_id, now=now, promise=promise, ended_at=ended_at)
         return self._store.found(row)
 
-    def _pass(self, seen: KeyRow, task: Task, *, promise: str | None = None, ended_at: float | None = None) -> bool:
+    def _pass(
+        self, seen: KeyRow, task: Task, *, promise: str | None = None, ended_at: float | None = None
+    ) -> Row | None:
+        """The row of the key that has gone to the task; None: it has changed since it was seen."""
         now = self._store.clock.leases.now()
         write = shared_writes.pass_key(seen.row, task.task_id, now=now, promise=promise, ended_at=ended_at)
-        [(won, _)] = self._store.attempt([write])
-        return won
+        [(won, row)] = self._store.attempt([write])
+        return row if won else None
 
     def _keep_out(self, seen: KeyRow, heir: Task) -> bool:
         """See to it that the task which is not open stays so; False: it has changed, look again."""

@@ -242,6 +242,12 @@ KEY_DOUBT_S: Final = 30.0
 KEY_SETTLES_S: Final = 60.0
 """A task whose unique key was taken so long ago is not put any more: `KEY_DOUBT_S`, and longer than a request takes."""
 
+TEXT_SETTLES_S: Final = 600.0
+"""A payload that was written so lately stays when its row is deleted: the row of an equal task may still come."""
+
+TEXT_DOUBT_S: Final = 300.0
+"""An enqueue that took so long writes its payloads once more: `TEXT_SETTLES_S` may be over before its rows came."""
+
 LISTEN_S: Final = 20.0
 """Longest wait for a ring before the listener looks around."""
 

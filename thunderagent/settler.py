@@ -229,7 +229,8 @@ def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple
     """Result, reference and note. A result that cannot be kept is noted; the task has succeeded all the same."""
     try:
         text = dump_result(value)
-        ref = None if text is None else keep(f"{task.task_id}#result.{task.fence}", text, expire_at)
+        key = f"{task.task_id}#result.{task.fence}.{task.submitted_at:.3f}"  # after a purge, fences begin afresh
+        ref = None if text is None else keep(key, text, expire_at)
     except (ValueError, ThunderAgentError) as error:
         if isinstance(error, StoreUnavailable):
             raise  # it passes: the outcome is kept and written later

@@ -85,15 +85,15 @@ def free_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
 
 
 def forget_key(row_id: str, task_id: str, *, now: float) -> Write:
-    """The row of a key goes whose task was deleted, unless one may just be on its way to be put under that id."""
+    """The row of a key goes whose task was deleted after `now`, unless another may be put under that id just then."""
     still = (Is("heldBy", task_id), Below("updatedAt", timestamp(now - KEY_SETTLES_S)))
     return Write(verb="forget key", task_id=row_id, delete=True, require=still)
 
 
-def drop_key(row_id: str, task_id: str, *, fence: int) -> Write:
-    """The row of a key goes that was taken for a task which was not put after all, and was not taken anew for it."""
-    still = (Is("heldBy", task_id), Is("fence", fence), Absent("finishedAt"))
-    return Write(verb="drop key", task_id=row_id, delete=True, require=still)
+def drop_key(taken: Row) -> Write:
+    """The row of a key goes as it was taken for a task which was not put after all, and was not taken anew for it."""
+    still = (*(Is(name, taken[name]) for name in ("heldBy", "fence", "updatedAt")), Absent("finishedAt"))
+    return Write(verb="drop key", task_id=taken["taskId"], delete=True, require=still)
 
 
 def _plan(promise: str | None, ended_at: float | None) -> Row:

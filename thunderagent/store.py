@@ -21,6 +21,7 @@ from thunderagent.clock import BootClock, SharedClock, since_boot
 from thunderagent.conditions import Write
 from thunderagent.errors import DuplicateTask, StoreError, StoreRejected, TaskUnreadable
 from thunderagent.losses import Loss
+from thunderagent.pacing import TEXT_DOUBT_S
 from thunderagent.port import Applied, Blobs, Engine
 from thunderagent.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
 from thunderagent.texts import Texts, is_same_payload
@@ -179,13 +180,17 @@ class TaskStore:
 
     def enqueue(self, tasks: Sequence[Task], *, fresh: bool = False) -> list[Enqueued]:
         """Put new tasks. An id of the same job with the same payload, or of another version, answers with its task."""
-        stored = [self.texts.put_payload(task) for task in tasks]
+        begun, stored = self.monotonic(), [self.texts.put_payload(task) for task in tasks]
         rows = [one.to_row() for one in stored if isinstance(one, Task)]
         answers = iter(self.engine.put(rows, fresh=fresh) if rows else ())
-        return [
+        enqueued = [
             self._enqueued(task, next(answers)) if isinstance(one, Task) else Enqueued(task, created=False, error=one)
             for task, one in zip(tasks, stored, strict=True)
         ]
+        if self.monotonic() - begun > TEXT_DOUBT_S:
+            again = [self.texts.put_again(task) for task in tasks]
+            enqueued = [replace(one, error=one.error or error) for one, error in zip(enqueued, again, strict=True)]
+        return enqueued
 
     def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """Tasks by id with payload and result; ids without a task are left out.
@@ -407,10 +412,8 @@ class TaskStore:
                 return found
 
     def _enqueued(self, task: Task, answer: Applied) -> Enqueued:
-        if answer.error:
-            return Enqueued(task, created=False, error=answer.error)
-        if answer.won or answer.row is None:
-            return Enqueued(task, created=True)
+        if answer.error or answer.won or answer.row is None:
+            return Enqueued(task, created=answer.error is None, error=answer.error)
         if isinstance(found := self._read(answer.row), Unreadable):
             return Enqueued(task, created=False, error=TaskUnreadable(f"{task.task_id!r} cannot be put: {found}"))
         is_same = found.version == task.version and is_same_payload(found, task)

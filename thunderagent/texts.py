@@ -103,6 +103,11 @@ class Texts:
             return error
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
 
+    def put_again(self, task: Task) -> ThunderAgentError | None:
+        """Write the payload of a task once more, where it is kept apart; the answer is why it cannot be."""
+        stored = self.put_payload(task)
+        return None if isinstance(stored, Task) else stored
+
     def inflate(self, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with the texts that are kept outside of their rows.
 

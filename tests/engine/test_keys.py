@@ -1135,6 +1135,44 @@ def test_the_row_of_a_key_stays_when_its_task_goes_and_another_has_or_takes_it(s
     assert site.row() is not None
 
 
+def test_the_row_of_a_key_stays_when_its_task_goes_and_an_equal_one_comes_before_the_purge_goes_on(site: Site) -> None:
+    """The purge stands still between the task and the row of its key."""
+    task_id = has_failed_and_its_agent_died(site)
+    site.clock.advance(DAY_S)
+
+    class Slow(FaultyEngine):
+        def delete(self, tasks: Sequence[Row]) -> list[bool]:
+            gone = super().delete(tasks)
+            assert site.enqueue(5, task_id=task_id).task_id == task_id
+            site.clock.advance(KEY_SETTLES_S + 1)
+            return gone
+
+    assert Client(site.open(Slow(site.engine)), settings()).purge("FAILED") == 1
+    assert site.row() is not None
+    assert site.enqueue(6).task_id == task_id
+    assert len(site.holders()) == 1
+
+
+def test_a_key_that_was_taken_for_nothing_is_not_dropped_of_the_next_that_has_it(site: Site) -> None:
+    """Its client stands still before it drops the key; meanwhile the row goes, and comes back with the same fence."""
+    ended = site.client.cancel(site.enqueue(0, task_id="mine"))
+    wanted = replace(ended, status=Status.PENDING, finished_at=None, payload_text='{"n":1}')
+
+    def put(task: Task) -> Enqueued:
+        [answer] = site.store.enqueue([task])
+        site.clock.advance(KEY_SETTLES_S + 1)
+        assert site.client.purge("DONE") == 1
+        assert site.row() is None
+        assert site.enqueue(1, task_id="mine").status is Status.PENDING
+        return answer
+
+    with pytest.raises(DuplicateTask):
+        Keys(site.store).put(wanted, put, own_id=True, shards=1)
+    assert site.row() is not None
+    assert site.enqueue(6).task_id == "mine"
+    assert len(site.holders()) == 1
+
+
 def _go(site: Site, how: str) -> None:
     """All ended tasks are purged, or expire."""
     site.clock.advance(KEY_SETTLES_S + 1 if how == "purge" else DAY_S + 1)

@@ -455,6 +455,27 @@ def _commands(place: Place, store: TaskStore, names: list[str]) -> None:
                 json.loads(done.stdout)
 
 
+def test_a_row_that_cannot_be_read_is_shown_as_it_is(tmp_path: Path) -> None:
+    """The remedy says to mend it by hand: for that its attributes must be seen."""
+    engine = SqliteEngine(str(tmp_path / "tasks.db"))
+    row = {**good_rows(1000.0)["pending"], "taskId": "bad", "kind": "oracle", "dependents": frozenset({"b", "a"})}
+    [answer] = engine.put([row])
+    assert answer.won
+    plain, as_json = (
+        CliRunner().invoke(app, ["show", "bad", *more, "--store", engine.url]) for more in ([], ["--json"])
+    )
+    engine.close()
+    assert (plain.exit_code, as_json.exit_code) == (1, 1)
+    assert json.loads(as_json.stdout) == {**row, "dependents": ["a", "b"]}
+    shown = dict(line.split(maxsplit=1) for line in plain.stdout.splitlines())
+    assert {name: json.loads(text) for name, text in shown.items() if name in ("taskId", "kind", "dependents")} == {
+        "taskId": "bad",
+        "kind": "oracle",
+        "dependents": ["a", "b"],
+    }
+    assert "kind is 'oracle'; upgrade this installation" in plain.stderr
+
+
 # Rows of our own, under the ids where agents look for them
 
 

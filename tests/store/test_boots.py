@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.engine.support import put, seen
+from tests.engine.support import put, seen, settings
+from thunderagent import writes
+from thunderagent.client import Client
 from thunderagent.clock import BootClock, HostClock, boot_id, on_host, since_boot
 from thunderagent.errors import StoreUnavailable
 from thunderagent.explain import explain
+from thunderagent.keys import Keys
 from thunderagent.maintenance import LostLeases
-from thunderagent.store import Beat, TaskStore, Wanted
+from thunderagent.store import Beat, Enqueued, TaskStore, Wanted
 from thunderagent.stores import boots
 from thunderagent.stores.sqlite import LOST_S, SqliteEngine
 from thunderagent.task import Lane, Lease, Status, Task
@@ -133,6 +137,26 @@ def test_agents_and_turns_live_on_when_the_clock_is_set(machine: Machine, hours:
     machine.time.advance(LOST_S)
     other.engine.expire(other.clock.now())
     assert other.agents(lost=True) == [] or hours < 0, "on a clock that was set back it stays for as much longer"
+
+
+@pytest.mark.parametrize("how", ["expire", "purge"])
+def test_the_key_of_a_task_that_is_just_put_stays_when_the_clock_is_set(machine: Machine, how: str) -> None:
+    """An ended task of the same id goes between the key and the task."""
+    store, other = machine.process(), machine.process()
+    keys, task = Keys(store), put(store, unique_key="k", unique_scope="until_done")
+    now = store.clock.now()
+    assert store.apply([writes.cancel_waiting(task, reason="", now=now, expire_at=now + 60.0)]) != [None]
+
+    def putting(task: Task) -> Enqueued:
+        machine.time.jump(3600.0)
+        if how == "expire":
+            assert other.engine.expire(other.clock.now()) == 1
+        else:
+            assert Client(other, settings()).purge("DONE") == 1
+        return store.enqueue([task])[0]
+
+    assert keys.put(task, putting, own_id=True, shards=1).status is Status.PENDING
+    assert keys.put(replace(task, task_id="b"), putting, own_id=False, shards=1).task_id == "a"
 
 
 def test_the_wall_clock_says_when_a_task_is_due(machine: Machine) -> None:

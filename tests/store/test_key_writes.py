@@ -146,21 +146,21 @@ def test_a_purge_takes_the_rows_of_keys_away_that_still_name_its_tasks(stand: St
     clock = stand.store.clock
     gone = replace(stand.task("a"), job=JOB, unique_key=stand.mark)
     row = taken(stand, now=clock.now() - KEY_SETTLES_S - 1)
-    keys.forget([replace(gone, task_id=stand.id("b")), replace(gone, unique_key="another")])
+    keys.forget([replace(gone, task_id=stand.id("b")), replace(gone, unique_key="another")], now=clock.now())
     assert row_of(stand) == row
-    keys.forget([gone, replace(gone, task_id=stand.id("b"))])
+    keys.forget([gone, replace(gone, task_id=stand.id("b"))], now=clock.now())
     assert row_of(stand) is None
 
 
 def test_a_key_that_was_taken_for_nothing_is_dropped_as_it_was_taken(stand: Stand) -> None:
     row = taken(stand)
-    for task_id, fence in ((stand.id("b"), 1), (stand.id("a"), 2)):
-        stand.store.attempt([drop_key(row["taskId"], task_id, fence=fence)])
+    for change in ({"heldBy": stand.id("b")}, {"fence": 2}, {"updatedAt": row["updatedAt"] + 1}):
+        stand.store.attempt([drop_key({**row, **change})])
         assert row_of(stand) == row
-    stand.store.attempt([drop_key(row["taskId"], stand.id("a"), fence=1)])
+    stand.store.attempt([drop_key(row)])
     assert row_of(stand) is None
     row = taken(stand, ended_at=5.0)
-    stand.store.attempt([drop_key(row["taskId"], stand.id("a"), fence=1)])
+    stand.store.attempt([drop_key(row)])
     assert row_of(stand) == row
 
 

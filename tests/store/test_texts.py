@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
 import pytest
 
 from tests.stands import Stand, only, seen
 from thunderagent import writes
+from thunderagent.clock import DateClock, since_boot
 from thunderagent.errors import DuplicateTask, PayloadTooLarge
-from thunderagent.port import MAX_TEXT_BYTES, KeptText
+from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.pacing import TEXT_DOUBT_S, TEXT_SETTLES_S
+from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Applied, KeptText
 from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.task import Status, timestamp
-from thunderagent.texts import DAY_S
+from thunderagent.stores import expressions
+from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.task import Row, Status, timestamp
+from thunderagent.testing import FakeClock
+from thunderagent.texts import DAY_S, KEEP_PAYLOAD_S, SURE_S
+
+LONG_AGO_S: Final = TEXT_SETTLES_S + 60.0
 
 
 def _text(size: int) -> str:
@@ -111,17 +121,170 @@ def test_a_row_is_deleted_only_with_the_status_and_fence_that_were_seen(stand: S
     assert stand.store.get([stand.id("a")]) == {}
 
 
-def test_a_deleted_task_takes_its_texts_along(dynamo_stand: Stand) -> None:
-    lease = dynamo_stand.lease(payload_text=_text(5000))
-    now = dynamo_stand.store.clock.now()
-    ref = dynamo_stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
+def _ended(stand: Stand, *, age_s: float = LONG_AGO_S, change: str = ", updatedAt = :at", lives_s: float = 0.0) -> Row:
+    """The row of a task that has ended, with a payload that was put some time ago and lives for longer by `lives_s`."""
+    now = stand.store.clock.now()
+    put_at = timestamp(now - age_s)
+    lease = stand.lease(payload_text=_text(5000), created_at=put_at, submitted_at=put_at)
+    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result_ref=ref)
-    assert dynamo_stand.store.settle([done])[0].accepted
-    row = dynamo_stand.store.engine.get([lease.task_id])[lease.task_id]
-    keys = [str(row[name]).removeprefix("item:") for name in ("payloadRef", "resultRef")]
+    assert stand.store.settle([done])[0].accepted
+    row = stand.store.engine.get([lease.task_id])[lease.task_id]
+    marks = {":at": put_at, ":until": int(put_at + KEEP_PAYLOAD_S + lives_s)}
+    change = f"SET expireAt = :until{change}"
+    stand.dynamo.connection.call(
+        "UpdateItem",
+        TableName=stand.dynamo.table,
+        Key=expressions.key(_keys(row)[0]),
+        UpdateExpression=change,
+        ExpressionAttributeValues={mark: {"N": str(at)} for mark, at in marks.items() if mark in change},
+    )
+    return row
+
+
+def _keys(row: Row) -> list[str]:
+    """The keys of the payload and of the result of a task."""
+    return [str(row[name]).removeprefix("item:") for name in ("payloadRef", "resultRef")]
+
+
+class Requests:
+    """The writes that an engine sends, by operation and key; something may be done before one of them."""
+
+    def __init__(
+        self, engine: DynamoEngine, before: Callable[[str, str], object] = lambda operation, name: None
+    ) -> None:
+        self.sent: list[tuple[str, str]] = []
+        self._call, self._before = engine.connection.call, before
+        engine.connection.call = self._sending  # type: ignore[method-assign]
+
+    def _sending(self, operation: str, **arguments: Any) -> Any:
+        item = arguments.get("Item") or arguments.get("Key")
+        if item:
+            self._before(operation, item["taskId"]["S"])
+            self.sent.append((operation, item["taskId"]["S"]))
+        return self._call(operation, **arguments)
+
+
+@pytest.mark.parametrize("change", [", updatedAt = :at", " REMOVE updatedAt"], ids=["ours", "of a release before"])
+def test_a_deleted_task_takes_its_texts_along(dynamo_stand: Stand, change: str) -> None:
+    row = _ended(dynamo_stand, change=change)
+    keys, requests = _keys(row), Requests(dynamo_stand.dynamo)
     assert len(dynamo_stand.store.engine.get_texts(keys)) == 2
     assert dynamo_stand.store.engine.delete([row]) == [True]
     assert dynamo_stand.store.engine.get_texts(keys) == {}
+    assert requests.sent == [("DeleteItem", name) for name in (row["taskId"], *keys)]
+
+
+BETWEEN: Final = ("row", "text", "end")
+"""Before which step of a deletion something happens: the row goes, then the text, and it is over."""
+
+
+@pytest.mark.parametrize("lives_s", [-DAY_S, DAY_S], ids=["ends before", "lives longer"])
+@pytest.mark.parametrize(
+    ("text_at", "row_at"), [("row", "text"), ("row", "end"), ("text", "text"), ("text", "end"), ("end", "end")]
+)
+def test_a_task_that_is_put_while_an_equal_one_is_deleted_has_its_payload(
+    dynamo_stand: Stand, text_at: str, row_at: str, lives_s: float
+) -> None:
+    row = _ended(dynamo_stand, lives_s=lives_s)
+    other = dynamo_stand.open()
+    stored, answers = [], list[Applied]()
+
+    def reach(step: str) -> None:
+        if step == text_at:
+            stored.append(other.texts.put_payload(dynamo_stand.task(payload_text=_text(5000))))
+        if step == row_at:
+            answers.extend(other.engine.put([one.to_row() for one in stored if not isinstance(one, Exception)]))
+
+    def before(operation: str, name: str) -> None:
+        if operation == "DeleteItem" and "#result" not in name:
+            reach("text" if PAYLOAD_MARK in name else "row")
+
+    Requests(dynamo_stand.dynamo, before)
+    assert dynamo_stand.dynamo.delete([row]) == [True]
+    reach("end")
+    assert [answer.won for answer in answers] == [True]
+    task = dynamo_stand.now()
+    assert task.payload_error is None
+    assert (task.status, task.payload_text) == (Status.PENDING, _text(5000))
+    assert (task.payload_until or 0.0) > dynamo_stand.store.clock.now() + KEEP_PAYLOAD_S - DAY_S
+
+
+def test_a_deletion_that_stands_still_between_row_and_text_leaves_the_next_its_payload(dynamo_stand: Stand) -> None:
+    """What is put lately counts from before the row went, however late the text is asked for."""
+    row, slept_s = _ended(dynamo_stand), [0.0]
+    engine = cast(DynamoEngine, dynamo_stand.open().engine)
+    engine.connection.clock = DateClock(monotonic=lambda: since_boot() + slept_s[0])
+    call = engine.connection.call
+
+    def sleepy(operation: str, **arguments: Any) -> Any:
+        reply = call(operation, **arguments)
+        if (operation, arguments["Key"]) == ("DeleteItem", expressions.key(row["taskId"])):
+            dynamo_stand.enqueue(payload_text=_text(5000))
+            slept_s[0] = LONG_AGO_S
+        return reply
+
+    engine.connection.call = sleepy  # type: ignore[method-assign]
+    assert engine.delete([row]) == [True]
+    assert dynamo_stand.now().payload_text == _text(5000)
+
+
+def test_a_payload_whose_task_was_deleted_at_once_is_kept_no_longer_than_is_safe(dynamo_stand: Stand) -> None:
+    row = _ended(dynamo_stand, age_s=1.0)
+    [payload, result] = _keys(row)
+    requests = Requests(dynamo_stand.dynamo)
+    assert dynamo_stand.dynamo.delete([row]) == [True]
+    assert requests.sent == [("DeleteItem", row["taskId"]), ("UpdateItem", payload), ("DeleteItem", result)]
+    left = dynamo_stand.dynamo.get_texts([payload, result])
+    assert left == {payload: KeptText(_text(5000), int(row["submittedAt"] + SURE_S))}
+    dynamo_stand.enqueue(payload_text=_text(5000))
+    assert (dynamo_stand.now().payload_until or 0.0) > dynamo_stand.store.clock.now() + KEEP_PAYLOAD_S - DAY_S
+
+
+def test_a_payload_that_another_enqueue_has_written_since_is_left_as_it_is(dynamo_stand: Stand) -> None:
+    for age_s in (LONG_AGO_S, 1.0):
+        row = _ended(dynamo_stand, age_s=age_s)
+        later = dynamo_stand.task(payload_text=_text(5000), created_at=dynamo_stand.store.clock.now() + 5 * DAY_S)
+        assert not only(dynamo_stand.store.enqueue([later])).created
+        assert dynamo_stand.dynamo.delete([row]) == [True]
+        [(_, text)] = dynamo_stand.dynamo.get_texts(_keys(row)).items()
+        assert text.expire_at == int(later.created_at + KEEP_PAYLOAD_S)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_enqueue_that_stood_still_between_text_and_row_writes_the_text_once_more(
+    dynamo_stand: Stand, fails: bool
+) -> None:
+    row, clock = _ended(dynamo_stand), FakeClock()
+
+    class Slow(FaultyEngine):
+        def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+            assert dynamo_stand.dynamo.delete([row]) == [True]
+            key = expressions.key(_keys(row)[0])
+            dynamo_stand.dynamo.connection.call("DeleteItem", TableName=dynamo_stand.dynamo.table, Key=key)
+            clock.advance(TEXT_DOUBT_S + 1)
+            if fails:
+                self.fail("put_texts", Fault.LOST_REQUEST)
+            return super().put(rows, fresh=fresh)
+
+    store = TaskStore(Slow(dynamo_stand.dynamo), monotonic=clock.monotonic)
+    task = dynamo_stand.task(payload_text=_text(5000))
+    answer = only(store.enqueue([task]))
+    assert bool(answer.error) == fails, "its caller may enqueue it once more"
+    again = only(dynamo_stand.store.enqueue([task]))
+    assert (again.error, again.created) == (None, True)
+    assert dynamo_stand.now().payload_text == _text(5000)
+
+
+@pytest.mark.parametrize(("ahead_s", "texts"), [(1.0, 1), (-5.0, 2)], ids=["lives on", "ends when it ended"])
+def test_an_enqueue_that_finds_its_payload_writes_it_once_more(dynamo_stand: Stand, ahead_s: float, texts: int) -> None:
+    """One write of its size; two where the text that is there lives longer."""
+    first = dynamo_stand.enqueue(payload_text=_text(5000))
+    due = first.created_at + ahead_s
+    requests = Requests(dynamo_stand.dynamo)
+    again = dynamo_stand.task(payload_text=_text(5000), created_at=due, submitted_at=due)
+    assert not only(dynamo_stand.store.enqueue([again])).created
+    assert len([name for _, name in requests.sent if PAYLOAD_MARK in name]) == texts
 
 
 def test_rows_whose_time_is_over_are_deleted_by_somebody(stand: Stand) -> None:

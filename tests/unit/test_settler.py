@@ -327,9 +327,24 @@ def test_a_large_result_is_kept_apart_under_the_name_of_its_task() -> None:
         return f"item:{key}"
 
     write = written(Returned("x"), keep=keep)
-    assert asked == [("a#result.3", '"x"', NOW + 14 * DAY)]
-    assert write.set["resultRef"] == "item:a#result.3"
+    [(key, text, expire_at)] = asked
+    assert (text, expire_at) == ('"x"', NOW + 14 * DAY)
+    assert write.set["resultRef"] == f"item:{key}"
     assert "result" not in write.set
+
+
+def test_the_results_of_two_tasks_that_had_one_id_after_each_other_are_kept_apart() -> None:
+    """The fences of the second begin afresh, and a late purge of the first deletes its result alone."""
+    first, asked = a_lease(), list[str]()
+
+    def keep(key: str, text: str, expire_at: float) -> str | None:
+        asked.append(key)
+        return f"item:{key}"
+
+    second = replace(first, task=replace(first.task, submitted_at=first.task.submitted_at + 0.001))
+    for one in (first, second, first):
+        written(Returned("x"), lease=one, keep=keep)
+    assert asked[0] == asked[2] != asked[1]
 
 
 # What is told of an exception

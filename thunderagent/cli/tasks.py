@@ -33,9 +33,10 @@ from thunderagent.cli.output import (
     tell,
 )
 from thunderagent.client import Client
-from thunderagent.errors import PayloadInvalid
+from thunderagent.errors import PayloadInvalid, TaskUnreadable
 from thunderagent.registry import Registry
-from thunderagent.task import Status, Task
+from thunderagent.task import Row, Status, Task
+from thunderagent.unreadable import is_set
 from thunderagent.waiting import on_the_clock, status_text, why
 
 WIDE: Final = 120
@@ -162,9 +163,16 @@ def list_(
 
 
 def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show a task: its state, times, dependencies, errors and result, and why it does not run if it does not."""
+    """Show a task: its state, times, dependencies, errors and result, and why it does not run if it does not.
+
+    Of a row that cannot be read it shows the attributes as they are.
+    """
     with errors(), opened(store) as client:
-        task = client.get(task_id)
+        try:
+            task = client.get(task_id)
+        except TaskUnreadable:
+            _show_attributes(client.store.engine.get([task_id]).get(task_id, {}), as_json)
+            raise
         reasons = why(client.store, task)
         if as_json:
             tell({**as_dict(task), "why": reasons}, True)
@@ -183,6 +191,20 @@ def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption =
             when = moment(entry.get("at"))
             table.add_row(f"[dim]attempt {entry.get('attempt')}[/dim]", escape(f"{when}  {entry.get('error')}"))
         out.print(table)
+
+
+def _show_attributes(row: Row, as_json: bool) -> None:
+    """A row that cannot be read, as it is: so it can be mended by hand."""
+    values = {name: sorted(value) if is_set(value) else value for name, value in row.items()}
+    if as_json:
+        tell(values, True)
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in values.items():
+        table.add_row(f"[dim]{escape(name)}[/dim]", escape(json.dumps(value, default=repr)))
+    out.print(table)
 
 
 def cancel(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:

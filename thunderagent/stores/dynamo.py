@@ -9,21 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from thunderagent import purposes
 from thunderagent.clock import DateClock
 from thunderagent.conditions import Write
 from thunderagent.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
-from thunderagent.port import Applied, KeptText, Overdue
+from thunderagent.pacing import TEXT_SETTLES_S
+from thunderagent.port import PAYLOAD_MARK, Applied, KeptText, Overdue
 from thunderagent.stores import expressions
 from thunderagent.stores.batches import Batches, chunks, gone
 from thunderagent.stores.connection import Connection, Purpose
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused
-from thunderagent.task import Lane, Page, Row, Status, StatusValue, lanes_of
-from thunderagent.unreadable import is_set, mistyped
+from thunderagent.task import Lane, Page, Row, Status, StatusValue, lanes_of, timestamp
+from thunderagent.texts import KEEP_PAYLOAD_S, SURE_S
+from thunderagent.unreadable import is_number, is_set, mistyped
 
 LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""
@@ -124,9 +127,12 @@ class DynamoEngine:
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         def put(text_key: str) -> None:
-            arguments = expressions.put_text(self.table, text_key, texts[text_key], expire_at)
-            with suppress(Refused):  # it is there, and lives as long or longer
-                self.connection.call("PutItem", what_for=purposes.Purpose.TEXTS, **arguments)
+            about = {"expire_at": expire_at, "now": timestamp(self.clock.now())}
+            call, text = partial(self.connection.call, what_for=purposes.Purpose.TEXTS), texts[text_key]
+            try:
+                call("PutItem", **expressions.put_text(self.table, text_key, text, **about))
+            except Refused:  # it is there and lives as long or longer; its time keeps it from a purge under way
+                call("UpdateItem", **expressions.touch_text(self.table, text_key, text, **about))
 
         self._batches.each(put, list(texts))
 
@@ -265,6 +271,7 @@ class DynamoEngine:
 
     def _delete_one(self, row: Row) -> Applied:
         what_for = purposes.of_row(row["taskId"])
+        before = timestamp(self.clock.now() - TEXT_SETTLES_S)  # taken before the row goes: this may stand still behind
         try:
             reply = self.connection.call("DeleteItem", what_for=what_for, **expressions.delete(self.table, row))
         except Refused:
@@ -272,12 +279,29 @@ class DynamoEngine:
         except StoreError as error:
             return Applied(won=False, error=error)
         had = expressions.decode_row(reply.get("Attributes", {}))
-        for ref in (str(had.get("payloadRef", "")), str(had.get("resultRef", ""))):
+        for name in ("payloadRef", "resultRef"):
+            ref = str(had.get(name, ""))
             if ref.startswith("item:"):
-                with suppress(StoreError):  # a text that stays has an `expireAt` of its own
-                    text_key = {"TableName": self.table, "Key": expressions.key(ref.removeprefix("item:"))}
-                    self.connection.call("DeleteItem", what_for=purposes.Purpose.TEXTS, **text_key)
+                with suppress(Refused, StoreError):  # a text that stays has an `expireAt` of its own
+                    self._delete_text(ref.removeprefix("item:"), had, before)
         return Applied(won=True, row=had)
+
+    def _delete_text(self, text_key: str, had: Row, before: float) -> None:
+        """Delete a text of a row that is gone.
+
+        A payload that was written since `before` stays: it may be that of an equal task whose row is still to come. If
+        it is as old as the row that is gone, it lives on for as long as every open task needs at least.
+        """
+        call = partial(self.connection.call, what_for=purposes.Purpose.TEXTS)
+        submitted_at, due = (at if is_number(at := had.get(name)) else 0.0 for name in ("submittedAt", "createdAt"))
+        if PAYLOAD_MARK not in text_key:
+            call("DeleteItem", TableName=self.table, Key=expressions.key(text_key))
+        elif submitted_at < before:
+            call("DeleteItem", **expressions.delete_payload(self.table, text_key, before=before))
+        else:
+            latest = max(due, submitted_at)  # no equal task is due later whose payload ends by then
+            life = {"until": latest + SURE_S, "most": latest + KEEP_PAYLOAD_S}
+            call("UpdateItem", **expressions.shorten_payload(self.table, text_key, **life))
 
     def _read(self, task_id: str) -> Row | None:
         arguments = {"TableName": self.table, "Key": expressions.key(task_id), "ConsistentRead": True}

@@ -245,15 +245,51 @@ def insert(table: str, row: Row) -> Arguments:
     return {"Statement": f'INSERT INTO "{table}" VALUE {{{marks}}}', "Parameters": list(item.values())}
 
 
-def put_text(table: str, text_key: str, text: str, expire_at: float) -> Arguments:
+def put_text(table: str, text_key: str, text: str, *, expire_at: float, now: float) -> Arguments:
     """PutItem of a text that is too large for the row of its task. A payload that lives as long already refuses it."""
-    row = {"taskId": text_key, "payload": text, "expireAt": int(expire_at)}
+    row = {"taskId": text_key, "payload": text, "expireAt": int(expire_at), "updatedAt": now}
     arguments: Arguments = {"TableName": table, "Item": encode_row(row)}
     if PAYLOAD_MARK not in text_key:
         return arguments
     names = _Names()  # the key has the digest of the text: what is there is the same
     condition = names.condition(Either((Absent("expireAt"), Below("expireAt", int(expire_at)))))
     return {**arguments, "ConditionExpression": condition, **names.arguments()}
+
+
+def touch_text(table: str, text_key: str, text: str, *, expire_at: float, now: float) -> Arguments:
+    """UpdateItem that writes a payload without ending it earlier; it has no condition, as the same text is there."""
+    names = _Names()
+    expiry = names.name("expireAt")
+    sets = [
+        f"{names.name(name)} = {names.value(name, value)}" for name, value in (("payload", text), ("updatedAt", now))
+    ]
+    sets.append(f"{expiry} = if_not_exists({expiry}, {names.value('expireAt', int(expire_at))})")
+    return {
+        "TableName": table,
+        "Key": key(text_key),
+        "UpdateExpression": f"SET {', '.join(sets)}",
+        **names.arguments(),
+    }
+
+
+def delete_payload(table: str, text_key: str, *, before: float) -> Arguments:
+    """DeleteItem of a payload that was not written since `before`; releases that wrote no time are older."""
+    names = _Names()
+    condition = names.condition(Either((Absent("updatedAt"), Below("updatedAt", before))))
+    return {"TableName": table, "Key": key(text_key), "ConditionExpression": condition, **names.arguments()}
+
+
+def shorten_payload(table: str, text_key: str, *, until: float, most: float) -> Arguments:
+    """UpdateItem that ends a payload at `until`; refused where it ends before that, or after `most`."""
+    names = _Names()
+    conditions = (Above("expireAt", int(until)), Below("expireAt", int(most) + 1))
+    return {
+        "TableName": table,
+        "Key": key(text_key),
+        "UpdateExpression": f"SET {names.name('expireAt')} = {names.value('expireAt', int(until))}",
+        "ConditionExpression": " AND ".join(map(names.condition, conditions)),
+        **names.arguments(),
+    }
 
 
 def delete(table: str, row: Row) -> Arguments:

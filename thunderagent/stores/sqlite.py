@@ -170,7 +170,7 @@ class SqliteEngine:
                 for task_id, job, unique_key in gone:
                     if unique_key is not None:
                         row_id = key_id(plain_job(str(job)), str(unique_key))
-                        cursor.execute(*sql.update(forget_key(row_id, task_id, now=now)))
+                        cursor.execute(*sql.update(forget_key(row_id, task_id, now=self._on_leases(now))))
                 return len(gone)
         if vacuum and free > max(FREE_KEPT, pages // 4):
             with self._transaction() as cursor:
@@ -186,7 +186,11 @@ class SqliteEngine:
 
     def _lost_before(self, now: float) -> float:
         """Agents whose rows were overdue then are of no interest any more; they live by the clock of leases."""
-        return now + self.clock.leases.now() - self.clock.now() - LOST_S
+        return self._on_leases(now) - LOST_S
+
+    def _on_leases(self, now: float) -> float:
+        """That moment on the clock of leases."""
+        return now + self.clock.leases.now() - self.clock.now()
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         raise StoreError("SQLite keeps every text in its row")  # unreachable through the store: see inline_bytes
