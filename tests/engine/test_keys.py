@@ -1137,19 +1137,19 @@ def test_the_row_of_a_key_stays_when_its_task_goes_and_another_has_or_takes_it(s
 
 def test_the_row_of_a_key_stays_when_its_task_goes_and_an_equal_one_comes_before_the_purge_goes_on(site: Site) -> None:
     """The purge stands still between the task and the row of its key."""
-    task_id = has_failed_and_its_agent_died(site)
+    site.client.cancel(site.enqueue(1, task_id="mine"))
     site.clock.advance(DAY_S)
 
     class Slow(FaultyEngine):
         def delete(self, tasks: Sequence[Row]) -> list[bool]:
             gone = super().delete(tasks)
-            assert site.enqueue(5, task_id=task_id).task_id == task_id
+            assert site.enqueue(2, task_id="mine").status is Status.PENDING
             site.clock.advance(KEY_SETTLES_S + 1)
             return gone
 
-    assert Client(site.open(Slow(site.engine)), settings()).purge("FAILED") == 1
+    assert Client(site.open(Slow(site.engine)), settings()).purge("DONE") == 1
     assert site.row() is not None
-    assert site.enqueue(6).task_id == task_id
+    assert site.enqueue(3).task_id == "mine"
     assert len(site.holders()) == 1
 
 

@@ -271,6 +271,7 @@ def test_an_enqueue_that_stood_still_between_text_and_row_writes_the_text_once_m
     task = dynamo_stand.task(payload_text=_text(5000))
     answer = only(store.enqueue([task]))
     assert bool(answer.error) == fails, "its caller may enqueue it once more"
+    assert fails or dynamo_stand.now().payload_text == _text(5000)
     again = only(dynamo_stand.store.enqueue([task]))
     assert (again.error, again.created) == (None, True)
     assert dynamo_stand.now().payload_text == _text(5000)
