@@ -92,8 +92,9 @@ def forget_key(row_id: str, task_id: str, *, now: float) -> Write:
 
 def drop_key(taken: Row) -> Write:
     """The row of a key goes as it was taken for a task which was not put after all, and was not taken anew for it."""
-    still = (*(Is(name, taken[name]) for name in ("heldBy", "fence", "updatedAt")), Absent("finishedAt"))
-    return Write(verb="drop key", task_id=taken["taskId"], delete=True, require=still)
+    as_taken = [Is(name, taken[name]) for name in ("heldBy", "fence", "updatedAt")]
+    require: tuple[Condition, ...] = (*as_taken, Absent("finishedAt"))
+    return Write(verb="drop key", task_id=taken["taskId"], delete=True, require=require)
 
 
 def _plan(promise: str | None, ended_at: float | None) -> Row:

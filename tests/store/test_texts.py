@@ -154,8 +154,9 @@ class Requests:
         self, engine: DynamoEngine, before: Callable[[str, str], object] = lambda operation, name: None
     ) -> None:
         self.sent: list[tuple[str, str]] = []
-        self._call, self._before = engine.connection.call, before
-        engine.connection.call = self._sending  # type: ignore[method-assign]
+        connection: Any = engine.connection
+        self._call, self._before = connection.call, before
+        connection.call = self._sending
 
     def _sending(self, operation: str, **arguments: Any) -> Any:
         item = arguments.get("Item") or arguments.get("Key")
@@ -214,8 +215,9 @@ def test_a_deletion_that_stands_still_between_row_and_text_leaves_the_next_its_p
     """What is put lately counts from before the row went, however late the text is asked for."""
     row, slept_s = _ended(dynamo_stand), [0.0]
     engine = cast(DynamoEngine, dynamo_stand.open().engine)
-    engine.connection.clock = DateClock(monotonic=lambda: since_boot() + slept_s[0])
-    call = engine.connection.call
+    connection: Any = engine.connection
+    connection.clock = DateClock(monotonic=lambda: since_boot() + slept_s[0])
+    call = connection.call
 
     def sleepy(operation: str, **arguments: Any) -> Any:
         reply = call(operation, **arguments)
@@ -224,7 +226,7 @@ def test_a_deletion_that_stands_still_between_row_and_text_leaves_the_next_its_p
             slept_s[0] = LONG_AGO_S
         return reply
 
-    engine.connection.call = sleepy  # type: ignore[method-assign]
+    connection.call = sleepy
     assert engine.delete([row]) == [True]
     assert dynamo_stand.now().payload_text == _text(5000)
 

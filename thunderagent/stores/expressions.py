@@ -282,12 +282,12 @@ def delete_payload(table: str, text_key: str, *, before: float) -> Arguments:
 def shorten_payload(table: str, text_key: str, *, until: float, most: float) -> Arguments:
     """UpdateItem that ends a payload at `until`; refused where it ends before that, or after `most`."""
     names = _Names()
-    conditions = (Above("expireAt", int(until)), Below("expireAt", int(most) + 1))
+    later, earlier = names.condition(Above("expireAt", int(until))), names.condition(Below("expireAt", int(most) + 1))
     return {
         "TableName": table,
         "Key": key(text_key),
         "UpdateExpression": f"SET {names.name('expireAt')} = {names.value('expireAt', int(until))}",
-        "ConditionExpression": " AND ".join(map(names.condition, conditions)),
+        "ConditionExpression": f"{later} AND {earlier}",
         **names.arguments(),
     }
 
