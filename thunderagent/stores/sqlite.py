@@ -158,6 +158,7 @@ class SqliteEngine:
 
     @_of_any_text
     def expire(self, now: float) -> int:
+        before = self._on_leases(now)
         parameters = (now, AGENT_STATUS, self._lost_before(now), EXPIRED_AT_ONCE)
         with self._reading() as cursor:  # the lock of the writer is only asked for when there is something to do
             is_due = bool(cursor.execute(sql.DUE, parameters).fetchall())
@@ -170,7 +171,7 @@ class SqliteEngine:
                 for task_id, job, unique_key in gone:
                     if unique_key is not None:
                         row_id = key_id(plain_job(str(job)), str(unique_key))
-                        cursor.execute(*sql.update(forget_key(row_id, task_id, now=self._on_leases(now))))
+                        cursor.execute(*sql.update(forget_key(row_id, task_id, now=before)))
                 return len(gone)
         if vacuum and free > max(FREE_KEPT, pages // 4):
             with self._transaction() as cursor:
