@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 T = TypeVar("T")
 
-_sockets: Final[WeakSet[socket.socket]] = WeakSet()
+_connections: Final[WeakKeyDictionary[Any, Callable[[Any], object]]] = WeakKeyDictionary()
 _locks: Final[WeakSet[Any]] = WeakSet()
 
 
@@ -22,14 +23,15 @@ def renewed(lock: T) -> T:
     return lock
 
 
-def of_this_process(sock: socket.socket) -> None:
-    """Close this socket in forked children: a connection that ends here must not stay open there."""
-    _sockets.add(sock)
+def of_this_process(connection: T, close: Callable[[T], object]) -> None:
+    """Close this connection in forked children, as `close` does: one that ends here must not stay open there."""
+    _connections[connection] = close
 
 
 def _renew() -> None:
-    for sock in list(_sockets):
-        sock.close()
+    for connection, close in list(_connections.items()):
+        with suppress(OSError):  # it has ended already
+            close(connection)
     for lock in list(_locks):
         lock._at_fork_reinit()
 

@@ -601,7 +601,8 @@ def test_a_child_inherits_no_idle_connection_to_dynamodb_and_its_parent_opens_ot
         thread.join(LONG_S)
 
 
-def test_the_connection_of_a_stream_ends_although_a_forked_child_lives() -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_connection_of_a_stream_ends_although_a_forked_child_lives(loop: str) -> None:
     """Its peer must not take it for open: the next agent connects to a stream that allows one connection."""
 
     async def cut_beside_a_child() -> None:
@@ -624,4 +625,6 @@ def test_the_connection_of_a_stream_ends_although_a_forked_child_lives() -> None
                 child.go()
                 assert child.answer() == "ended"
 
-    asyncio.run(cut_beside_a_child())
+    made = asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=made) as runner:
+        runner.run(cut_beside_a_child())

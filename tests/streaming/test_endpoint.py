@@ -148,7 +148,7 @@ def test_a_connection_that_ended_at_once_is_an_error_of_the_network(monkeypatch:
     def gone(_: socket.socket | None) -> None:
         raise OSError(9, "bad file descriptor")
 
-    monkeypatch.setattr(transport, "_keep_alive", gone)
+    monkeypatch.setattr(transport, "_set_up", gone)
 
     async def main() -> None:
         async with ChaosServer() as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -103,6 +104,7 @@ async def open_connection(
     connection = await _Connect(endpoint, options, resolver, reached)
     try:
         _set_up(connection.transport.get_extra_info("socket"))
+        of_this_process(connection, _close_copy)
     except OSError:  # it has ended already
         abort_connection(connection)
         raise
@@ -112,11 +114,20 @@ async def open_connection(
 def _set_up(sock: socket.socket | None) -> None:
     if sock is None:
         return
-    of_this_process(getattr(sock, "_sock", sock))  # asyncio's own class wraps it, and cannot close it
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE:
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _close_copy(connection: ClientConnection) -> None:
+    """Close the socket of a connection in a forked child, without a word to the peer."""
+    sock = connection.transport.get_extra_info("socket")
+    inner = getattr(sock, "_sock", None)
+    if inner is not None:  # asyncio's own class wraps it, and cannot close it
+        inner.close()
+    elif sock is not None and not connection.transport.is_closing():  # uvloop's keeps its number when it is closed
+        os.close(sock.fileno())
 
 
 async def close_connection(connection: ClientConnection, options: StreamOptions, *, code: int = 1000) -> None:
