@@ -93,4 +93,5 @@ def choice_problem(name: str, value: object, choices: Iterable[str]) -> str | No
     words = tuple(choices)
     if isinstance(value, str) and value in words:
         return None
-    return f"{name} is {shown(value)}; use {', '.join(repr(str(one)) for one in words)}"
+    *most, last = (repr(str(one)) for one in words)
+    return f"{name} is {shown(value)}; use {', '.join(most)} or {last}"

@@ -192,7 +192,8 @@ class Deployment:
         self.repeats = {name: len(found) for name in self.jobs if (found := self.crowd.story.repeats(name))}
         self.measured("repeats_of_handlers_without_a_place", sum(self.repeats.get(name, 0) for name in plain))
         self.measured("repeats_of_the_others", sum(self.repeats[name] for name in self.repeats if name not in plain))
-        assert self.repeats.keys() <= set(self.of(streamjobs.plain, lost)), (
+        starved = {name for name in self.jobs if self.starved(name)}
+        assert self.repeats.keys() <= set(self.of(streamjobs.plain, lost)) | starved, (
             "only what is behind a cursor may come again"
         )
         one = next(name for name in lost if self.jobs[name] is not streamjobs.shared)
@@ -215,6 +216,10 @@ class Deployment:
         one = next(name for name in left if self.jobs[name] is not streamjobs.shared)
         self.stories.append((one, "the agent is stopping"))
 
+    def starved(self, name: str) -> int:
+        """How often an agent lost the lease of a stream, and said so: a machine may be too busy for one of 3 s."""
+        return sum(len(agent.log.lines("lease lost", task_id=name)) for agent in self.agents)
+
     def explained(self, name: str) -> str:
         """What the command line tells of a stream."""
         return cli("streams", "explain", name, "--runs", "100", cwd=self.marks.folder, store=self.place.url).stdout
@@ -228,16 +233,17 @@ class Deployment:
         self.crowd.nothing_is_missing([name for name in names if name not in plain])
         self.crowd.nothing_is_missing(plain, repeats=True)
         again = {name: len(found) for name in plain if (found := self.crowd.story.repeats(name))}
-        assert again == self.repeats, "a stop or a new agent repeats nothing"
+        calm = {name for name in plain if not self.starved(name)}
+        assert {name: again.get(name) for name in calm} == {name: self.repeats.get(name) for name in calm}, (
+            "a stop or a new agent repeats nothing"
+        )
         most = self.server.most_open
         assert {name: most[name] for name in names if most[name] > (2 if name in shared else 1)} == {}
         assert [name for name in names if any(run.gaps for run in self.place.client.runs(name))] == []
         for name, story in self.stories:
             until(lambda name=name, story=story: story in self.explained(name), LONG_S, f"{story!r} of {name}")  # type: ignore[misc]
         rows = self.place.client.store.peek(names)
-        # A machine that is too busy for a lease loses it, and says so; nothing else may.
-        late = {name: sum(len(agent.log.lines("lease lost", task_id=name)) for agent in self.agents) for name in names}
-        assert {name: rows[name].crash_count for name in names if rows[name].crash_count > 1 + late[name]} == {}
+        assert {name: rows[name].crash_count for name in names if rows[name].crash_count > 1 + self.starved(name)} == {}
         self.measured("messages", sum(len(self.crowd.story[name]) for name in names))
 
 

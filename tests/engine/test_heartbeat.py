@@ -396,7 +396,7 @@ def test_a_late_result_after_a_lost_lease_is_ignored() -> None:
         after = stage.client.get(task)
         assert (after.status, after.lease_owner, after.result) == (Status.RUNNING, "other-agent", None)
         assert after.fence == 2
-        assert stage.agent.running == 0
+        eventually(lambda: stage.agent.running == 0)
 
 
 def test_a_lost_lease_cancels_a_coroutine_and_nothing_more_is_written() -> None:

@@ -239,7 +239,7 @@ class Checks(Protocol):
         ({"grace_s": -1.0, "isolation": "process"}, "grace_s is -1.0"),
         ({"grace_s": float("nan"), "isolation": "process"}, "grace_s is nan"),
         ({"grace_s": "5", "isolation": "process"}, "grace_s is '5'"),
-        ({"on_bad_result": "raise"}, "on_bad_result is 'raise'; use 'note', 'fail'"),
+        ({"on_bad_result": "raise"}, "on_bad_result is 'raise'; use 'note' or 'fail'"),
     ],
 )
 def test_what_a_job_says_of_its_end_is_checked(options: dict[str, Any], problem: str) -> None:
