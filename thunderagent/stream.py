@@ -201,6 +201,8 @@ class StreamContext(Context):
         endpoint: EndpointSource,
         *,
         decode: Callable[[Any], M],
+        answer: Callable[[M], Any] | None = None,
+        keepalive: tuple[Any, float] | None = None,
         on_open: OnOpen | None = None,
         position: PositionOf | None = None,
         on_gap: OnGap = GapAction.CONTINUE,
@@ -214,6 +216,8 @@ class StreamContext(Context):
         endpoint: EndpointSource,
         *,
         decode: None = None,
+        answer: Callable[[Any], Any] | None = None,
+        keepalive: tuple[Any, float] | None = None,
         on_open: OnOpen | None = None,
         position: PositionOf | None = None,
         on_gap: OnGap = GapAction.CONTINUE,
@@ -226,6 +230,8 @@ class StreamContext(Context):
         endpoint: EndpointSource,
         *,
         decode: Callable[[Any], Any] | None = None,
+        answer: Callable[[Any], Any] | None = None,
+        keepalive: tuple[Any, float] | None = None,
         on_open: OnOpen | None = None,
         position: PositionOf | None = None,
         on_gap: OnGap = GapAction.CONTINUE,
@@ -239,6 +245,9 @@ class StreamContext(Context):
         Args:
             endpoint: a URL, several that are tried in turn, or a function called for every attempt with an `Attempt`.
             decode: makes a message of the text or bytes that came, for example `json.loads`.
+            answer: answers a ping of the peer's own protocol at once, though messages wait for the handler: with text,
+                bytes, or a value sent as JSON. None for a message that is no ping: the handler gets it.
+            keepalive: `(message, every_s)`; the message may be a function that is asked each time.
             on_open: authenticates and subscribes; called with the connection and the place to go on from.
             position: the place of a message; with it duplicates are dropped and gaps found.
             on_gap: what to do about a gap, or a function that decides.
@@ -257,6 +266,8 @@ class StreamContext(Context):
             governor=self._governor,
             options=options,
             decode=decode,
+            answer=answer,
+            keepalive=keepalive,
             on_open=on_open,
             position=position,
             on_gap=on_gap,
@@ -410,5 +421,8 @@ class StreamContext(Context):
 
 
 def _counts(feeds: Iterable[Feed[Any]]) -> Counter[str]:
-    each = [Counter(connects=one.connects, handled=one.handled, duplicates=one.duplicates) for one in feeds]
+    each = [
+        Counter(connects=one.connects, handled=one.handled, duplicates=one.duplicates, unsent=one.unsent)
+        for one in feeds
+    ]
     return sum(each, Counter[str]())

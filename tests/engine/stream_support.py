@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.options import StreamOptions
+from thunderagent.streaming.verdicts import FATAL
 from thunderagent.task import Lease, Page, Row, Status, Task
 from thunderagent.testing import memory_store
 
@@ -32,6 +34,8 @@ T = TypeVar("T")
 
 PROMPT: Final = StreamOptions(proxy=False, close_timeout_s=0.3, backoff_base_s=0.05, backoff_cap_s=0.2)
 """Options with which nothing makes a test wait."""
+STRICT: Final = replace(PROMPT, classify=lambda end: FATAL if end.status == 404 else None)
+"""The same for a peer that means its first 404."""
 
 
 class FeedThread:

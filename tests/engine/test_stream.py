@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.stream_support import (
+    STRICT,
     FeedThread,
     Fleet,
     Log,
@@ -460,7 +461,7 @@ def test_errors_without_progress_end_it_as_failed_with_the_reason(feed: FeedThre
 def test_a_peer_that_refuses_for_good_fails_the_stream_with_its_reason(agents: Fleet) -> None:
     log = Log()
     with FeedThread(Refuse(status=404)) as feed:
-        follow = follower(log)
+        follow = follower(log, options=STRICT)
         stage = agents.add(follow)
         row = stage.end_of(agents.client.enqueue(follow, {"url": feed.url}))
         assert row.status is Status.FAILED

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, follower, watched_memory
+from tests.engine.stream_support import STRICT, FeedThread, Fleet, Log, Watched, fleet, follower, watched_memory
 from tests.engine.support import LONG_S, a_job, claimed, put, settings
 from tests.stands import eventually
 from thunderagent import events, writes
@@ -134,7 +134,7 @@ def test_a_start_waits_for_the_stop_before_it(feed: FeedThread, agents: Fleet) -
 def test_a_failed_stream_can_be_started(agents: Fleet) -> None:
     log = Log()
     with FeedThread(Refuse(status=404)) as feed:
-        follow = follower(log)
+        follow = follower(log, options=STRICT)
         stage = agents.add(follow)
         task = agents.client.enqueue(follow, {"url": feed.url})
         assert stage.end_of(task).status is Status.FAILED

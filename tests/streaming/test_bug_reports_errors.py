@@ -226,6 +226,38 @@ def test_an_error_of_a_function_that_reads_messages_reaches_the_handler(
     run(main(), fast=True, quiet_s=0.002)
 
 
+@each_error
+@pytest.mark.parametrize("at", ["answer", "keepalive"])
+def test_an_error_of_a_function_that_answers_the_peer_reaches_the_handler(at: str, error: BaseException) -> None:
+    """Row 4: it is called away from the handler, where nobody would see its error."""
+
+    async def main() -> None:
+        fault = Fault(error)
+
+        def strike(*_: Any) -> None:
+            fault.strike()
+
+        arguments: dict[str, Any] = {"answer": strike} if at == "answer" else {"keepalive": (strike, 5.0)}
+        async with ChaosServer(auto_subscribe=True, from_start=True) as server:
+            server.publish_many(1)
+            feed: feeds.Feed[Message] = feeds.Feed(
+                server.url,
+                keeper=Keeper(),
+                governor=governor(),
+                options=PROMPT,
+                decode=json.loads,
+                **arguments,
+            )
+            told = await asyncio.create_task(consumed(feed))
+            is_silent = isinstance(error, (asyncio.CancelledError, StopAsyncIteration, StopIteration))
+            assert isinstance(told, RuntimeError) if is_silent else told is error
+            assert (told.__cause__ is error) if is_silent and told else True
+            assert feed.connection is None or not feed.connection.is_open
+            await feed.finish()
+
+    run(main(), fast=True, quiet_s=0.002)
+
+
 async def hangs_once_cancelled(*_: Any) -> str:
     """Does not let itself be cancelled: it swallows the cancellation and waits on."""
     while True:

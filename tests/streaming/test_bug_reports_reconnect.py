@@ -138,11 +138,11 @@ def test_each_status_of_http_follows_its_policy(status: int) -> None:
 
             async with streaming(endpoint, options=DEFAULT) as stand:
                 if fatal:
-                    error = await stand.failure(timeout_s=60)
+                    error = await stand.failure(timeout_s=400)
                     assert isinstance(error, StreamFailed)
-                    assert f"http {status} 3 times without progress" in str(error)
+                    assert f"http {status}, refused {len(refreshed)} times in 3" in str(error)
                     assert stand.keeper.states[-1] is stand.feed.state is State.FAILED
-                    assert refreshed == [False, status in (401, 403), status in (401, 403)]
+                    assert not refreshed[0] and set(refreshed[1:]) == {status in (401, 403)}
                 else:
                     await asyncio.sleep(600)
                     assert not stand.consumer.done()
@@ -184,8 +184,8 @@ def test_a_peer_that_accepts_and_closes_is_not_stormed(code: int, seed: int) -> 
                 assert 2 <= len(server.attempts) <= 12, pauses(server)
                 assert min(pauses(server)) >= FLOOR_S - EARLY
                 if code == 4321:
-                    assert isinstance(await stand.failure(timeout_s=600), StreamFailed)
-                    assert len(server.attempts) == 10
+                    assert isinstance(await stand.failure(timeout_s=1000), StreamFailed)
+                    assert 10 <= len(server.attempts) <= 60
                 else:
                     assert not stand.consumer.done()
                 assert now() >= start
@@ -193,7 +193,7 @@ def test_a_peer_that_accepts_and_closes_is_not_stormed(code: int, seed: int) -> 
     run(main(), fast=True)
 
 
-def test_a_peer_that_accepts_and_closes_for_its_policy_is_given_up_after_three() -> None:
+def test_a_peer_that_accepts_and_closes_for_its_policy_is_given_up_after_minutes() -> None:
     """Row 18: 1008 is not retried for ever, and the endpoint function may fetch new credentials in between."""
 
     async def main() -> None:
@@ -205,24 +205,25 @@ def test_a_peer_that_accepts_and_closes_for_its_policy_is_given_up_after_three()
                 return server.url
 
             async with streaming(endpoint, options=DEFAULT, on_open=None) as stand:
-                error = await stand.failure()
+                error = await stand.failure(timeout_s=400)
                 assert isinstance(error, StreamFailed)
-                assert str(error) == "closed 1008 3 times without progress: token expired"
-                assert len(server.attempts) == 3
-                assert refreshed == [False, True, True]
+                assert str(error).startswith(f"closed 1008, refused {len(refreshed)} times in 3")
+                assert str(error).endswith(" s: token expired")
+                assert len(server.attempts) == len(refreshed) >= 3
+                assert not refreshed[0] and all(refreshed[1:])
 
     run(main(), fast=True)
 
 
-def test_a_certificate_that_is_not_trusted_is_told_after_three_attempts() -> None:
+def test_a_certificate_that_is_not_trusted_is_told_after_minutes() -> None:
     """Row 19, https://github.com/Quantinuum/qnexus/pull/220: retried without a word for ever."""
 
     async def main() -> None:
         async with ChaosServer(tls="untrusted") as server, streaming(server, options=DEFAULT) as stand:
-            error = await stand.failure()
+            error = await stand.failure(timeout_s=400)
             assert isinstance(error, StreamFailed)
-            assert str(error).startswith("tls_verify 3 times without progress: SSLCertVerificationError")
-            assert len(server.attempts) == 3
+            assert str(error).startswith(f"tls_verify, refused {len(server.attempts)} times in 3")
+            assert " s: SSLCertVerificationError" in str(error)
 
     run(main(), fast=True)
 
@@ -332,26 +333,25 @@ def test_sockets_are_given_back_at_each_reconnect() -> None:
     run(main(), fast=True)
 
 
-def test_a_message_over_our_limit_ends_the_stream_after_two_attempts() -> None:
+def test_a_message_over_our_limit_ends_the_stream_after_minutes() -> None:
     """Row 32, https://github.com/cube-js/cube/pull/10246: 1009 was retried for ever."""
 
     async def main() -> None:
         async with ChaosServer(Feed(big_bytes=5000), from_start=True) as server:
             server.publish_many(1)
             async with streaming(server, options=replace(DEFAULT, max_size=1024)) as stand:
-                error = await stand.failure()
+                error = await stand.failure(timeout_s=400)
                 assert isinstance(error, StreamFailed)
-                assert str(error).startswith("message_too_big 1009 2 times without progress: ")
+                assert str(error).startswith(f"message_too_big 1009, refused {len(server.attempts)} times in 3")
                 assert str(error).endswith("; max_size is 1024 bytes")
                 assert "5000" in str(error) or "500" in str(error)
-                assert len(server.attempts) == 2
                 assert min(pauses(server)) >= FLOOR_S - EARLY
-                assert server.close_codes == [1009, 1009]
+                assert set(server.close_codes) == {1009}
 
     run(main(), fast=True)
 
 
-def test_a_peer_that_finds_our_message_too_big_ends_the_stream_after_two_attempts() -> None:
+def test_a_peer_that_finds_our_message_too_big_ends_the_stream_after_minutes() -> None:
     """Row 32, the other way round."""
 
     async def main() -> None:
@@ -359,8 +359,7 @@ def test_a_peer_that_finds_our_message_too_big_ends_the_stream_after_two_attempt
             ChaosServer(Feed(ending=Close(code=1009))) as server,
             streaming(server, options=DEFAULT, on_open=None) as stand,
         ):
-            assert str(await stand.failure()).startswith("closed 1009 2 times without progress")
-            assert len(server.attempts) == 2
+            assert str(await stand.failure(timeout_s=400)).startswith("closed 1009, refused ")
 
     run(main(), fast=True)
 

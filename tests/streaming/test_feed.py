@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosedOK
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
@@ -17,6 +18,7 @@ from thunderagent.streaming import feed as feeds
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction
 from thunderagent.streaming.ending import State
+from thunderagent.streaming.verdicts import FATAL
 
 SKIPPING = Feed(skip={3, 4})
 
@@ -480,7 +482,8 @@ def test_the_time_of_the_handler_is_known() -> None:
 
 def test_a_failed_stream_stays_failed() -> None:
     async def main() -> None:
-        async with ChaosServer(Refuse(status=404)) as server, streaming(server) as stand:
+        options = replace(PROMPT, classify=lambda end: FATAL)
+        async with ChaosServer(Refuse(status=404)) as server, streaming(server, options=options) as stand:
             assert isinstance(await stand.failure(), StreamFailed)
             await stand.feed.finish()
             assert stand.feed.state is State.FAILED
@@ -738,5 +741,209 @@ def test_the_headers_of_the_handshake_are_there_in_on_open_and_forgotten_afterwa
             assert stand.feed.connection is not None and not stand.feed.connection.response_headers
             server.publish(1)
             await stand.until_handled(1)
+
+    run(main(), fast=True)
+
+
+# Sending, answers and signs of life
+
+
+def test_what_cannot_be_sent_is_counted_and_no_error() -> None:
+    async def main() -> None:
+        async with ChaosServer() as server, streaming(server) as stand:
+            assert not await stand.feed.send("nobody is there yet")
+            await stand.keeper.until(State.LIVE)
+            assert await stand.feed.send_json({"op": "hello"})
+            await server.wait_for(lambda: [one.data for one in server.received][1:] == ['{"op":"hello"}'])
+            server.drop_all(Close(code=1001))
+            await stand.keeper.until(State.BACKOFF)
+            assert not await stand.feed.send_json({"op": "lost"})
+            assert stand.feed.unsent == 2
+
+    run(main(), fast=True)
+
+
+@pytest.mark.parametrize("error", [AttributeError("asyncio's"), ConnectionClosedOK(None, None)])
+def test_a_connection_that_ends_while_something_is_sent_is_no_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends(*_: Any) -> None:
+        raise error
+
+    async def main() -> None:
+        async with ChaosServer() as server, streaming(server) as stand:
+            await stand.keeper.until(State.LIVE)
+            assert stand.feed.connection is not None
+            monkeypatch.setattr(stand.feed.connection._socket, "send", ends)
+            assert not await stand.feed.send("x")
+            assert stand.feed.unsent == 1
+
+    run(main(), fast=True)
+
+
+def test_a_sign_of_life_is_sent_each_interval_on_each_connection() -> None:
+    async def main() -> None:
+        seqs: list[int] = []
+
+        def beat() -> dict[str, Any]:
+            seqs.append(len(seqs))
+            return {"op": 1, "d": seqs[-1]}
+
+        async with (
+            ChaosServer(Feed(ending=Close(code=1001, after_s=50.0))) as server,
+            streaming(server, on_open=None, keepalive=(beat, 20.0)) as stand,
+        ):
+            await stand.keeper.until(State.LIVE, times=2, timeout_s=100)
+            begin = now()
+            await asyncio.sleep(45.0)
+            times = [round(one.time - begin) for one in server.received]
+            assert times[-2:] == [20, 40] and len(times) == 4
+            assert [json.loads(one.data) for one in server.received] == [{"op": 1, "d": d} for d in range(4)]
+
+    run(main(), fast=True)
+
+
+def answering(message: Message) -> Message | None:
+    return {"pong": message["seq"]} if message.get("seq", 1) % 2 == 0 else None
+
+
+def test_what_is_answered_in_the_reader_is_no_message_of_the_handler() -> None:
+    async def main() -> None:
+        gate = Gate(at=1)
+        async with (
+            ChaosServer(from_start=True) as server,
+            streaming(server, position=None, answer=answering, handle=gate) as stand,
+        ):
+            server.publish_many(6)
+            await gate.reached.wait()
+            await server.wait_for(lambda: len(server.received) == 4)
+            assert [one.data for one in server.received][1:] == [f'{{"pong":{number}}}' for number in (2, 4, 6)]
+            gate.let_go.set()
+            await stand.until_handled(3)
+            assert stand.seqs == [1, 3, 5]
+
+    run(main(), fast=True)
+
+
+def test_pings_are_answered_while_the_subscription_is_acknowledged_too() -> None:
+    async def on_open(connection: Connection, cursor: Cursor | None) -> None:
+        await connection.expect(seq=5)
+
+    async def main() -> None:
+        async with ChaosServer(auto_subscribe=True, from_start=True) as server:
+            server.publish_many(5)
+            async with streaming(server, on_open=on_open, position=None, answer=answering) as stand:
+                await stand.until_handled(2)
+                assert stand.seqs == [1, 3]
+                await server.wait_for(lambda: len(server.received) == 2)
+                assert [one.data for one in server.received] == ['{"pong":2}', '{"pong":4}']
+
+    run(main(), fast=True)
+
+
+def test_pings_that_are_answered_do_not_end_a_silence() -> None:
+    async def main() -> None:
+        options = replace(PROMPT, idle_timeout_s=30.0)
+        arguments: dict[str, Any] = {"position": None, "answer": lambda message: message.get("seq") and "pong"}
+        async with ChaosServer(Feed(spacing_s=5.0), from_start=True) as server:
+            server.publish_many(100)
+            async with streaming(server, options=options, **arguments) as stand:
+                await stand.keeper.until(State.BACKOFF, timeout_s=60)
+                assert stand.keeper.reasons(State.BACKOFF)[0].startswith("idle (no message for 30 s)")
+
+    run(main(), fast=True)
+
+
+def test_a_peer_that_takes_no_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with (
+            ChaosServer(from_start=True) as server,
+            streaming(server, position=None, answer=answering) as stand,
+        ):
+            await stand.keeper.until(State.LIVE)
+            assert stand.feed.connection is not None
+            monkeypatch.setattr(stand.feed.connection._socket, "send", never)
+            server.publish_many(2)
+            await stand.keeper.until(State.BACKOFF, timeout_s=20)
+            assert stand.keeper.reasons(State.BACKOFF)[0].startswith("zombie (it took no answer to its ping for 10")
+
+    run(main(), fast=True)
+
+
+async def never(*_: Any) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def test_a_message_that_cannot_be_decoded_is_the_handlers_error_and_not_the_answers() -> None:
+    async def main() -> None:
+        def decode(raw: Any) -> Message:
+            raise ValueError("broken")
+
+        arguments: dict[str, Any] = {"decode": decode, "answer": answering, "position": None, "on_open": None}
+        async with ChaosServer(auto_subscribe=True, from_start=True) as server:
+            server.publish_many(1)
+            async with streaming(server, **arguments) as stand:
+                assert str(await stand.failure()) == "broken"
+
+    run(main(), fast=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"answer": never}, "answer is a coroutine function"),
+        ({"keepalive": (never, 1.0)}, "the message of keepalive is a coroutine function"),
+        ({"keepalive": "ping"}, "give the message and the seconds between two"),
+        ({"keepalive": ({1, 2}, 1.0)}, "the message of keepalive cannot be sent"),
+        ({"keepalive": ("ping", 0.0)}, "every_s of keepalive is 0"),
+        ({"keepalive": ("ping", "often")}, "every_s of keepalive is 'often'"),
+    ],
+)
+def test_answers_and_signs_of_life_that_cannot_work_are_refused(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        made(**arguments)
+
+
+@dataclass(frozen=True)
+class Typed:
+    op: str
+    seq: int = 0
+
+
+@pytest.mark.parametrize("control", ["typed", "dropped", "refused"])
+def test_an_answer_is_expected_as_it_is_decoded_or_else_as_json(control: str) -> None:
+    """What a peer says of itself is often nothing to the decoder of its data."""
+
+    def decode(raw: Any) -> Typed | None:
+        value = json.loads(raw)
+        if "op" in value and control == "refused":
+            raise ValueError("no tick")
+        return None if "op" in value and control == "dropped" else Typed(value.get("op", "tick"), value.get("seq", 0))
+
+    async def on_open(connection: Connection, cursor: Cursor | None) -> None:
+        await connection.send_json({"op": "subscribe", "since": 0})
+        acknowledgement = await connection.expect(op="subscribed")
+        assert acknowledgement == (Typed("subscribed") if control == "typed" else {"op": "subscribed"})
+
+    async def main() -> None:
+        async with ChaosServer(from_start=True) as server:
+            server.publish_many(1)
+            async with streaming(server, decode=decode, on_open=on_open, position=None) as stand:
+                await stand.until_handled(1)
+                assert [vars(tick) for tick in stand.handled] == [{"op": "tick", "seq": 1}]
+
+    run(main(), fast=True)
+
+
+def test_secrets_in_what_came_instead_are_not_shown() -> None:
+    async def main() -> None:
+        acknowledgement = {"token": "s3cret", "op": "welcome"}
+        async with ChaosServer(Feed(acknowledgement=acknowledgement)) as server:
+            options = replace(PROMPT, subscribe_timeout_s=1.0)
+            async with streaming(server, options=options) as stand:
+                await stand.keeper.until(State.BACKOFF)
+                [reason] = stand.keeper.reasons(State.BACKOFF)
+                assert "instead of op='subscribed' came " in reason
+                assert "s3cret" not in reason and "welcome" in reason
 
     run(main(), fast=True)

@@ -17,11 +17,11 @@ from thunderagent.errors import StreamFailed
 from thunderagent.pacing import FLOOR_S, SLOW_S, SPREAD_S
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import Cause, ConnectionEnd, State
+from thunderagent.streaming.ending import NEXT_ATTEMPT, Cause, ConnectionEnd, State
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.pump import LONGEST_S, ROTATION_RETRY_S
-from thunderagent.streaming.verdicts import FATAL, PLANNED, SPREAD, Verdict
+from thunderagent.streaming.verdicts import FATAL, PLANNED, REFUSED_S, SPREAD, UNKNOWN_S, Verdict
 
 DEFAULT = StreamOptions(proxy=False)
 
@@ -97,7 +97,70 @@ def test_progress_between_two_ends_of_a_kind_keeps_a_stream_from_failing(progres
             if progresses:
                 await stand.keeper.until(State.LIVE, times=8, timeout_s=1000)
             else:
-                assert isinstance(await stand.failure(), StreamFailed)
+                assert isinstance(await stand.failure(timeout_s=400), StreamFailed)
+
+    run(main(), fast=True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "number", "least_s"),
+    [(Refuse(status=404), 3, REFUSED_S), (Feed(ending=Close(code=4321)), 10, UNKNOWN_S)],
+    ids=["404", "an unknown code"],
+)
+def test_a_peer_that_refuses_for_minutes_ends_the_stream_and_not_before(
+    refusal: Any, number: int, least_s: float
+) -> None:
+    async def main() -> None:
+        async with ChaosServer(refusal) as server, streaming(server, options=DEFAULT, on_open=None) as stand:
+            start = now()
+            error = await stand.failure(timeout_s=least_s + 200)
+            assert isinstance(error, StreamFailed)
+            assert least_s <= now() - start <= least_s + 65.0
+            assert len(server.attempts) > number
+            assert f", refused {len(server.attempts)} times in " in str(error)
+
+    run(main(), fast=True)
+
+
+def test_an_end_that_is_no_refusal_begins_the_count_anew() -> None:
+    """A peer that is being replaced refuses, is away for an hour, and refuses once more before it is back."""
+
+    async def main() -> None:
+        verdicts = {404: Verdict(fatal_after=3, fatal_after_s=0.0), 500: Verdict()}
+        options = replace(PROMPT, classify=lambda end: verdicts[end.status or 0])
+        script = [Refuse(status=status) for status in (404, 404, 500, 404, 404)]
+        async with ChaosServer(*script, Feed()) as server, streaming(server, options=options) as stand:
+            await stand.keeper.until(State.LIVE)
+            assert len(server.attempts) == 6
+
+    run(main(), fast=True)
+
+
+def test_each_handled_message_is_progress_for_a_peer_that_refuses() -> None:
+    async def main() -> None:
+        options = replace(DEFAULT, classify=lambda end: Verdict(fatal_after=2, fatal_after_s=0.0))
+        feed = Feed(ending=Close(code=4000, after_messages=1))
+        async with ChaosServer(feed, from_start=True) as server, streaming(server, options=options) as stand:
+            server.publish_many(5)
+            await stand.until_handled(5, timeout_s=300)
+            await stand.keeper.until(State.LIVE, times=6, timeout_s=300)
+
+    run(main(), fast=True)
+
+
+def test_a_wait_for_retry_after_says_so() -> None:
+    async def main() -> None:
+        async with (
+            ChaosServer(Refuse(status=503, retry_after=200), Refuse(status=503), Feed()) as server,
+            streaming(server, options=DEFAULT) as stand,
+        ):
+            await stand.keeper.until(State.LIVE, timeout_s=600)
+            first, second = stand.keeper.reasons(State.BACKOFF)
+            assert f", Retry-After 200 s{NEXT_ATTEMPT}" in first
+            assert "Retry-After" not in second
+            assert float(second.partition(NEXT_ATTEMPT)[2].removesuffix(" s")) == pytest.approx(
+                stand.feed.wait_s, abs=0.06
+            )
 
     run(main(), fast=True)
 
@@ -184,8 +247,8 @@ def test_a_planned_end_is_no_reason_for_a_hot_loop() -> None:
 @pytest.mark.parametrize(
     ("where", "kind"),
     [
-        ("endpoint", "network (TimeoutError: the endpoint function took"),
-        ("on_open", "network (TimeoutError: on_open took"),
+        ("endpoint", "endpoint (TimeoutError: the endpoint function took"),
+        ("on_open", "subscribe (TimeoutError: on_open took"),
     ],
 )
 def test_what_user_code_may_take_is_limited(where: str, kind: str) -> None:
@@ -205,15 +268,24 @@ def test_what_user_code_may_take_is_limited(where: str, kind: str) -> None:
     run(main(), fast=True)
 
 
-def test_a_subscription_that_is_not_acknowledged_ends_the_attempt() -> None:
+@pytest.mark.parametrize("words", [True, False], ids=["with words", "without a word"])
+def test_a_subscription_that_is_not_acknowledged_ends_the_attempt(words: bool) -> None:
+    """A peer that says nothing at all may have an outage: that is no refusal."""
+    refusal = Feed(acknowledgement={"error": "unknown symbol"} if words else None)
+
     async def main() -> None:
-        async with ChaosServer(Feed(acknowledgement=None), Feed(), from_start=True) as server:
+        async with ChaosServer(refusal, Feed(), from_start=True) as server:
             server.publish_many(1)
             async with streaming(server, options=DEFAULT) as stand:
                 start = now()
                 await stand.until_handled(1, timeout_s=20)
                 assert 10.0 <= now() - start <= 11.0
                 assert server.most_open == {"s": 1}
+                [reason] = stand.keeper.reasons(State.BACKOFF)
+                begin = (
+                    f"{'subscribe' if words else 'network'} (TimeoutError: on_open took longer than 10 s; instead of "
+                )
+                assert reason.startswith(f"{begin}op='subscribed' came {'{' if words else 'nothing'}")
 
     run(main(), fast=True)
 
@@ -249,7 +321,7 @@ def test_messages_that_come_before_the_acknowledgement_go_to_the_handler() -> No
     run(main(), fast=True)
 
 
-def test_too_many_messages_before_the_acknowledgement_are_told() -> None:
+def test_too_many_messages_before_the_acknowledgement_end_the_attempt() -> None:
     async def main() -> None:
         async with ChaosServer(auto_subscribe=True, from_start=True) as server:
             server.publish_many(10)
@@ -258,10 +330,11 @@ def test_too_many_messages_before_the_acknowledgement_are_told() -> None:
                 await connection.expect(op="subscribed")
 
             async with streaming(server, options=replace(PROMPT, max_pending=4), on_open=on_open) as stand:
-                error = await stand.failure()
-                assert isinstance(error, StreamFailed)
-                assert str(error) == "4 messages came, and none with {'op': 'subscribed'}"
-                assert stand.keeper.states[-1] is State.FAILED
+                await stand.keeper.until(State.BACKOFF)
+                [reason] = stand.keeper.reasons(State.BACKOFF)
+                assert reason.startswith("subscribe (LookupError: 4 messages came, and none with op='subscribed'; ")
+                assert "and 1 more" in reason and '"seq": 1' in reason
+                assert not stand.consumer.done()
 
     run(main(), fast=True)
 

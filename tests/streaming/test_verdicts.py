@@ -25,7 +25,7 @@ from websockets.http11 import Response
 
 from thunderagent.errors import ConfigurationError
 from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
-from thunderagent.streaming.verdicts import PROFILES, Pace, Verdict, profile_named, verdict_of
+from thunderagent.streaming.verdicts import PROFILES, REFUSED_S, UNKNOWN_S, Pace, Verdict, profile_named, verdict_of
 
 NOW = 1_700_000_000.0
 
@@ -128,6 +128,27 @@ def test_the_tables_of_profiles(profile: str, code: int, expected: tuple[str, bo
     assert said(closed(code), profile) == expected
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_more_than_one_refusal_is_fatal_only_after_minutes(profile: str) -> None:
+    ends = [closed(code) for code in (*range(1000, 1016), *range(3000, 5000))] + [refused(code) for code in (401, 404)]
+    verdicts = [verdict_of(end, profile_named(profile)) for end in ends]
+    spans = {(verdict.fatal_after, verdict.fatal_after_s) for verdict in verdicts if verdict.fatal_after is not None}
+    assert {(number, span) for number, span in spans if number > 1} <= {
+        (2, REFUSED_S),
+        (3, REFUSED_S),
+        (10, UNKNOWN_S),
+    }
+    assert not any(verdict.is_fatal(10, 84.0) for verdict in verdicts if verdict.fatal_after != 1)
+
+
+def test_fatal_takes_a_number_and_a_time() -> None:
+    verdict = Verdict(fatal_after=3)
+    assert [verdict.is_fatal(*at) for at in ((2, 1e6), (3, REFUSED_S - 1.0), (3, REFUSED_S))] == [False, False, True]
+    assert Verdict(fatal_after=1).is_fatal(1, 0.0), "one is at once"
+    assert Verdict(fatal_after=3, fatal_after_s=0.0).is_fatal(3, 0.0)
+    assert not Verdict().is_fatal(10**6, 1e9)
+
+
 def test_a_profile_that_does_not_exist_is_told_with_those_that_do() -> None:
     with pytest.raises(ConfigurationError, match="no profile 'slack'; known are: generic, apigateway, pusher"):
         profile_named("slack")
@@ -195,10 +216,37 @@ def test_what_an_exception_means(error: BaseException, kind: str) -> None:
     assert end_of(error, State.CONNECTING, now=NOW).kind == kind
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        SystemExit(1),
+        asyncio.CancelledError(),
+        TimeoutError("of a token service"),
+        FileNotFoundError("token.txt"),
+        ConnectionRefusedError("of another host"),
+        answer(404),
+        InvalidHandshake("of another host"),
+        ssl.SSLCertVerificationError("of another host"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_what_user_code_raises_is_named_by_where_it_was(error: BaseException) -> None:
     causes = {state: end_of(error, state, now=NOW).cause for state in (State.RESOLVING, State.SUBSCRIBING, State.LIVE)}
     assert list(causes.values()) == [Cause.ENDPOINT, Cause.SUBSCRIBE, Cause.INTERNAL]
+
+
+def test_a_connection_of_user_code_that_has_closed_is_not_ours() -> None:
+    error = ConnectionClosedError(Close(1008, "no"), None)
+    assert end_of(error, State.RESOLVING, now=NOW).cause is Cause.ENDPOINT
+    assert end_of(error, State.SUBSCRIBING, now=NOW, is_open=True).cause is Cause.SUBSCRIBE
+    assert end_of(error, State.SUBSCRIBING, now=NOW).kind == "closed 1008"
+
+
+@pytest.mark.parametrize("state", [State.RESOLVING, State.CONNECTING, State.SUBSCRIBING])
+def test_a_url_is_shown_nowhere(state: State) -> None:
+    end = end_of(InvalidURI("wss://peer?token=secret", "no"), state, now=NOW)
+    assert (end.cause, end.detail) == (Cause.CONFIGURATION, "the endpoint is no valid URL")
 
 
 def test_a_text_that_cannot_be_made_hides_no_end() -> None:

@@ -2,38 +2,145 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection
 from websockets.datastructures import Headers
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 from websockets.http11 import Response
+from websockets.protocol import OPEN
 from websockets.typing import Data
 
-from thunderagent.errors import StreamFailed
+from thunderagent.arguments import seconds_problem
+from thunderagent.errors import ConfigurationError
+from thunderagent.redaction import Redactor
 from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
+from thunderagent.streaming.ending import Cause, ConnectionEnd, FunctionFailed, State, end_of
 from thunderagent.streaming.liveness import Liveness, Pings
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.transport import abort_connection, close_connection
 
+ANSWER_S: Final = 10.0
+"""How long a peer may take no answer to its ping; then it is given up."""
+
 _ACCEPTED: Final = Response(101, "", Headers())
+_NOTHING: Final = object()
+_SHOWN: Final = 3
+_SHOWN_LETTERS: Final = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What is particular to the messages of a peer. The fields are arguments of `StreamContext.connect`.
+
+    Raises:
+        ConfigurationError: one of them cannot work.
+    """
+
+    decode: Callable[[Any], Any] | None = None
+    answer: Callable[[Any], Any] | None = None
+    keepalive: tuple[Any, float] | None = None
+
+    def __post_init__(self) -> None:
+        if problem := self._problem():
+            raise ConfigurationError(problem)
+
+    def _problem(self) -> str | None:
+        if inspect.iscoroutinefunction(self.answer):
+            return "answer is a coroutine function: make it a plain one, as the reader waits for it"
+        if self.keepalive is None:
+            return None
+        if not isinstance(self.keepalive, tuple) or len(self.keepalive) != 2:
+            return f"keepalive is {self.keepalive!r}; give the message and the seconds between two: (message, every_s)"
+        message, every_s = self.keepalive
+        if inspect.iscoroutinefunction(message):
+            return "the message of keepalive is a coroutine function: make it a plain one"
+        try:
+            None if callable(message) else encoded(message)
+        except (TypeError, ValueError) as error:
+            return f"the message of keepalive cannot be sent: {error}"
+        return seconds_problem("every_s of keepalive", every_s, least=1e-3)
+
+    def decoded(self, message: Data) -> Any:
+        """The message as the handler gets it; `_NOTHING` where the handler meets an error."""
+        try:
+            return message if self.decode is None else self.decode(message)
+        except BaseException:  # SystemExit too, which would end the loop
+            return _NOTHING
+
+    def value_with(self, members: Mapping[str, Any], message: Data) -> Any:
+        """The message decoded, or else as JSON, if it has these members; `_NOTHING` if it has not.
+
+        What a peer says of itself is often no message to `decode`, which drops or refuses it.
+        """
+        for value in (self.decoded(message), _from_json(message)):
+            if value is not _NOTHING and all(_member(value, name) == wanted for name, wanted in members.items()):
+                return value
+        return _NOTHING
+
+    def reply_to(self, message: Data) -> str | bytes | None:
+        """What is sent at once in answer to a message; None for one that the handler gets.
+
+        Raises:
+            FunctionFailed: `answer` has raised.
+        """
+        if self.answer is None:
+            return None
+        if (value := self.decoded(message)) is _NOTHING:
+            return None
+        try:
+            reply = self.answer(value)
+            return None if reply is None else encoded(reply)
+        except BaseException as error:  # SystemExit too, which would end the loop
+            raise FunctionFailed("answer") from error
+
+
+_PLAIN: Final = Dialect()
+
+
+def encoded(value: Any) -> str | bytes:
+    """A message as it is sent: text and bytes as they are, everything else as JSON."""
+    return value if isinstance(value, (str, bytes)) else json.dumps(value, separators=(",", ":"))
 
 
 class Connection:
-    """An open WebSocket. `on_open` is given one to authenticate and to subscribe; handlers may send on it."""
+    """An open WebSocket. `on_open` is given one to authenticate and to subscribe; handlers send with their feed."""
 
-    __slots__ = ("_cut", "_liveness", "_options", "_socket", "_took")
+    __slots__ = (
+        "_awaited",
+        "_cut",
+        "_dialect",
+        "_failed",
+        "_liveness",
+        "_options",
+        "_socket",
+        "_took",
+        "is_unanswered",
+    )
 
     def __init__(
-        self, opened: ClientConnection, options: StreamOptions, pings: Callable[[Connection], Pings] | None = None
+        self,
+        opened: ClientConnection,
+        options: StreamOptions,
+        pings: Callable[[Connection], Pings] | None = None,
+        dialect: Dialect = _PLAIN,
     ) -> None:
         self._socket = opened
         self._options = options
+        self._dialect = dialect
         self._cut: tuple[Cause, str] | None = None
+        self._failed: FunctionFailed | None = None
         self._took: list[Data] = []
+        self._awaited: tuple[Mapping[str, Any], int] | None = None
+        """What `expect` waits for, and how many messages it had taken before."""
+        self.is_unanswered = False
+        """True while `recv` or `expect` waits, and nothing but pings has come since it began."""
         self._liveness = Liveness(pings(self) if pings else opened, options, self.cut)
 
     @property
@@ -53,37 +160,74 @@ class Connection:
         Raises:
             websockets.exceptions.ConnectionClosed: the connection has ended; the feed connects again by itself.
         """
-        await self._socket.send(message)
+        try:
+            await self._socket.send(message)
+        except AttributeError as error:  # asyncio's, see `abort_connection`
+            raise ConnectionClosedError(None, None) from error
 
     async def send_json(self, value: Any) -> None:
         """Send a value as JSON text."""
-        await self._socket.send(json.dumps(value, separators=(",", ":")))
+        await self.send(json.dumps(value, separators=(",", ":")))
 
     async def recv(self) -> Data:
         """The next message; for `on_open` alone, whose messages no handler sees."""
-        return await self._socket.recv()
+        self.is_unanswered = True
+        message = await self._socket.recv()
+        self.is_unanswered = False
+        return message
 
-    async def expect(self, **members: Any) -> dict[str, Any]:
-        """Wait for a JSON object with these members; what comes before it goes to the handler.
+    async def expect(self, **members: Any) -> Any:
+        """Wait for a message with these members or attributes; what comes before it goes to the handler.
 
-        Bounded by `subscribe_timeout_s`, and by `max_pending` messages.
+        It is decoded as the stream's messages are, or else as JSON. Bounded by `subscribe_timeout_s`, and by
+        `max_pending` messages. The end of an attempt in which it did not come says what came instead.
 
         Raises:
-            StreamFailed: too many other messages came before it.
+            LookupError: too many other messages came before it.
+            FunctionFailed: `answer` has raised; the handler gets its error.
         """
+        self._awaited = members, len(self._took)
+        self.is_unanswered = True
         while True:
             message = await self._socket.recv()
-            try:
-                value = json.loads(message)
-            except ValueError:
-                value = None
-            if isinstance(value, dict) and members.items() <= value.items():
+            if (reply := self._dialect.reply_to(message)) is not None:
+                await self._answer(reply)
+                continue
+            self.is_unanswered = False
+            value = self._dialect.value_with(members, message)
+            if value is not _NOTHING:
+                self._awaited = None
                 return value
             if len(self._took) >= self._options.max_pending:
-                raise StreamFailed(f"{len(self._took)} messages came, and none with {members}")
+                raise LookupError(f"{len(self._took)} messages came, and none with {_told(members)}")
             self._took.append(message)
 
     # Inside
+
+    @property
+    def is_open(self) -> bool:
+        """False once one side has closed it."""
+        return self._socket.state is OPEN
+
+    @property
+    def missing(self) -> str:
+        """What `expect` waits for and what came instead, for the account; empty when it has all it asked for."""
+        if self._awaited is None:
+            return ""
+        members, begin = self._awaited
+        came = self._took[begin:]
+        more = [f"{len(came) - _SHOWN} more"] if len(came) > _SHOWN else []
+        shown = " and ".join([*map(self._shown, came[:_SHOWN]), *more])
+        return f"instead of {_told(members)} came {shown or 'nothing'}"
+
+    def _shown(self, message: Data) -> str:
+        if isinstance(message, str):
+            text = message
+        else:
+            value = self._dialect.decoded(message)
+            text = f"{len(message)} bytes" if isinstance(value, bytes) or value is _NOTHING else repr(value)
+        text = Redactor().text(" ".join(text.split()))  # before it is cut: half a secret looks like none
+        return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 1] + "…"
 
     def forget_handshake(self) -> None:
         """Let go of the headers that went to and fro: they are of use in `on_open` alone, and have 4 KiB."""
@@ -101,10 +245,13 @@ class Connection:
 
         Raises:
             StreamFailed: the buffer is full, and that is to be fatal.
+            FunctionFailed: a function that was given to `connect` has raised.
         """
         liveness = self._liveness
         liveness.start()
         recv, put = self._socket.recv, buffer.put
+        reply_to = self._dialect.reply_to if self._dialect.answer is not None else None
+        keepalive = self._start_keepalive()
         state = State.LIVE
         try:
             for message in self._took:
@@ -119,15 +266,48 @@ class Connection:
                     state = State.LIVE
                 liveness.listening()
                 message = await recv()
+                if reply_to is not None and (reply := reply_to(message)) is not None:
+                    liveness.heard(is_ping=True)
+                    await self._answer(reply)
+                    continue
                 liveness.heard()
                 put(message)
         except ConnectionClosed as error:
+            if self._failed is not None:
+                raise self._failed from self._failed.__cause__
             if self._cut is not None:
                 cause, detail = self._cut
                 return ConnectionEnd(cause=cause, state=state, detail=detail)
             return end_of(error, state, now=0.0)
         finally:
             liveness.stop()
+            if keepalive is not None:
+                keepalive.cancel()
+
+    async def _answer(self, reply: str | bytes) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self.send(reply)
+        except TimeoutError:
+            self.cut(Cause.ZOMBIE, f"it took no answer to its ping for {ANSWER_S:g} s")
+
+    def _start_keepalive(self) -> asyncio.Task[None] | None:
+        wanted = self._dialect.keepalive
+        return None if wanted is None else asyncio.get_running_loop().create_task(self._keep_alive(*wanted))
+
+    async def _keep_alive(self, message: Any, every_s: float) -> None:
+        """Send the message each interval, also while the reader waits for room."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                text = encoded(message() if callable(message) else message)
+            except BaseException as error:  # SystemExit too, which would end the loop
+                self._failed = FunctionFailed("keepalive")
+                self._failed.__cause__ = error
+                self.abort()
+                return
+            with suppress(ConnectionClosed):  # the reader tells how it ended
+                await self.send(text)
 
     @property
     def is_drained(self) -> bool:
@@ -146,3 +326,18 @@ class Connection:
     async def close(self) -> None:
         """End the connection politely, within `close_timeout_s`."""
         await close_connection(self._socket, self._options)
+
+
+def _from_json(message: Data) -> Any:
+    try:
+        return json.loads(message)
+    except ValueError:
+        return _NOTHING
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name, _NOTHING) if isinstance(value, Mapping) else getattr(value, name, _NOTHING)
+
+
+def _told(members: Mapping[str, Any]) -> str:
+    return Redactor().text(", ".join(f"{name}={wanted!r}" for name, wanted in members.items()))

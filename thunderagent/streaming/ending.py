@@ -41,6 +41,14 @@ CAUGHT_UP: Final = "the handler has caught up"
 """The reason with which a feed is live again after a pause."""
 
 
+NEXT_ATTEMPT: Final = "; next attempt in "
+"""What stands between the reason of an end and the seconds until the next attempt."""
+
+
+class FunctionFailed(Exception):
+    """A function that was given to `connect` has raised, away from the handler; its error is the cause of this one."""
+
+
 class Cause(StrEnum):
     """Why a connection or an attempt ended; a verdict depends on it."""
 
@@ -98,12 +106,27 @@ class ConnectionEnd:
         return f"{self.kind} ({self.detail})" if self.detail else self.kind
 
 
-def end_of(error: BaseException, state: State, *, now: float) -> ConnectionEnd:
-    """What an exception of the network or of user code means; `now` is in epoch seconds."""
+def end_of(error: BaseException, state: State, *, now: float, is_open: bool = False) -> ConnectionEnd:
+    """What an exception means. Only what the socket raised is of the network; the rest is named by where it was.
+
+    Args:
+        error: the exception.
+        state: where the feed was.
+        now: epoch seconds.
+        is_open: our connection is open, so that another one has ended.
+    """
     detail = _text(error)
     match error:
-        case ConnectionClosed():
+        case ConnectionClosed() if state is not State.RESOLVING and not is_open:
             return _closed(error, state)
+        case InvalidURI() | InvalidProxy():  # its text has the URL, and with it perhaps a token or a password
+            what = "endpoint" if isinstance(error, InvalidURI) else "proxy of the environment"
+            return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=f"the {what} is no valid URL")
+        case ConfigurationError():
+            return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=detail)
+        case _ if state is not State.CONNECTING:
+            cause = {State.RESOLVING: Cause.ENDPOINT, State.SUBSCRIBING: Cause.SUBSCRIBE}.get(state, Cause.INTERNAL)
+            return ConnectionEnd(cause=cause, state=state, detail=detail)
         case InvalidStatus():
             status, after = error.response.status_code, error.response.headers.get("Retry-After")
             return ConnectionEnd(
@@ -111,11 +134,6 @@ def end_of(error: BaseException, state: State, *, now: float) -> ConnectionEnd:
             )
         case PayloadTooBig():
             return ConnectionEnd(cause=Cause.TOO_BIG, state=state, code=1009, detail=detail)
-        case InvalidURI() | InvalidProxy():  # its text has the URL, and with it perhaps a token or a password
-            what = "endpoint" if isinstance(error, InvalidURI) else "proxy of the environment"
-            return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=f"the {what} is no valid URL")
-        case ConfigurationError():
-            return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=detail)
         case SecurityError():
             return ConnectionEnd(cause=Cause.PROTOCOL, state=state, detail=detail)
         case ssl.SSLCertVerificationError():
@@ -125,8 +143,7 @@ def end_of(error: BaseException, state: State, *, now: float) -> ConnectionEnd:
         case OSError() | EOFError():
             return ConnectionEnd(cause=Cause.NETWORK, state=state, detail=detail)
         case _:
-            cause = {State.RESOLVING: Cause.ENDPOINT, State.SUBSCRIBING: Cause.SUBSCRIBE}.get(state, Cause.INTERNAL)
-            return ConnectionEnd(cause=cause, state=state, detail=detail)
+            return ConnectionEnd(cause=Cause.INTERNAL, state=state, detail=detail)
 
 
 def _closed(error: ConnectionClosed, state: State) -> ConnectionEnd:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
 
+from websockets.exceptions import ConnectionClosed
+
 from thunderagent.clock import since_boot
 from thunderagent.errors import ConfigurationError, StreamFailed, TaskStopped
 from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.connection import Connection
+from thunderagent.streaming.connection import Connection, Dialect
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf, Track, place_of
-from thunderagent.streaming.ending import Cause, State
+from thunderagent.streaming.ending import Cause, FunctionFailed, State
 from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
@@ -75,6 +78,7 @@ class Feed(Generic[M]):
         "options",
         "since",
         "state",
+        "unsent",
     )
 
     def __init__(
@@ -85,6 +89,8 @@ class Feed(Generic[M]):
         governor: Governor,
         options: StreamOptions,
         decode: Callable[[Any], M] | None = None,
+        answer: Callable[[M], Any] | None = None,
+        keepalive: tuple[Any, float] | None = None,
         on_open: OnOpen | None = None,
         position: PositionOf | None = None,
         on_gap: OnGap = GapAction.CONTINUE,
@@ -116,6 +122,8 @@ class Feed(Generic[M]):
         """Messages that the handler has handled."""
         self.duplicates = 0
         """Messages that were dropped as they had come before."""
+        self.unsent = 0
+        """Messages that `send` could not send."""
         self._keeper = keeper
         self._decode = decode
         self._position = position
@@ -135,6 +143,7 @@ class Feed(Generic[M]):
             told=self._begin_at,
             overlap=overlap,
             guard=keeper.guard,
+            dialect=Dialect(decode=decode, answer=answer, keepalive=keepalive),
         )
         self._pumping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -178,15 +187,33 @@ class Feed(Generic[M]):
             except (StopAsyncIteration, asyncio.CancelledError) as error:
                 if is_cancelled():
                     raise
-                # of a function that was given to us: it would end the handler's loop without a word
-                raise RuntimeError(f"a function given to connect() raised {type(error).__name__}") from error
+                raise _silent(error) from error
             if is_next:
                 self._handling_since = self._monotonic()
                 return message
 
+    async def send(self, message: str | bytes) -> bool:
+        """Send a message on the live connection; waits while the peer takes nothing.
+
+        Returns:
+            True when it was written to the socket, which does not say that the peer has it; False without a connection.
+            Then it is gone, and counted in the journal.
+        """
+        connection = self._pump.connection
+        if connection is not None:
+            with suppress(ConnectionClosed):
+                await connection.send(message)
+                return True
+        self.unsent += 1
+        return False
+
+    async def send_json(self, value: Any) -> bool:
+        """Send a value as JSON text, as `send` does."""
+        return await self.send(json.dumps(value, separators=(",", ":")))
+
     @property
     def connection(self) -> Connection | None:
-        """The live connection, to send on; None while there is none."""
+        """The live connection; None while there is none. It may end at any moment: send with `send`."""
         return self._pump.connection
 
     @property
@@ -205,6 +232,11 @@ class Feed(Generic[M]):
     def has_progressed(self) -> bool:
         """True once a connection was stable or enough messages were handled."""
         return self._pump.has_progressed
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds from the last end of a connection or an attempt to the next attempt."""
+        return self._pump.wait_s
 
     def handling_s(self) -> float:
         """Seconds since the handler was given what it works on, a message or the end; 0 while it waits."""
@@ -263,6 +295,7 @@ class Feed(Generic[M]):
             StreamFailed: with the reason.
             TaskStopped: the right to the stream was lost before it was connected again.
             RuntimeError: the task was cancelled, by whomever.
+            BaseException: what `answer` or `keepalive` has raised.
         """
         pumping = self._pumping
         if pumping is None:
@@ -272,6 +305,11 @@ class Feed(Generic[M]):
         error = None if pumping.cancelled() else pumping.exception()
         if isinstance(error, (StreamFailed, TaskStopped)):
             raise error
+        if isinstance(error, FunctionFailed):
+            cause = error.__cause__ or error
+            if isinstance(cause, (StopAsyncIteration, asyncio.CancelledError)):
+                raise _silent(cause) from cause
+            raise cause
         raise RuntimeError("the task that holds the connection has died") from error
 
     async def _close(self) -> None:
@@ -309,6 +347,7 @@ class Feed(Generic[M]):
             return
         self._handling_since = None
         self.handled += 1
+        self._pump.handled_one()
         self._since_progress += 1
         if self._since_progress >= self.options.stable_after_messages:
             self._since_progress = 0
@@ -397,3 +436,8 @@ class Feed(Generic[M]):
             return self._on_gap
         action = self._on_gap(gap)
         return GapAction(await action if inspect.isawaitable(action) else action)
+
+
+def _silent(error: BaseException) -> RuntimeError:
+    """Instead of an error of a function that was given to us, if it would end the handler's loop without a word."""
+    return RuntimeError(f"a function given to connect() raised {type(error).__name__}")

@@ -95,15 +95,27 @@ class Liveness:
         """The reader waits for the peer from now on."""
         self._listening_since = self._loop.time()
 
-    def heard(self) -> None:
-        """A message came: the peer is there, and the reader has something else to do."""
-        self._quiet_s = 0.0
+    def heard(self, *, is_ping: bool = False) -> None:
+        """A message came: the peer is there, and the reader has something else to do.
+
+        Args:
+            is_ping: it was no more than a sign of life, so the silence of `idle_timeout_s` goes on.
+        """
+        if is_ping:
+            self._quiet_s += self._listened_s()
+        else:
+            self._quiet_s = 0.0
         if not self._options.only_pongs_count:
             self._waited_s = 0.0
             self._misses = 0
-        elif self._listening_since is not None:
-            self._waited_s += min(self._loop.time() - max(self._listening_since, self._tick_at), self._tick_s)
+        else:
+            self._waited_s += self._listened_s()
         self._listening_since = None
+
+    def _listened_s(self) -> float:
+        """How long the reader has waited for the peer since the last tick."""
+        since = self._listening_since
+        return 0.0 if since is None else min(self._loop.time() - max(since, self._tick_at), self._tick_s)
 
     def _schedule(self) -> None:
         self._tick_at = self._loop.time()
@@ -111,8 +123,7 @@ class Liveness:
 
     def _tick(self) -> None:
         """One tick, however late it comes."""
-        since = self._listening_since
-        listened_s = 0.0 if since is None else min(self._loop.time() - max(since, self._tick_at), self._tick_s)
+        listened_s = self._listened_s()
         self._schedule()
         self._judge_silence(listened_s)
         if self._options.ping_interval_s and self._timer is not None:

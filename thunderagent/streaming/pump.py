@@ -6,14 +6,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.errors import StreamFailed, TaskStopped
 from thunderagent.pacing import SLOW_S, SPREAD_S, reconnect_delay
 from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.connection import Connection
+from thunderagent.streaming.connection import Connection, Dialect
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import CAUGHT_UP, Cause, ConnectionEnd, State, end_of
+from thunderagent.streaming.ending import (
+    CAUGHT_UP,
+    NEXT_ATTEMPT,
+    Cause,
+    ConnectionEnd,
+    FunctionFailed,
+    State,
+    end_of,
+)
 from thunderagent.streaming.endpoint import Attempt, EndpointSource, resolve_endpoint
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.liveness import Pings
@@ -46,13 +55,14 @@ class Pump:
         told: told what `on_open` answered, if that is a place.
         overlap: a connection may be replaced by a second one before it is closed.
         guard: raises when the right to the stream is lost; asked before each attempt.
+        dialect: how messages are decoded, answered and kept coming.
         pings: what is to be answered for a connection to be alive; None: pings of the WebSocket protocol.
     """
 
     __slots__ = (
         "_auth_failed",
         "_buffer",
-        "_ends",
+        "_dialect",
         "_failures",
         "_governor",
         "_guard",
@@ -62,12 +72,15 @@ class Pump:
         "_options",
         "_overlap",
         "_pings",
+        "_refusals",
+        "_refused_since",
         "_resume",
         "_source",
         "_told",
         "connection",
         "connects",
         "has_progressed",
+        "wait_s",
     )
 
     def __init__(
@@ -83,6 +96,7 @@ class Pump:
         told: Callable[[Cursor | int], None],
         overlap: bool,
         guard: Callable[[], None],
+        dialect: Dialect | None = None,
         pings: Callable[[Connection], Pings] | None = None,
     ) -> None:
         self._source = source
@@ -95,9 +109,11 @@ class Pump:
         self._told = told
         self._overlap = overlap
         self._guard = guard
+        self._dialect = dialect or Dialect()
         self._pings = pings
         self._failures = 0
-        self._ends: dict[str, int] = {}
+        self._refusals = 0
+        self._refused_since = 0.0
         self._auth_failed = False
         self._last_end: ConnectionEnd | None = None
         self.connection: Connection | None = None
@@ -106,12 +122,15 @@ class Pump:
         """Connections that became live."""
         self.has_progressed = False
         """True once a connection was stable."""
+        self.wait_s = 0.0
+        """Seconds from the last end to the next attempt."""
 
     async def run(self) -> None:
         """Connect and read for ever.
 
         Raises:
             StreamFailed: an end was fatal.
+            FunctionFailed: a function that was given to `connect` has raised.
         """
         while True:
             opened = await self._attempt(self._moved, self._failures + 1)
@@ -122,7 +141,11 @@ class Pump:
         """The stream does well: delays and counts start afresh."""
         self.has_progressed = True
         self._failures = 0
-        self._ends.clear()
+        self._refusals = 0
+
+    def handled_one(self) -> None:
+        """A message was handled: whatever the peer does, it does not refuse us."""
+        self._refusals = 0
 
     def abort(self) -> None:
         """Cut the live connection, if there is one."""
@@ -146,7 +169,10 @@ class Pump:
                 state = State.CONNECTING
                 moved(state, "")
                 opened = Connection(
-                    await open_connection(endpoint, self._options, self._governor.resolver), self._options, self._pings
+                    await open_connection(endpoint, self._options, self._governor.resolver),
+                    self._options,
+                    self._pings,
+                    self._dialect,
                 )
             if self._on_open is not None:
                 state = State.SUBSCRIBING
@@ -157,11 +183,13 @@ class Pump:
                     self._told(place)
             opened.forget_handshake()
         except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
+            is_open = opened is not None and opened.is_open
             if opened is not None:
                 opened.abort()
-            if is_cancelled() or isinstance(error, StreamFailed) or error is lost:
+            if is_cancelled() or isinstance(error, (StreamFailed, FunctionFailed)) or error is lost:
                 raise
-            return end_of(error, state, now=time.time())
+            end = end_of(error, state, now=time.time(), is_open=is_open)
+            return end if opened is None else _with_answer(end, error, opened)
         return opened
 
     def _lost(self) -> TaskStopped | None:
@@ -207,7 +235,7 @@ class Pump:
         try:
             end = await connection.read(self._buffer, self._paused)
         except Exception as error:
-            if isinstance(error, StreamFailed):
+            if isinstance(error, (StreamFailed, FunctionFailed)):
                 raise
             end = end_of(error, State.LIVE, now=time.time())
         self.connection = None
@@ -262,13 +290,21 @@ class Pump:
 
     async def _wait_after(self, end: ConnectionEnd) -> None:
         verdict = self._remember(end)
-        self._ends[end.kind] = self._ends.get(end.kind, 0) + 1
-        if verdict.fatal_after is not None and self._ends[end.kind] >= verdict.fatal_after:
-            raise StreamFailed(self._fatal(end))
-        delay_s = self._delay(verdict, end)
+        if verdict.fatal_after is None:
+            self._refusals = 0
+        else:
+            now = asyncio.get_running_loop().time()
+            self._refused_since = self._refused_since if self._refusals else now
+            self._refusals += 1
+            lasted_s = now - self._refused_since
+            if verdict.is_fatal(self._refusals, lasted_s):
+                raise StreamFailed(self._fatal(end, lasted_s))
+        self.wait_s = self._delay(verdict, end)
         self._failures += 1
-        self._moved(State.BACKOFF, f"{end}; next attempt in {delay_s:.1f} s")
-        await asyncio.sleep(delay_s)
+        asked = verdict.pace is Pace.SLOW and end.retry_after_s is not None
+        wish = f", Retry-After {end.retry_after_s:g} s" if asked else ""
+        self._moved(State.BACKOFF, f"{end}{wish}{NEXT_ATTEMPT}{self.wait_s:.1f} s")
+        await asyncio.sleep(self.wait_s)
 
     def _remember(self, end: ConnectionEnd) -> Verdict:
         """Keep for the next attempt how this one ended; what that means."""
@@ -280,9 +316,8 @@ class Pump:
         self._auth_failed = self._auth_failed or verdict.refresh
         return verdict
 
-    def _fatal(self, end: ConnectionEnd) -> str:
-        number = self._ends[end.kind]
-        times = f" {number} times without progress" if number > 1 else ""
+    def _fatal(self, end: ConnectionEnd, lasted_s: float) -> str:
+        times = f", refused {self._refusals} times in {lasted_s:.0f} s" if self._refusals > 1 else ""
         limit = f"; max_size is {self._options.max_size} bytes" if end.cause is Cause.TOO_BIG else ""
         return f"{end.kind}{times}: {end.detail or 'no reason given'}{limit}"
 
@@ -326,15 +361,26 @@ def seen(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+def _with_answer(end: ConnectionEnd, error: BaseException, connection: Connection) -> ConnectionEnd:
+    """The end of an attempt, with what the peer said to `on_open`. Silence is no refusal: there may be an outage."""
+    missing = connection.missing
+    return replace(
+        end,
+        cause=Cause.NETWORK if isinstance(error, TimeoutError) and connection.is_unanswered else end.cause,
+        detail="; ".join(filter(None, (end.detail, missing))),
+    )
+
+
 def _end_of_reader(reader: asyncio.Task[ConnectionEnd]) -> ConnectionEnd:
     """What the reader told, or that it died.
 
     Raises:
         StreamFailed: the reader found that the stream cannot go on.
+        FunctionFailed: a function that was given to `connect` has raised.
     """
     if reader.cancelled():
         return ConnectionEnd(cause=Cause.INTERNAL, state=State.LIVE, detail="the reader was cancelled")
     error = reader.exception()
-    if isinstance(error, StreamFailed):
+    if isinstance(error, (StreamFailed, FunctionFailed)):
         raise error
     return reader.result() if error is None else end_of(error, State.LIVE, now=time.time())

@@ -10,6 +10,11 @@ from typing import Final
 from thunderagent.errors import ConfigurationError
 from thunderagent.streaming.ending import Cause, ConnectionEnd
 
+REFUSED_S: Final = 300.0
+"""A peer that restarts refuses for a minute or two: an ingress without a backend answers 404."""
+UNKNOWN_S: Final = 900.0
+"""The same for an end of which nobody can say whether it passes."""
+
 
 class Pace(StrEnum):
     """How long to wait before the next attempt."""
@@ -32,7 +37,16 @@ class Verdict:
     refresh: bool = False
     """Tell the endpoint function that the credentials were not accepted."""
     fatal_after: int | None = None
-    """So many ends of this kind without progress in between end the stream as FAILED; None: never."""
+    """Number of refusals in a row that end the stream as FAILED; 1: at once; None: never. Progress ends a row, and so
+    does an end that is no refusal. A handled message is progress."""
+    fatal_after_s: float = REFUSED_S
+    """Seconds that such a row must last, too, when it takes more than one."""
+
+    def is_fatal(self, refusals: int, lasted_s: float) -> bool:
+        """True when so many refusals in a row, over so many seconds, end the stream."""
+        if self.fatal_after is None or refusals < self.fatal_after:
+            return False
+        return self.fatal_after == 1 or lasted_s >= self.fatal_after_s
 
 
 RETRY: Final = Verdict()
@@ -41,7 +55,7 @@ SPREAD: Final = Verdict(pace=Pace.SPREAD)
 SLOW: Final = Verdict(pace=Pace.SLOW)
 REFRESH: Final = Verdict(refresh=True, fatal_after=3)
 BROKEN: Final = Verdict(fatal_after=3)
-UNKNOWN: Final = Verdict(fatal_after=10)
+UNKNOWN: Final = Verdict(fatal_after=10, fatal_after_s=UNKNOWN_S)
 FATAL: Final = Verdict(fatal_after=1)
 
 

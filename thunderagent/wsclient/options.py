@@ -130,11 +130,11 @@ class ClientOptions:
         configuration that cannot work ends the client at once.
         """
         if is_refusal(end):
-            return Verdict(refresh=True, fatal_after=self.refusals)
+            return Verdict(refresh=True, fatal_after=self.refusals, fatal_after_s=0.0)
         if end.status == _THROTTLED:  # everybody comes back at once: not RETRY, whose first delays are in vain then
             return SPREAD
         if end.status is not None and 400 <= end.status < 500:
-            return Verdict(fatal_after=self.refusals)
+            return Verdict(fatal_after=self.refusals, fatal_after_s=0.0)
         if end.cause in (Cause.CONFIGURATION, Cause.TOO_BIG):
             return None
         return None if end.cause in (Cause.ROTATED, Cause.ASKED) or end.code in (1012, 1013) else RETRY
