@@ -7,8 +7,8 @@ account. It has no status and thus no index entry, and is written seldom: never 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
 
@@ -16,8 +16,8 @@ from thunderagent import shared_writes, writes
 from thunderagent.errors import StoreRejected, StreamFailed
 from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import CAUGHT_UP, State
-from thunderagent.task import Task, timestamp
+from thunderagent.streaming.ending import CAUGHT_UP, NEXT_ATTEMPT, State
+from thunderagent.task import Status, Task, timestamp
 from thunderagent.unreadable import Unreadable, is_number
 
 MOVES_KEPT: Final = 50
@@ -27,8 +27,9 @@ COUNTS_S: Final = 900.0
 """Seldom, as each writing is billed by the kilobyte of the whole account."""
 
 _STEPS: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
-REASON_BYTES: Final = 200
-_COUNTS: Final = ("connects", "handled", "duplicates")
+_OVER: Final = (State.CLOSED, State.FAILED)
+REASON_BYTES: Final = 300
+_COUNTS: Final = ("connects", "handled", "duplicates", "unsent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,18 @@ class Move:
     at: float
     state: str
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Whether a stream is connected. Times are in epoch seconds."""
+
+    is_connected: bool
+    since: float
+    reason: str = ""
+    """Why it is not connected; empty before its first attempt has ended."""
+    next_at: float | None = None
+    """When the next attempt is due; None while it is connected or tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,9 @@ class Run:
     connects: int = 0
     handled: int = 0
     duplicates: int = 0
+    unsent: int = 0
+    link: Link | None = None
+    """None: it has no connection to tell of, or its agent is of an older version."""
 
 
 class Journal:
@@ -75,13 +91,33 @@ class Journal:
         self._agent = agent
         self._moves: list[Move] = []
         self._gaps: list[Missed] = []
+        self._links: dict[object, Link] = {}
         self._guard = threading.Lock()
         self._is_new = False
         self._counts: Mapping[str, int] = {}
         self._taken_at = 0.0
 
-    def moved(self, at: float, state: str, reason: str = "") -> None:
-        """Add a move. Fifty are to reach far: steps of an attempt are told by its end, and pauses in a row are one."""
+    @property
+    def link(self) -> Link | None:
+        """Whether all feeds are connected; of several that are not, the one that is away longest."""
+        with self._guard:
+            return self._link()
+
+    def _link(self) -> Link | None:
+        links = self._links.values()
+        away = [link for link in links if not link.is_connected]
+        return min(away, key=_since) if away else max(links, key=_since, default=None)
+
+    def moved(self, at: float, state: str, reason: str = "", *, feed: object = None, wait_s: float = 0.0) -> None:
+        """Add a move. Fifty are to reach far: steps of an attempt are told by its end, and pauses in a row are one.
+
+        Args:
+            at: epoch seconds.
+            state: where the feed, or the run, is now.
+            reason: why.
+            feed: the feed that moved; None for the run itself.
+            wait_s: seconds to the next attempt.
+        """
         with self._guard:
             steps = list(takewhile(_is_step, reversed(self._moves)))
             if state == State.PAUSED and self._has_just_caught_up(at):
@@ -92,9 +128,15 @@ class Journal:
                 reason = _told_by_end(state, reason, at, steps)
             elif steps and state not in _STEPS:  # it ended on its way: how far it came is worth a move
                 del self._moves[-len(steps) : -1]
-            self._moves.append(Move(timestamp(at), state, writes.cut(reason, REASON_BYTES)))
+            why, mark, after = reason.partition(NEXT_ATTEMPT)
+            why, after = writes.cut(why, REASON_BYTES), mark + after
+            self._moves.append(Move(timestamp(at), state, why + after))
             del self._moves[:-MOVES_KEPT]
             self._is_new = True
+            if feed is not None and state in _OVER:
+                self._links.pop(feed, None)
+            elif feed is not None:
+                self._links[feed] = _after(self._links.get(feed), timestamp(at), state, why, wait_s)
 
     def _has_just_caught_up(self, at: float) -> bool:
         """True when the last move ended a pause less than a minute ago."""
@@ -128,6 +170,7 @@ class Journal:
                 "agent": self._agent,
                 "moves": [[move.at, move.state, move.reason] for move in self._moves],
                 "gaps": [asdict(gap) for gap in self._gaps],
+                **({"link": asdict(link)} if (link := self._link()) is not None else {}),
                 **counts,
             }
 
@@ -135,6 +178,22 @@ class Journal:
         """The account could not be written: `take` answers with it again."""
         with self._guard:
             self._is_new = True
+
+
+def _since(link: Link) -> float:
+    return link.since
+
+
+def _after(link: Link | None, at: float, state: str, reason: str, wait_s: float) -> Link:
+    """What a move of its feed makes of a link."""
+    if state == State.PAUSED or (state == State.LIVE and reason == CAUGHT_UP):
+        return link or Link(True, at)
+    if state == State.LIVE:
+        return Link(True, at)
+    away = link if link is not None and not link.is_connected else Link(False, at)
+    if state == State.BACKOFF:
+        return replace(away, reason=reason, next_at=timestamp(at + wait_s))
+    return replace(away, next_at=None)
 
 
 def _is_step(move: Move) -> bool:
@@ -200,6 +259,35 @@ def read_journals(store: TaskStore, task: Task, *, runs: int) -> list[Run]:
     return found
 
 
+def read_links(store: TaskStore, tasks: Iterable[Task]) -> dict[str, Link]:
+    """Whether streams that run are connected, as their agents last wrote it; those that have told nothing are left out.
+
+    Reads the account of each in one exchange.
+    """
+    names = {task.task_id: journal_id(task.task_id, task.fence) for task in tasks if _has_link(task)}
+    rows = store.engine.get(list(names.values())) if names else {}
+    infos = {task_id: rows[name].get("info") for task_id, name in names.items() if name in rows}
+    links = {task_id: read_link(info.get("link")) for task_id, info in infos.items() if isinstance(info, Mapping)}
+    return {task_id: link for task_id, link in links.items() if link is not None}
+
+
+def _has_link(task: Task) -> bool:
+    return task.is_stream and task.status is Status.RUNNING
+
+
+def read_link(kept: Any) -> Link | None:
+    """The link that an account tells; None without one, or with one that was made by hand."""
+    if not isinstance(kept, Mapping) or not is_number(kept.get("since")):
+        return None
+    next_at = kept.get("next_at")
+    return Link(
+        is_connected=kept.get("is_connected") is True,
+        since=float(kept["since"]),
+        reason=str(kept.get("reason", "")),
+        next_at=float(next_at) if is_number(next_at) else None,
+    )
+
+
 def _run(fence: int, info: Mapping[str, Any]) -> Run:
     """The run that an account tells of.
 
@@ -217,4 +305,6 @@ def _run(fence: int, info: Mapping[str, Any]) -> Run:
         connects=info.get("connects", 0),
         handled=info.get("handled", 0),
         duplicates=info.get("duplicates", 0),
+        unsent=info.get("unsent", 0),
+        link=read_link(info.get("link")),
     )

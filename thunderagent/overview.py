@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from thunderagent.journal import Link, read_link
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.prices import store_dollars
 from thunderagent.statistics import QueueStats, queue_stats
@@ -37,6 +38,8 @@ class AgentView:
     streams_held: int
     streams_most: int
     streams_connected: int
+    streams_away: tuple[tuple[str, Link], ...] = ()
+    """The first of its streams that are not connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,14 @@ def _view(agent: AgentInfo, pauses: Mapping[str, Pause]) -> AgentView:
         streams_held=int(as_number(streams.get("held"))),
         streams_most=int(as_number(streams.get("max"))),
         streams_connected=int(as_number(streams.get("connections"))),
+        streams_away=tuple(_away(streams.get("away"))),
     )
+
+
+def _away(told: Any) -> Iterator[tuple[str, Link]]:
+    for one in told if isinstance(told, (list, tuple)) else ():
+        if (link := read_link(one)) is not None:
+            yield str(one.get("stream")), link
 
 
 def _slots(info: Mapping[str, Any]) -> Iterator[Slots]:

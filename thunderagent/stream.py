@@ -298,7 +298,7 @@ class StreamContext(Context):
 
     def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
         """A feed is in another state."""
-        self.journal.moved(self._now(), state, reason)
+        self.journal.moved(self._now(), state, reason, feed=feed, wait_s=feed.wait_s)
         if state is State.BACKOFF:
             self._tell(events.StreamDisconnected(**about(self.lease), reason=reason))
         elif state is State.LIVE and reason != CAUGHT_UP:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Final
 
-from thunderagent import events
+from thunderagent import events, writes
 from thunderagent.balance import Fleet
 from thunderagent.bus import EventBus
 from thunderagent.clock import on_host
@@ -19,6 +20,10 @@ from thunderagent.store import TaskStore
 from thunderagent.stream import StreamContext
 from thunderagent.task import Lane, Task
 from thunderagent.workload import Workload
+
+AWAY: Final = 3
+"""Streams without a connection that the agent's row names."""
+AWAY_BYTES: Final = 120
 
 LOST_KEPT_S: Final = 3600.0
 """How long an agent remembers when it saw first that the lease of a task was over: longer than any lap of sweeps."""
@@ -50,9 +55,19 @@ class Streams:
         """The gauge ActiveConnections: streams of this agent with an open connection."""
         return sum(context.is_connected for _, context in self._contexts())
 
-    def told(self) -> dict[str, int]:
-        """What the agent's row tells of its streams."""
-        return {"held": self.fleet.held, "max": self.fleet.max_streams, "connections": self.connections}
+    def told(self) -> dict[str, Any]:
+        """What the agent's row tells of its streams, with the first that are not connected."""
+        counts = {"held": self.fleet.held, "max": self.fleet.max_streams, "connections": self.connections}
+        away = [
+            (running.lease.task_id, link)
+            for running, context in self._contexts()
+            if (link := context.journal.link) is not None and not link.is_connected
+        ]
+        away = sorted(away, key=lambda one: one[1].since)[:AWAY]
+        shown = [
+            {"stream": name, **asdict(replace(link, reason=writes.cut(link.reason, AWAY_BYTES)))} for name, link in away
+        ]
+        return {**counts, **({"away": shown} if shown else {})}
 
     def gauge(self) -> None:
         """Tell how many connections are open."""

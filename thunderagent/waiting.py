@@ -5,7 +5,7 @@ Every look into the store is bounded: at most `LISTED` rows of others, and `COUN
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,6 +14,7 @@ from thunderagent.balance import is_paused
 from thunderagent.clock import on_host
 from thunderagent.health.judgement import DEAD_S, TOLD
 from thunderagent.housekeeping import ANNOUNCE_S
+from thunderagent.journal import Link
 from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of
 from thunderagent.names import plain_job
@@ -118,6 +119,19 @@ def at_text(at: float) -> str:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (ValueError, OverflowError, OSError):  # a number made by hand
         return f"{at:g}"
+
+
+def link_text(link: Link, now: float, at: Callable[[float], str] = at_text) -> str:
+    """Whether a stream is connected: since when; or why not, and when it tries again."""
+    if link.is_connected:
+        return f"connected since {at(link.since)}"
+    if not link.reason:
+        return f"not connected yet: it tries since {at(link.since)}"
+    away = f"not connected since {at(link.since)}"
+    if link.next_at is None:
+        return f"{away}, tries now: {link.reason}"
+    left = f" (in {span_text(link.next_at - now)})" if link.next_at > now else ""
+    return f"{away}, next attempt at {at(link.next_at)}{left}: {link.reason}"
 
 
 def span_text(seconds: float) -> str:

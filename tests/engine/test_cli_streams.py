@@ -20,11 +20,11 @@ from tests.engine.support import LONG_S, put, seen, serving
 from thunderagent import writes
 from thunderagent.chaos import ChaosServer
 from thunderagent.cli import app
-from thunderagent.cli.output import notes, out
+from thunderagent.cli.output import moment, notes, out
 from thunderagent.cli.story import begin_of, lines_of, summed
 from thunderagent.client import Client
 from thunderagent.errors import ConfigurationError
-from thunderagent.journal import MOVES_KEPT, Missed, Move, journal_id, keep_journals
+from thunderagent.journal import MOVES_KEPT, Link, Missed, Move, journal_id, keep_journals
 from thunderagent.settings import Settings
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.opening import open_store
@@ -32,6 +32,7 @@ from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.task import Lane, Lease, Status, Task
+from thunderagent.waiting import link_text
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 OTHER: Final = "host-2:4712:4d3c2b1a"
@@ -88,6 +89,7 @@ class Stand:
         moves: Sequence[tuple[float, str, str]] = (),
         gaps: Sequence[Missed] = (),
         agent: str = AGENT,
+        link: Link | None = None,
         **counts: int,
     ) -> None:
         """Write the account of a run; its times are seconds after `NIGHT`."""
@@ -95,6 +97,7 @@ class Stand:
             "agent": agent,
             "moves": [[NIGHT + at, state, reason] for at, state, reason in moves],
             "gaps": [asdict(replace(gap, at=NIGHT + gap.at)) for gap in gaps],
+            **({"link": asdict(link)} if link else {}),
             **counts,
         }
         keep_journals(self.store, {journal_id(name, fence): info}, keep_s=86400.0)
@@ -216,6 +219,35 @@ def test_a_narrow_terminal_shows_less_and_wraps_nothing(stand: Stand, columns: C
     assert "since" in said and widest(said) <= 200
 
 
+AWAY: Final = Link(False, NIGHT, "while connecting: http 503 (no), Retry-After 120 s", NIGHT + 120)
+AWAY_TEXT: Final = f"not connected since {moment(NIGHT)}, next attempt at {moment(NIGHT + 120)}: {AWAY.reason}"
+
+
+def test_every_command_says_in_the_same_words_whether_a_stream_is_connected(
+    stand: Stand, columns: Callable[[int], None]
+) -> None:
+    columns(250)
+    for name, link in (("away", AWAY), ("live", Link(True, NIGHT)), ("first", Link(False, NIGHT))):
+        stand.hold(name)
+        stand.account(name, 1, [(0, "resolving", "")], link=link)
+    said = {line.split()[0]: words(line) for line in stand("streams", "list").splitlines()[1:]}
+    assert said["live"].endswith(f"connected since {moment(NIGHT)}; by {AGENT}")
+    assert f"not connected yet: it tries since {moment(NIGHT)}; by {AGENT}" in said["first"]
+    assert f"{AWAY_TEXT}; by ho" in said["away"]
+    assert f"connection {AWAY_TEXT}" in words(stand("show", "away"))
+    local = AWAY_TEXT.replace(moment(NIGHT), "2026-03-02 03:12:00").replace(moment(NIGHT + 120), "2026-03-02 03:14:00")
+    for command in (("explain",), ("streams", "explain")):
+        assert f"connection {local}" in words(stand(*command, "away"))
+    listed = {row["taskId"]: row["connection"] for row in stand.json("streams", "list")}
+    assert listed["away"] == stand.json("show", "away")["connection"] == asdict(AWAY)
+    assert stand.json("explain", "away")["run"]["link"] == asdict(AWAY)
+
+
+def test_an_attempt_that_is_under_way_or_still_to_come_says_so() -> None:
+    assert link_text(replace(AWAY, next_at=None), NIGHT).startswith(f"not connected since {moment(NIGHT)}, tries now: ")
+    assert f"at {moment(NIGHT + 120)} (in 45 s): while" in link_text(AWAY, NIGHT + 75)
+
+
 # stop and start
 
 
@@ -298,6 +330,31 @@ def test_a_start_says_where_the_stream_goes_on(stand: Stand) -> None:
     assert "'ended' has come to its end by itself" in stand.said
     assert stand.client.get("stopped").status is Status.PENDING
     assert [one.get("refused", "") for one in stand.json("streams", "start", "stopped", "waits")] == ["", ""]
+
+
+def test_all_that_have_failed_are_started_together(stand: Stand) -> None:
+    now = stand.store.clock.now()
+    for number, lane in enumerate((Lane("streams"), Lane("streams"), Lane("elsewhere"))):
+        failed = stand.hold(f"failed-{number}", lane=lane)
+        stand.apply(writes.fail(failed, error="StreamFailed: http 404", now=now, expire_at=now + 900))
+    stand.apply(writes.stop(stand.hold("stopped"), now=now, expire_at=now + 900))
+    put(stand.store, "batch", status=Status.FAILED)
+    assert stand("streams", "start", "--all-failed", "--queue", "elsewhere").splitlines() == [
+        "failed-2 is in its queue and begins at its beginning"
+    ]
+    assert {task["taskId"] for task in stand.json("streams", "start", "--all-failed")} == {"failed-0", "failed-1"}
+    assert stand("streams", "start", "--all-failed") == "no stream is FAILED\n"
+    assert stand.json("streams", "start", "--all-failed") == []
+    statuses = {name: stand.client.get(name).status for name in ("failed-0", "failed-1", "failed-2")}
+    assert set(statuses.values()) == {Status.PENDING}
+    assert stand.client.get("stopped").status is Status.DONE
+    assert stand.client.get("batch").status is Status.FAILED
+
+
+@pytest.mark.parametrize("arguments", [(), ("a", "--all-failed"), ("a", "--queue", "q"), ("--queue", "q")])
+def test_a_start_of_nothing_or_of_both_is_refused(stand: Stand, arguments: tuple[str, ...]) -> None:
+    stand("streams", "start", *arguments, code=2)
+    assert "give the ids of streams, or --all-failed" in stand.said
 
 
 # explain

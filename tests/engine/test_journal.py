@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, follower, watched_memory
+from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, follower, lease_of, watched_memory
 from tests.engine.support import Rejecting, put
 from tests.stands import eventually
 from thunderagent import events, housekeeping
@@ -21,11 +22,13 @@ from thunderagent.journal import (
     MOVES_KEPT,
     REASON_BYTES,
     Journal,
+    Link,
     Missed,
     journal_id,
     keep_journals,
     read_cursor,
     read_journals,
+    read_links,
 )
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
@@ -88,6 +91,81 @@ def test_other_counts_alone_are_kept_once_in_a_while() -> None:
     info = journal.take(100.0 + COUNTS_S, handled=2)
     assert info is not None and info["handled"] == 2
     assert journal.take(100.0 + 3 * COUNTS_S, handled=2) is None, "nothing is new"
+
+
+def link_of(*moves: tuple[float, str, str], wait_s: float = 5.0) -> Link | None:
+    journal = Journal("s", 1, "me")
+    for at, state, reason in moves:
+        journal.moved(at, state, reason, feed="a feed", wait_s=wait_s)
+    return journal.link
+
+
+AWAY = [(1.0, "resolving", ""), (2.0, "connecting", ""), (3.0, "backoff", "http 503 (no); next attempt in 5 s")]
+REASON = "while connecting: http 503 (no)"
+
+
+@pytest.mark.parametrize(
+    ("moves", "link"),
+    [
+        ([], None),
+        (AWAY[:2], Link(False, 1.0)),
+        (AWAY, Link(False, 1.0, REASON, 8.0)),
+        ([*AWAY, (8.0, "resolving", "")], Link(False, 1.0, REASON)),
+        ([*AWAY, (8.0, "resolving", ""), (9.0, "live", "")], Link(True, 9.0)),
+        ([(9.0, "live", ""), (10.0, "paused", "slow"), (11.0, "live", CAUGHT_UP)], Link(True, 9.0)),
+        ([(9.0, "live", ""), (20.0, "backoff", "closed; next attempt in 5 s")], Link(False, 20.0, "closed", 25.0)),
+        ([(9.0, "live", ""), (10.0, "live", "replaced the connection")], Link(True, 10.0)),
+        ([(9.0, "live", ""), (10.0, "closed", "")], None),
+        ([(9.0, "live", ""), (10.0, "failed", "http 404")], None),
+    ],
+)
+def test_whether_a_stream_is_connected_is_read_off_its_moves(
+    moves: list[tuple[float, str, str]], link: Link | None
+) -> None:
+    assert link_of(*moves) == link
+
+
+def test_of_several_feeds_the_one_that_is_away_longest_is_told() -> None:
+    journal = Journal("s", 1, "me")
+    for feed, at in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        journal.moved(at, "live", feed=feed)
+    assert journal.link == Link(True, 3.0)
+    journal.moved(4.0, "backoff", "b is away", feed="b")
+    journal.moved(5.0, "backoff", "c is away", feed="c")
+    assert journal.link == Link(False, 4.0, "b is away", 4.0)
+    journal.moved(6.0, "leased", "a move of the run changes nothing")
+    journal.moved(6.0, "closed", feed="b")
+    assert journal.link == Link(False, 5.0, "c is away", 5.0)
+
+
+def test_the_link_is_kept_with_the_account_and_a_strange_one_hides_no_account() -> None:
+    store = TaskStore(SqliteEngine(MEMORY))
+    journal = Journal("s", 1, "me")
+    for at, state, reason in AWAY:
+        journal.moved(at, state, reason, feed="a feed", wait_s=5.0)
+    keep(store, journal, unsent=3)
+    for name, link in (
+        ("older", {}),
+        ("by-hand", {"link": {"since": "noon"}}),
+        ("newer", {"link": {"since": 1, "x": 2}}),
+    ):
+        keep_journals(store, {journal_id(name, 1): {"agent": "me", **link}}, keep_s=60.0)
+    names = ("s", "older", "by-hand", "newer", "none")
+    tasks = [replace(lease_of().task, task_id=name, kind="stream", fence=1, status=Status.RUNNING) for name in names]
+    assert read_links(store, tasks) == {"s": Link(False, 1.0, REASON, 8.0), "newer": Link(False, 1.0)}
+    assert read_links(store, [replace(task, status=Status.DONE) for task in tasks]) == {}
+    [run] = read_journals(store, tasks[0], runs=1)
+    assert (run.link, run.unsent) == (Link(False, 1.0, REASON, 8.0), 3)
+    assert [read_journals(store, task, runs=1)[0].link for task in tasks[1:3]] == [None, None]
+
+
+def test_a_long_reason_is_cut_before_the_next_attempt() -> None:
+    journal = Journal("s", 1, "me")
+    journal.moved(1.0, "backoff", f"{'long ' * 200}; next attempt in 5.0 s")
+    info = journal.take(1.0)
+    assert info is not None
+    assert info["moves"][0][2].endswith("…; next attempt in 5.0 s")
+    assert len(info["moves"][0][2].encode()) <= REASON_BYTES + 30
 
 
 def test_an_attempt_is_one_move_that_tells_how_far_it_came_and_pauses_in_a_row_are_one() -> None:

@@ -18,16 +18,20 @@ from tests.stands import eventually
 from thunderagent import events
 from thunderagent.balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
 from thunderagent.bus import EventBus
+from thunderagent.chaos import Refuse
 from thunderagent.conditions import Present, Write
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents
 from thunderagent.errors import StoreUnavailable
 from thunderagent.job import job
+from thunderagent.journal import Link
 from thunderagent.maintenance import Janitor
+from thunderagent.overview import overview
 from thunderagent.pacing import OTHERS_S, PollPace
 from thunderagent.poller import PAGES_A_LOOK, Room
 from thunderagent.store import AgentInfo, Beat, TaskStore
 from thunderagent.stream import StreamContext, stream
+from thunderagent.streams import AWAY_BYTES
 from thunderagent.task import Lane, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
@@ -566,6 +570,26 @@ def test_the_row_of_an_agent_tells_of_its_streams_and_a_batch_agent_takes_none(t
         begun, gauge = stage.record.of(events.ActiveConnections)
         assert (begun.connections, begun.streams) == (0, 0)
         assert (gauge.connections, gauge.streams) == (1, 1)
+
+
+def test_the_row_of_an_agent_names_streams_that_are_not_connected(tmp_path: Path) -> None:
+    with FeedThread(Refuse(status=503, retry_after=3600)) as feed, fleet(tmp_path) as agents:
+        follow = follower(Log())
+        agents.add(follow)
+        for number in range(4):
+            agents.client.enqueue(follow, {"url": feed.url}, task_id=f"s-{number}")
+        feed.until(lambda: len(feed.server.attempts) == 4)
+
+        def away() -> list[tuple[str, Link]]:
+            agents.introduce()
+            [agent] = overview(agents.store).agents
+            return [one for one in agent.streams_away if one[1].next_at is not None]
+
+        eventually(lambda: len(away()) == 3)
+        for name, link in away():
+            assert name.startswith("s-") and not link.is_connected
+            assert "http 503" in link.reason and len(link.reason.encode()) <= AWAY_BYTES
+            assert link.next_at is not None and link.next_at > link.since + 3590
 
 
 def test_an_agent_that_drains_says_so_and_gets_no_more(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from thunderagent.cli import app
 from thunderagent.cli.top import draw, frame_data, watch
 from thunderagent.client import Client
 from thunderagent.errors import StoreUnavailable
+from thunderagent.journal import Link
 from thunderagent.overview import AgentView, Cost, Overview, Slots, overview
 from thunderagent.prices import store_dollars
 from thunderagent.settings import Settings
@@ -167,6 +168,7 @@ def a_fleet(queues: int, agents: int) -> Overview:
             streams_held=70,
             streams_most=700,
             streams_connected=69,
+            streams_away=((f"ticks-{number}", Link(False, float(number), "network (refused)", 1_800_000_030.0)),),
         )
 
     return Overview(
@@ -190,6 +192,9 @@ def test_a_frame_is_readable_at_every_width(width: int) -> None:
     assert "not well" in text
     assert "4/14" in text or "default 3/10" in text
     assert "the store has not answered for 75 s" in text
+    assert "ticks-0 not connected since 1970-01-01 00:00:00Z" in text
+    if width == 200:
+        assert ", next attempt at 2027-01-15 08:00:30Z (in 30 s): network (refused)" in text
 
 
 @pytest.mark.parametrize("height", [12, 24, 50])

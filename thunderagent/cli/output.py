@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
@@ -27,6 +28,7 @@ from thunderagent.errors import (
     UnknownJob,
     WaitTimeout,
 )
+from thunderagent.journal import Link
 from thunderagent.jsondata import NOT_STORED
 from thunderagent.settler import RAN_OVER
 from thunderagent.task import Desired, Handoff, Status, Task
@@ -109,6 +111,11 @@ def as_dict(task: Task) -> dict[str, Any]:
                 row[name] = getattr(task, name) if errors.get(name) is None else None
     row |= {f"{name}Error": str(error) for name, error in errors.items() if error is not None}
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in row.items()}
+
+
+def link_data(link: Link | None) -> dict[str, Any]:
+    """Whether a stream is connected, as JSON data; nothing where that is not on record."""
+    return {} if link is None else {"connection": asdict(link)}
 
 
 def details(task: Task) -> Iterator[tuple[str, str]]:

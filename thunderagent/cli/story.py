@@ -18,8 +18,9 @@ from thunderagent.errors import ConfigurationError
 from thunderagent.housekeeping import JOURNAL_S
 from thunderagent.journal import MOVES_KEPT, Missed, Move, Run
 from thunderagent.streaming.cursor import GapAction
-from thunderagent.streaming.ending import CAUGHT_UP, State
+from thunderagent.streaming.ending import CAUGHT_UP, NEXT_ATTEMPT, State
 from thunderagent.task import Desired, Status, Task
+from thunderagent.waiting import link_text
 
 # The state
 
@@ -73,6 +74,8 @@ def _facts(task: Task, now: float, run: Run | None) -> Iterator[tuple[str, str]]
     yield "state", colour(task.status) + (f" since {at_text(since)}" if since else "")
     if text := now_of(task, now):
         yield "", escape(text)
+    if task.status is Status.RUNNING and run is not None and run.link is not None:
+        yield "connection", escape(link_text(run.link, now, at_text))
     if task.last_agent and task.status is not Status.RUNNING:
         yield "last agent", escape(task.last_agent)
     yield "cursor", escape(cursor_text(task.last_seq) or "none yet")
@@ -81,6 +84,7 @@ def _facts(task: Task, now: float, run: Run | None) -> Iterator[tuple[str, str]]
     if run is not None:
         name = "this run" if task.status is Status.RUNNING else "last run"
         numbers = f"connects {run.connects}, handled {run.handled}, duplicates dropped {run.duplicates}"
+        numbers += f", not sent {run.unsent}" if run.unsent else ""
         latest = max((*(move.at for move in run.moves), *(gap.at for gap in run.gaps)), default=None)
         when = f"; as of its last move or gap, {at_text(latest)}" if latest and task.status is Status.RUNNING else ""
         yield name, f"{numbers}, gaps {len(run.gaps)}{when}"
@@ -100,7 +104,6 @@ class Line:
 
 
 READS_AGAIN: Final = CAUGHT_UP
-_NEXT: Final = "; next attempt"
 _ON_THE_WAY: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
 _OPEN: Final = ("leased", *_ON_THE_WAY, State.LIVE, State.PAUSED, State.BACKOFF)
 _STATE_COLOURS: Final[Mapping[str, str]] = {
@@ -163,7 +166,8 @@ def _is_pause(before: Line, after: Line) -> bool:
 
 def _is_same(before: Line, after: Line) -> bool:
     """Whether two attempts failed in the same way, though with other delays after them."""
-    return (before.state, before.text.partition(_NEXT)[0]) == (after.state, after.text.partition(_NEXT)[0])
+    texts = [one.text.partition(NEXT_ATTEMPT)[0] for one in (before, after)]
+    return before.state == after.state and texts[0] == texts[1]
 
 
 def show_runs(task: Task, shown: Sequence[Run], known: set[int], first: int) -> None:

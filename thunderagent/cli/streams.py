@@ -23,6 +23,7 @@ from thunderagent.cli.output import (
     colour,
     cursor_text,
     errors,
+    link_data,
     make_table,
     moment,
     notes,
@@ -43,9 +44,10 @@ from thunderagent.cli.story import (
     summed,
 )
 from thunderagent.client import Client
-from thunderagent.errors import NotAllowed, TaskNotFound, WaitTimeout
+from thunderagent.errors import ConfigurationError, NotAllowed, TaskNotFound, WaitTimeout
+from thunderagent.journal import read_links
 from thunderagent.task import STREAM, Candidate, Desired, Status, Task
-from thunderagent.waiting import on_the_clock
+from thunderagent.waiting import link_text, on_the_clock
 
 streams_app = typer.Typer(help="See, stop and start streams, and ask why they did what they did.", no_args_is_help=True)
 
@@ -74,8 +76,9 @@ def list_(
     with errors(), opened(store) as client:
         wanted = (Status(choice("--status", status.upper(), tuple(Status))),) if status else ORDER
         found = list(itertools.islice(_streams(client, wanted, queue), limit))
+        links = read_links(client.store, found)
         if as_json:
-            tell([as_dict(task) for task in found], True)
+            tell([{**as_dict(task), **link_data(links.get(task.task_id))} for task in found], True)
             return
         if not found:
             out.print("no streams")
@@ -89,7 +92,10 @@ def list_(
             row.append(short(cursor_text(task.last_seq), 40 if wide else 20))
             if wide:
                 row += [moment(since_of(task)), str(task.crash_count), str(task.retry_count)]
-            rows.append([*row, now_of(on_the_clock(client.store, task), now)])
+            told = [now_of(on_the_clock(client.store, task), now)]
+            if (link := links.get(task.task_id)) is not None:
+                told.insert(0, link_text(link, now))
+            rows.append([*row, "; ".join(told)])
         widths = [
             max(len(title), *map(len, column)) for title, column in zip(titles, zip(*rows, strict=True), strict=True)
         ]
@@ -130,14 +136,26 @@ def stop(
 
 
 @streams_app.command()
-def start(ids: StreamsArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def start(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of the streams.")] = None,
+    all_failed: Annotated[bool, typer.Option("--all-failed", help="All that are FAILED, instead of ids.")] = False,
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="With --all-failed: only this queue.")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Start streams that were stopped, or have failed, where their cursors are.
 
     One that its agent is about to stop is waited for, at most 30 seconds.
     """
     with errors(), opened(store) as client:
+        if bool(ids) == all_failed or (queue is not None and not all_failed):
+            raise ConfigurationError("give the ids of streams, or --all-failed, to which --queue belongs")
         each = _Each(as_json)
-        for name in dict.fromkeys(ids):
+        if all_failed:
+            ids = [task.task_id for task in _streams(client, (Status.FAILED,), queue)]
+            if not ids and not as_json:
+                out.print("no stream is FAILED")
+        for name in dict.fromkeys(ids or ()):
             with each.of(name):
                 before = client.get(name)
                 if before.status is Status.RUNNING and before.desired_state == Desired.STOPPED:

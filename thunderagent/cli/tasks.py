@@ -24,6 +24,7 @@ from thunderagent.cli.output import (
     details,
     errors,
     find_here,
+    link_data,
     make_table,
     moment,
     notes,
@@ -34,10 +35,11 @@ from thunderagent.cli.output import (
 )
 from thunderagent.client import Client
 from thunderagent.errors import PayloadInvalid, TaskUnreadable
+from thunderagent.journal import read_links
 from thunderagent.registry import Registry
 from thunderagent.task import Row, Status, Task
 from thunderagent.unreadable import is_set
-from thunderagent.waiting import on_the_clock, status_text, why
+from thunderagent.waiting import link_text, on_the_clock, status_text, why
 
 WIDE: Final = 120
 """Columns of a terminal that has room for the queue and the times of each task."""
@@ -173,14 +175,16 @@ def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption =
         except TaskUnreadable:
             _show_attributes(client.store.engine.get([task_id]).get(task_id, {}), as_json)
             raise
-        reasons = why(client.store, task)
+        reasons, link = why(client.store, task), read_links(client.store, [task]).get(task.task_id)
         if as_json:
-            tell({**as_dict(task), "why": reasons}, True)
+            tell({**as_dict(task), "why": reasons, **link_data(link)}, True)
             return
         related = client.store.read([*task.depends_on, *task.dependents])
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for name, value in details(on_the_clock(client.store, task)):
             table.add_row(f"[dim]{name}[/dim]", value)
+        if link is not None:
+            table.add_row("[dim]connection[/dim]", escape(link_text(link, client.store.clock.now())))
         for number, sentence in enumerate(reasons):
             table.add_row("" if number else "[dim]why[/dim]", escape(sentence))
         for title, names in (("depends on", task.depends_on), ("waited for by", sorted(task.dependents))):

@@ -23,13 +23,14 @@ from thunderagent.client import Client
 from thunderagent.errors import StoreError, StoreUnavailable
 from thunderagent.overview import AgentView, Overview, overview
 from thunderagent.statistics import QueueStats
-from thunderagent.waiting import at_text, span_text
+from thunderagent.waiting import at_text, link_text, span_text
 
 LEAST_EVERY_S: Final = 1.0
 WIDE: Final = 110
 NARROW: Final = 72
 COMPLAINTS: Final = 3
-"""Agents that are not well whose reasons are told."""
+"""Lines about agents that are not well, and streams that are not connected; one less in a low window."""
+LOW: Final = 20
 
 _OTHER_LINES: Final = 12
 """Lines of a frame beside the rows of queues and agents, and beside the error of the store."""
@@ -157,7 +158,7 @@ def draw(
         return
     yield Text.from_markup(_totals(found))
     said = 0 if error is None else len(error) // width + 2
-    complaints = list(_complaints(found))
+    complaints = _complaints(found, COMPLAINTS - (height is not None and height < LOW))
     room = None if height is None else max(4, height - _OTHER_LINES - said - len(complaints))
     most_queues = len(found.queues) if room is None else max(2, room - min(len(found.agents), room // 2))
     most_agents = None if room is None else max(2, room - min(len(found.queues), most_queues))
@@ -242,11 +243,18 @@ def _short(name: str) -> str:
     return f"{host.partition('.')[0]}:{rest.partition(':')[0]}"
 
 
-def _complaints(found: Overview) -> Iterator[RenderableType]:
-    """Why the first of those are not well that are not."""
-    told = [(one.name, reason) for one in found.agents if one.state == "not well" for reason in one.reasons]
-    for name, reason in told[:COMPLAINTS]:
-        yield Text.from_markup(f"[red]{escape(_short(name))}[/red] {escape(reason)}", overflow="ellipsis")
+def _complaints(found: Overview, most: int) -> list[Text]:
+    """Why agents are not well, and then streams not connected, those that are away longest first."""
+    told = [(one.name, reason) for one in found.agents if one.state == "not well" for reason in one.reasons][:most]
+    texts = [
+        Text.from_markup(f"[red]{escape(_short(name))}[/red] {escape(why)}", overflow="ellipsis") for name, why in told
+    ]
+    away = sorted((one for agent in found.agents for one in agent.streams_away), key=lambda one: one[1].since)
+    for name, link in away[: most - len(texts)]:
+        text = Text.from_markup(f"[yellow]{escape(name)}[/yellow] {escape(link_text(link, found.at))}")
+        text.no_wrap, text.overflow = True, "ellipsis"  # a reason may be long
+        texts.append(text)
+    return texts
 
 
 def _agent_cell(one: AgentView, name: str, now: float, width: int) -> str:
