@@ -25,7 +25,7 @@ FLIGHT_S = 0.3
 def test_every_task_ends_once_although_one_agent_is_killed_and_one_sleeps_past_its_leases(
     place: Place, start: Start, marks: Marks, measured: Measured
 ) -> None:
-    number = 5000 if place.kind == "sqlite" else 1000
+    number = 5000 if place.kind == "sqlite" else 500
     pace = {} if place.kind == "sqlite" else {"poll_min_s": 0.2, "poll_max_s": 1, "poll_idle_s": 1}
     agents = [start(place, slots=SLOTS, log_level="INFO", **pace) for _ in range(AGENTS)]
     # Every slot of the fleet is taken before the pile is there, so that all agents begin with it at once.

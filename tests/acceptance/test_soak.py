@@ -21,7 +21,7 @@ SCRIPTS: Final = Path(__file__).parents[2] / "scripts"
 @pytest.mark.processes
 def test_a_small_soak_breaks_no_promise_and_prints_its_figures(tmp_path: Path) -> None:
     told = tmp_path / "soak.json"
-    small = ("--tasks", "600", "--agents", "2", "--kill-every", "3")
+    small = ("--tasks", "300", "--agents", "2", "--kill-every", "2")
     ran = subprocess.run(
         [sys.executable, "-m", "soaking", "--store", "sqlite", *small, "--json", str(told)],
         env={**os.environ, "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{SCRIPTS.parent}"},

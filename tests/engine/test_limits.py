@@ -605,8 +605,8 @@ def counted_world(seed: int = 5) -> tuple[World, Counting]:
     return world, world.engine
 
 
-def requests_of_an_hour(waiting: int) -> tuple[Counter[str], int]:
-    """What two agents ask for in an hour in which the only slot is taken and so many wait for it."""
+def requests_of_a_while(waiting: int) -> tuple[Counter[str], int]:
+    """What two agents ask for in 20 minutes in which the only slot is taken and so many wait for it."""
     world, counting = counted_world()
     try:
         world.ends = lambda task: (1e6, Returned(1))
@@ -620,7 +620,7 @@ def requests_of_an_hour(waiting: int) -> tuple[Counter[str], int]:
         counting.calls.clear()
         counting.touched.clear()
         counting.entries = 0
-        world.pass_time(3600.0)
+        world.pass_time(1200.0)
         ids = {task.task_id for task in world.tasks(Status.BLOCKED)}
         assert len(ids) == waiting
         assert not ids & counting.touched.keys(), "something was written for a task that waits"
@@ -630,8 +630,8 @@ def requests_of_an_hour(waiting: int) -> tuple[Counter[str], int]:
 
 
 def test_nothing_is_written_and_no_more_is_read_for_tasks_that_wait_whatever_their_number() -> None:
-    few, few_entries = requests_of_an_hour(5)
-    many, many_entries = requests_of_an_hour(500)
+    few, few_entries = requests_of_a_while(5)
+    many, many_entries = requests_of_a_while(200)
     assert few["page"] > 100
     for verb in {*few, *many}:
         assert abs(few[verb] - many[verb]) <= 0.03 * max(few[verb], many[verb]) + 2, (verb, few, many)

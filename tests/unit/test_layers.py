@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +64,7 @@ def layer(name: str) -> int | None:
     return next((number for number, names in LAYERS.items() if {name, folder} & set(names.split())), None)
 
 
+@cache
 def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
@@ -99,16 +101,16 @@ def upward(name: str, parsed: ast.AST) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_every_module_is_in_exactly_one_layer(name: str) -> None:
-    folder = f"{name.partition('.')[0]}.*" if "." in name else name
-    found = [number for number, names in LAYERS.items() if {name, folder} & set(names.split())]
-    assert len(found) == 1, f"{name} is in the layers {found}: add it to LAYERS, where its imports allow it"
+def test_every_module_is_in_exactly_one_layer() -> None:
+    for name in MODULES:
+        folder = f"{name.partition('.')[0]}.*" if "." in name else name
+        found = [number for number, names in LAYERS.items() if {name, folder} & set(names.split())]
+        assert len(found) == 1, f"{name} is in the layers {found}: add it to LAYERS, where its imports allow it"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_its_own_layer_or_below(name: str) -> None:
-    assert upward(name, tree(name)) == []
+def test_a_module_imports_only_from_its_own_layer_or_below() -> None:
+    for name in MODULES:
+        assert upward(name, tree(name)) == []
 
 
 @pytest.mark.parametrize(
@@ -132,35 +134,37 @@ def test_imports_from_below_are_not_taken_for_upward_ones() -> None:
     assert upward("heartbeat", ast.parse(text)) == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_expressions_of_dynamodb_are_written_in_one_file(name: str) -> None:
-    if name == "stores.expressions":
-        return
-    texts = [node.value for node in ast.walk(tree(name)) if isinstance(node, ast.Constant) and node.value is not None]
-    names = [node.arg for node in ast.walk(tree(name)) if isinstance(node, ast.keyword)]
-    for word in ("UpdateExpression", "ConditionExpression"):
-        assert not [text for text in [*texts, *names] if isinstance(text, str) and text.strip() == word]
+def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
+    for name in MODULES:
+        if name == "stores.expressions":
+            continue
+        texts = [
+            node.value for node in ast.walk(tree(name)) if isinstance(node, ast.Constant) and node.value is not None
+        ]
+        names = [node.arg for node in ast.walk(tree(name)) if isinstance(node, ast.keyword)]
+        for word in ("UpdateExpression", "ConditionExpression"):
+            assert not [text for text in [*texts, *names] if isinstance(text, str) and text.strip() == word], name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_telemetry_writes_log_lines(name: str) -> None:
-    found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
-    assert "logging" not in found
-    assert name == "telemetry" or "loguru" not in found
+def test_only_telemetry_writes_log_lines() -> None:
+    for name in MODULES:
+        found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
+        assert "logging" not in found, name
+        assert name == "telemetry" or "loguru" not in found, name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_adapters_know_aws(name: str) -> None:
-    found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
-    assert layer(name) == 2 or not found & {"boto3", "botocore", "aiobotocore"}
+def test_only_adapters_know_aws() -> None:
+    for name in MODULES:
+        found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
+        assert layer(name) == 2 or not found & {"boto3", "botocore", "aiobotocore"}, name
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_spans_knows_opentelemetry_and_not_before_it_is_wanted(name: str) -> None:
-    found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] == "opentelemetry"}
-    assert name == "spans" or not found
-    at_the_top = {node.lineno for node in tree(name).body}
-    assert not found & at_the_top
+def test_only_spans_knows_opentelemetry_and_not_before_it_is_wanted() -> None:
+    for name in MODULES:
+        found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] == "opentelemetry"}
+        assert name == "spans" or not found, name
+        at_the_top = {node.lineno for node in tree(name).body}
+        assert not found & at_the_top, name
 
 
 SLEEPERS: Final[dict[str, tuple[int, str]]] = {
@@ -186,10 +190,10 @@ def calls_of_sleep(parsed: ast.AST) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if (layer(name) or 0) < 4])
-def test_the_engine_never_sleeps_in_a_way_that_nothing_can_wake(name: str) -> None:
-    allowed, _ = SLEEPERS.get(name, (0, ""))
-    assert len(calls_of_sleep(tree(name))) <= allowed
+def test_the_engine_never_sleeps_in_a_way_that_nothing_can_wake() -> None:
+    for name in (name for name in MODULES if (layer(name) or 0) < 4):
+        allowed, _ = SLEEPERS.get(name, (0, ""))
+        assert len(calls_of_sleep(tree(name))) <= allowed, name
 
 
 def test_a_call_of_sleep_is_found() -> None:
@@ -219,22 +223,24 @@ AWAKE: Final[dict[str, str]] = {
 """Modules that may count on `time.monotonic`, which stands still while the machine sleeps: no lease hangs on it."""
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_counts_leases_and_sightings_goes_on_while_the_machine_sleeps(name: str) -> None:
-    found = [
-        node.lineno
-        for node in ast.walk(tree(name))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.monotonic", "time.monotonic_ns")
-    ]
-    assert name in AWAKE or not found, f"{name}:{found} stands still in suspend: use since_boot, or say why a wait may"
-    assert name not in AWAKE or found, f"take {name} out of the list"
+def test_what_counts_leases_and_sightings_goes_on_while_the_machine_sleeps() -> None:
+    for name in MODULES:
+        found = [
+            node.lineno
+            for node in ast.walk(tree(name))
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.monotonic", "time.monotonic_ns")
+        ]
+        assert name in AWAKE or not found, (
+            f"{name}:{found} stands still in suspend: use since_boot, or say why a wait may"
+        )
+        assert name not in AWAKE or found, f"take {name} out of the list"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_module_is_too_long_to_be_read_at_once(name: str) -> None:
-    longest, _ = LONGER.get(name, (LONGEST, ""))
-    lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
-    assert lines <= longest, f"{name} has {lines} lines: split it where a second idea begins"
+def test_no_module_is_too_long_to_be_read_at_once() -> None:
+    for name in MODULES:
+        longest, _ = LONGER.get(name, (LONGEST, ""))
+        lines = len(MODULES[name].read_text(encoding="utf-8").splitlines())
+        assert lines <= longest, f"{name} has {lines} lines: split it where a second idea begins"
 
 
 def test_the_list_of_long_modules_is_not_longer_than_it_must_be() -> None:
