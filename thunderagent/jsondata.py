@@ -1,4 +1,4 @@
-"""Payloads and results are JSON data, as text with one spelling for each value."""
+"""Payloads and results are JSON data, as text that keeps the order of their keys. Only comparisons sort them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ class Unstorable:
     why: str
 
 
+_AS_GIVEN: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+_SORTED: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
 def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str:
-    """Plain data as canonical JSON text: sorted keys, no spaces, no NaN.
+    """Plain data as JSON text: keys in the order that they have, no spaces, no NaN.
 
     Raises:
         error: the value holds something that is not JSON data; `what` names it.
     """
     try:
-        text = json.dumps(value, allow_nan=False, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        text = _AS_GIVEN.encode(value)
+        _SORTED.encode(value)  # refuses 1 beside "1", which would be one key in the text
         if not text.isascii():
             text.encode()  # half a surrogate pair is no text: no engine can keep it
         return text
@@ -36,6 +41,21 @@ def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str
             f"{what} is not JSON data: {problem}; use str, int, finite float, bool, None, list and dict "
             "(a typed payload converts dates, decimals and the like)"
         ) from problem
+
+
+def sorted_json(text: str) -> str:
+    """JSON text with its keys sorted: the same for equal data. Text that is not JSON stays as it is."""
+    try:
+        return _SORTED.encode(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def is_same_json(one: str | None, other: str | None) -> bool:
+    """True if two texts hold the same data, whatever the order of their keys."""
+    if one is None or other is None or one == other:
+        return one == other
+    return sorted_json(one) == sorted_json(other)
 
 
 def dump_result(value: Any) -> str | None:

@@ -32,6 +32,7 @@ from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.shared_writes import key_id
 from thunderagent.store import Enqueued, TaskStore, passed_over
 from thunderagent.task import Lane, Row, Status, Task, UniqueScope, new_task_id, timestamp
+from thunderagent.texts import payload_of
 
 TRIES: Final = 10
 """How often a key is tried for that changes hands meanwhile."""
@@ -84,7 +85,7 @@ class Keys:
             StoreError: the store did not answer, and the same enqueue may be tried again; or the row of the key is
                 broken.
         """
-        self._store.texts.check(f"the payload of {task.task_id!r}", task.payload_text)
+        self._store.texts.check(payload_of(task), task.payload_text)
         promise = self._promise(task) if own_id else None
         for _ in range(TRIES):
             began = self._store.monotonic()

@@ -194,7 +194,7 @@ class Periodic:
         if state.ticks:
             return self._resume(watch, row, state)
         if not watch.is_greeted:
-            if state.schedule == watch.own:
+            if state.schedule.is_same(watch.own):
                 watch.is_greeted = True
             elif watch.has_followed or not _has_fresh_tick(state, now):
                 last = state.last if state.schedule.spec == watch.own.spec else fresh.last

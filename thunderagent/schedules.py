@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from thunderagent.arguments import check, choice_problem, seconds_problem
 from thunderagent.errors import ConfigurationError
-from thunderagent.jsondata import dump_json
+from thunderagent.jsondata import dump_json, is_same_json
 from thunderagent.shared_writes import SCHEDULE_STATUS
 from thunderagent.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
 from thunderagent.ticks import LAST_MOMENT, Spec, between, newest, spec_of
@@ -83,6 +83,10 @@ class Schedule:
         if self.payload is not None and len(self.payload.encode()) > PAYLOAD_BYTES:
             raise ConfigurationError(f"the payload has over {PAYLOAD_BYTES:,} bytes; pass a reference to the data")
         Lane(self.queue)
+
+    def is_same(self, other: Schedule) -> bool:
+        """True for the same schedule, whatever the order of the keys in its payload."""
+        return replace(self, payload=other.payload) == other and is_same_json(self.payload, other.payload)
 
     def to_data(self) -> dict[str, Any]:
         """The schedule as a small JSON map."""

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Final
 
 from thunderagent.errors import PayloadTooLarge, StoreError, StoreUnavailable, TextGone, ThunderAgentError
+from thunderagent.jsondata import is_same_json, sorted_json
 from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Blobs, Engine, KeptText
 from thunderagent.task import Task
 
@@ -51,20 +52,19 @@ class Texts:
         """The same texts, of which none can be written: to keep one apart raises the error."""
         return Texts(self._engine, self.blobs, refusal=error)
 
-    def keep(self, key: str, text: str, *, expire_at: float) -> str | None:
+    def keep(self, key: str, text: str, *, what: str, expire_at: float) -> str | None:
         """Keep a text outside of the row when it is too large for it; the answer is the reference, None: inline.
 
         Raises:
-            PayloadTooLarge: it is over 350 KB and there is no bucket for it.
+            PayloadTooLarge: it is over 350 KB and there is no bucket for it; `what` names it.
             StoreError: the place for it does not take it.
         """
-        size = _size(text)
-        if size <= self._engine.inline_bytes:
+        if self._fits(text):
             return None
-        self.check(key, text)
+        self.check(what, text)
         if self._refusal is not None:
             raise self._refusal
-        if size > MAX_TEXT_BYTES and self.blobs:
+        if _size(text) > MAX_TEXT_BYTES and self.blobs:
             return self._put_object(self.blobs, key, text)
         self._engine.put_texts({key: text}, expire_at=expire_at)
         return f"item:{key}"
@@ -77,28 +77,31 @@ class Texts:
         except Exception as error:  # a bucket that is not ours may raise anything
             raise StoreError(f"{key} could not be written: {error!r}") from error
 
-    def check(self, key: str, text: str) -> None:
+    def check(self, what: str, text: str) -> None:
         """Check that a text can be kept; nothing is written.
 
         Raises:
-            PayloadTooLarge: it is over 350 KB and there is no bucket for it.
+            PayloadTooLarge: it is over 350 KB and there is no bucket for it; `what` names it.
         """
         size = _size(text)
         if size <= max(MAX_TEXT_BYTES, self._engine.inline_bytes) or self.blobs:
             return
         raise PayloadTooLarge(
-            f"{key} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the "
+            f"{what} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are kept in the table. Pass a reference to the "
             "data, or set THUNDERAGENT_BLOB_BUCKET to an S3 bucket for it"
         )
 
     def put_payload(self, task: Task) -> Task | ThunderAgentError:
         """The task with a large payload kept apart, or why it cannot be.
 
-        The key has the digest of the payload: a refused duplicate overwrites nothing.
+        The key has the digest of the payload: a refused duplicate overwrites nothing, and the same payload with its
+        keys in another order is the same data.
         """
+        if self._fits(task.payload_text):
+            return task
         expire_at = max(task.created_at, task.submitted_at) + KEEP_PAYLOAD_S
         try:
-            ref = self.keep(_key(task), task.payload_text, expire_at=expire_at)
+            ref = self._keep_payload(task, expire_at=expire_at)
         except ThunderAgentError as error:
             return error
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
@@ -107,6 +110,13 @@ class Texts:
         """Write the payload of a task once more, where it is kept apart; the answer is why it cannot be."""
         stored = self.put_payload(task)
         return None if isinstance(stored, Task) else stored
+
+    def _keep_payload(self, task: Task, *, expire_at: float) -> str | None:
+        return self.keep(_key(task), task.payload_text, what=payload_of(task), expire_at=expire_at)
+
+    def _fits(self, text: str) -> bool:
+        """True if the row has room for it."""
+        return _size(text) <= self._engine.inline_bytes
 
     def inflate(self, tasks: Iterable[Task]) -> list[Task]:
         """The tasks with the texts that are kept outside of their rows.
@@ -136,7 +146,7 @@ class Texts:
             return task
         expire_at = max(until, now + KEEP_PAYLOAD_S)
         try:
-            self.keep(_key(task), task.payload_text, expire_at=expire_at)
+            self._keep_payload(task, expire_at=expire_at)
         except StoreUnavailable:
             raise
         except ThunderAgentError:
@@ -193,8 +203,13 @@ class Texts:
 def is_same_payload(existing: Task, task: Task) -> bool:
     """Whether the row of a task has the payload of another, or refers to it; nothing is read."""
     if existing.payload_ref is None or task.payload_ref is not None:
-        return (existing.payload_ref, existing.payload_text) == (task.payload_ref, task.payload_text)
+        return existing.payload_ref == task.payload_ref and is_same_json(existing.payload_text, task.payload_text)
     return existing.payload_ref.endswith(f"payload.{_digest(task.payload_text)}")
+
+
+def payload_of(task: Task) -> str:
+    """The payload of a task, as messages name it."""
+    return f"the payload of {task.job!r}"
 
 
 def _key(task: Task) -> str:
@@ -224,7 +239,7 @@ def _gone(ref: str) -> TextGone:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(sorted_json(text).encode()).hexdigest()[:16]
 
 
 def _size(text: str) -> int:

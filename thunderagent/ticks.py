@@ -22,6 +22,7 @@ from typing import Any, Final
 from cronsim import CronSim, CronSimError
 
 from thunderagent.arguments import shown
+from thunderagent.crontab import read_line
 from thunderagent.errors import ConfigurationError
 from thunderagent.zones import DAY_S, moment_of, next_turn, seconds_of, wall_time, zone_named
 
@@ -150,17 +151,20 @@ class Cron:
 
     def __post_init__(self) -> None:
         zone_named(self.zone)
-        if not isinstance(self.expression, str) or len(self.expression) > _CRON_LENGTH:
-            raise ConfigurationError(
-                f"{shown(self.expression)} is no cron expression: write for example '0 2 * * MON-FRI'"
-            )
-        object.__setattr__(self, "expression", " ".join(self.expression.split()))
+        _check_cron(self.expression)
+        object.__setattr__(self, "expression", " ".join(self.expression.upper().split()))
         try:
             next(CronSim(self.expression, datetime(2000, 1, 1)))
         except CronSimError as error:
+            if self._never_comes():
+                raise ConfigurationError(
+                    f"the cron expression {self.expression!r} never matches: the day {self._days[0]} never comes in "
+                    f"the month {self.expression.split()[-2]}; L is the last day of a month"
+                ) from None
             raise ConfigurationError(
-                f"the cron expression {self.expression!r} cannot be read: {error}; it has minute, hour, day of month, "
-                "month and day of week, as in '0 2 * * MON-FRI', and may have seconds before them"
+                f"the cron expression {self.expression!r} cannot be read: {error}; it has minute (0-59), hour (0-23), "
+                "day of month (1-31), month (1-12 or JAN-DEC) and day of week (0-7 or SUN-SAT), as in "
+                "'0 2 * * MON-FRI', and may have seconds before them"
             ) from None
         except StopIteration:
             raise ConfigurationError(f"the cron expression {self.expression!r} never matches") from None
@@ -201,9 +205,27 @@ class Cron:
         times = self.expression.split()[:-3]
         return not any(part.startswith("*") for part in times)
 
+    @property
+    def _days(self) -> tuple[str, str]:
+        """The two fields of days, of the month and of the week."""
+        *_, day, _, weekday = self.expression.split()
+        return day, weekday
+
+    def _never_comes(self) -> bool:
+        """True if the days are there in some months, though in none of these."""
+        *times, _, weekday = self.expression.split()
+        try:
+            next(CronSim(" ".join([*times, "*", weekday]), datetime(2000, 1, 1)))
+        except (CronSimError, StopIteration):
+            return False
+        return True
+
     def __str__(self) -> str:
-        """For people."""
-        return f"cron {self.expression} {self.zone}"
+        """For people, who are told what two fields of days mean together: `cron 0 0 13 * FRI UTC (day 13 or FRI)`."""
+        day, weekday = self._days
+        both = "and" if day.startswith("*") or weekday.startswith("*") else "or"
+        told = "" if "*" in (day, weekday) else f" (day {day} {both} {weekday})"
+        return f"cron {self.expression} {self.zone}{told}"
 
 
 Spec = Every | Cron
@@ -312,14 +334,31 @@ def every(number: int = 1) -> Count:
     return Count(number)
 
 
-def cron(expression: str, zone: str = "UTC") -> Cron:
+def cron(expression: str, zone: str | None = None) -> Cron:
     """A spec as a cron expression: minute, hour, day of month, month, day of week, and seconds before them if there
     are six fields.
 
+    Lines of crontabs, of Quartz and of AWS are taken where their meaning is certain: `@daily`, `?`, `FRI-MON`,
+    `CRON_TZ=Europe/Berlin 0 2 * * *`, `cron(0 12 * * ? *)`. With both fields of days set, a day that fits either will
+    do, unless one of them begins with `*`.
+
+    Args:
+        expression: the fields, or such a line.
+        zone: on whose wall it ticks; None: that of the line, else UTC.
+
     Raises:
-        ConfigurationError: it cannot be read, never matches, or the zone is unknown.
+        ConfigurationError: it cannot be read, is not certain, never matches, or the zone is unknown.
     """
-    return Cron(expression, zone)
+    _check_cron(expression)
+    fields, of_line = read_line(expression)
+    if zone is not None and of_line is not None and zone != of_line:
+        raise ConfigurationError(f"the cron line {expression!r} names a zone of its own: leave out {zone!r}")
+    return Cron(fields, zone or of_line or "UTC")
+
+
+def _check_cron(expression: object) -> None:
+    if not isinstance(expression, str) or not expression.strip() or len(expression) > _CRON_LENGTH:
+        raise ConfigurationError(f"{shown(expression)} is no cron expression: write for example '0 2 * * MON-FRI'")
 
 
 def spec_of(data: Mapping[str, Any]) -> Spec:

@@ -446,6 +446,7 @@ class Workload:
 
     def _settle(self, ended: _Ended, outcome: Outcome, texts: Texts) -> Settlement | None:
         running, now = ended.running, self._store.clock.now()
+        what = f"the result of {running.job.name!r}"
         settlement = settle(
             running.lease,
             running.job,
@@ -454,7 +455,7 @@ class Workload:
             now=now,
             seconds=ended.seconds,
             rng=self._rng,
-            keep=lambda key, text, expire_at: texts.keep(key, text, expire_at=expire_at),
+            keep=lambda key, text, expire_at: texts.keep(key, text, what=what, expire_at=expire_at),
         )
         if settlement is not None:  # a task that is put off, or kept after its end, needs its payload for as long
             until = settlement.write.set.get("expireAt") or settlement.write.set["createdAt"] + LEFT_S

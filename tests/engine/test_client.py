@@ -164,8 +164,9 @@ def test_a_payload_that_does_not_fit_is_refused_before_anything_is_written(at: S
         at.client.enqueue("test.build", {"x": float("nan")})
     with pytest.raises(PayloadInvalid):
         at.client.enqueue("test.build", {"x": object()})
-    with pytest.raises(PayloadTooLarge, match="set THUNDERAGENT_BLOB_BUCKET"):
-        at.client.enqueue("test.build", {"x": "y" * 400_000})
+    for options in ({}, {"unique_key": "k"}, {"unique_key": "k", "task_id": "mine"}):
+        with pytest.raises(PayloadTooLarge, match=r"^the payload of 'test\.build' has .* set THUNDERAGENT_BLOB_BUCKET"):
+            at.client.enqueue("test.build", {"x": "y" * 400_000}, **options)
     assert at.engine.lanes() == []
     assert at.woken == []
 
@@ -174,6 +175,8 @@ def test_the_same_id_twice_is_one_task(at: Setting) -> None:
     first = at.client.enqueue("test.build", {"a": 1, "b": 2}, task_id="mine")
     at.clock.advance(60)
     assert at.client.enqueue("test.build", {"b": 2, "a": 1}, task_id="mine", delay_s=5) == first
+    assert list(at.client.get("mine").payload) == ["a", "b"]
+    assert at.client.enqueue("test.build", {"b": 2, "a": 1}).payload_text == '{"b":2,"a":1}'
     assert at.succeed(first).status is Status.SUCCESS
     assert at.client.enqueue("test.build", {"a": 1, "b": 2}, task_id="mine").status is Status.SUCCESS
 

@@ -786,7 +786,7 @@ class QueueMachine(RuleBasedStateMachine):
             now=self.time.now(),
             seconds=1.0,
             rng=self.rng,
-            keep=lambda key, text, expire_at: self.store.texts.keep(key, text, expire_at=expire_at),
+            keep=lambda key, text, expire_at: self.store.texts.keep(key, text, what="it", expire_at=expire_at),
         )
         assert settlement is not None
         return settlement

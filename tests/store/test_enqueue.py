@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.stands import Stand, only
 from thunderagent.errors import DuplicateTask
 from thunderagent.task import Status, new_task_id
@@ -33,6 +35,27 @@ def test_the_same_id_with_the_same_payload_answers_with_the_task_that_has_it(sta
     again = only(stand.store.enqueue([stand.task()]))
     assert (again.created, again.error) == (False, None)
     assert again.task == first
+
+
+def _in_order(names: str, size: int) -> str:
+    return "{" + ",".join(f'"{name}":"{name * size}"' for name in names.split()) + "}"
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+@pytest.mark.parametrize("before", ["a b", "b a"], ids=["sorted, as rows were once written", "as it was given"])
+def test_the_same_payload_in_another_order_is_the_same(stand: Stand, before: str, size: int) -> None:
+    first = stand.enqueue(payload_text=_in_order(before, size), submitted_at=1760000000.5)
+    for order in ("b a", "a b"):
+        again = only(stand.store.enqueue([stand.task(payload_text=_in_order(order, size))]))
+        assert (again.created, again.error, again.task.task_id) == (False, None, first.task_id)
+    other = only(stand.store.enqueue([stand.task(payload_text=_in_order("a b c", size))]))
+    assert isinstance(other.error, DuplicateTask)
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_the_keys_of_a_payload_keep_their_order(stand: Stand, size: int) -> None:
+    stand.enqueue(payload_text=_in_order("b c a", size))
+    assert list(stand.now().payload) == ["b", "c", "a"]
 
 
 def test_the_same_id_with_another_payload_is_refused_and_changes_nothing(stand: Stand) -> None:

@@ -43,7 +43,9 @@ def test_a_payload_over_the_limit_is_refused_at_enqueue(stand: Stand) -> None:
     answers = stand.store.enqueue(batch)
     assert [answer.created for answer in answers] == [True, False, True]
     assert isinstance(answers[1].error, PayloadTooLarge)
-    assert re.search(r"358,401 bytes.*THUNDERAGENT_BLOB_BUCKET", str(answers[1].error))
+    assert re.match(
+        r"the payload of 'report\.build' has 358,401 bytes; .*THUNDERAGENT_BLOB_BUCKET", str(answers[1].error)
+    )
     assert stand.store.get([stand.id("large")]) == {}
 
 
@@ -94,7 +96,7 @@ def test_a_refused_duplicate_leaves_the_large_payload_of_the_task_alone(stand: S
 def test_a_large_result_is_kept_beside_the_row(stand: Stand) -> None:
     lease = stand.lease()
     now = stand.store.clock.now()
-    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
+    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), what="it", expire_at=now + 100)
     result = None if ref else _text(5000)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result=result, result_ref=ref)
     assert stand.store.settle([done])[0].accepted
@@ -126,7 +128,7 @@ def _ended(stand: Stand, *, age_s: float = LONG_AGO_S, change: str = ", updatedA
     now = stand.store.clock.now()
     put_at = timestamp(now - age_s)
     lease = stand.lease(payload_text=_text(5000), created_at=put_at, submitted_at=put_at)
-    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), expire_at=now + 100)
+    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), what="it", expire_at=now + 100)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result_ref=ref)
     assert stand.store.settle([done])[0].accepted
     row = stand.store.engine.get([lease.task_id])[lease.task_id]

@@ -18,7 +18,7 @@ from tests.engine.support import a_lease
 from thunderagent.context import Context
 from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.job import job
-from thunderagent.jsondata import dump_json
+from thunderagent.jsondata import dump_json, is_same_json, sorted_json
 
 
 class Model(BaseModel):
@@ -271,9 +271,9 @@ def test_a_job_is_called_like_the_function_it_wraps() -> None:
 @pytest.mark.parametrize(
     ("one", "payload", "text"),
     [
-        (of_model, Model(month="2026-07"), '{"day":"2026-07-01","month":"2026-07","total":"1.10"}'),
-        (of_data, Data("2026-07", datetime(2026, 7, 1)), '{"at":"2026-07-01T00:00:00","month":"2026-07"}'),
-        (of_dict, {"b": [1, 2.5], "a": "ü"}, '{"a":"ü","b":[1,2.5]}'),
+        (of_model, Model(month="2026-07"), '{"month":"2026-07","day":"2026-07-01","total":"1.10"}'),
+        (of_data, Data("2026-07", datetime(2026, 7, 1)), '{"month":"2026-07","at":"2026-07-01T00:00:00"}'),
+        (of_dict, {"b": [1, 2.5], "a": "ü"}, '{"b":[1,2.5],"a":"ü"}'),
         (of_none, None, "null"),
     ],
 )
@@ -366,17 +366,34 @@ plain_data = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=5), plain_data, max_size=4))
-def test_one_value_has_one_spelling(payload: dict[str, Any]) -> None:
+def test_keys_keep_their_order_and_only_comparisons_do_not_see_it(payload: dict[str, Any]) -> None:
     turned = dict(reversed(payload.items()))
-    assert of_dict.dump_payload(payload) == of_dict.dump_payload(turned) == dump_json(payload, "it")
-    assert of_dict.load_payload(of_dict.dump_payload(payload)) == payload
+    one, other = of_dict.dump_payload(payload), of_dict.dump_payload(turned)
+    assert list(json.loads(one)) == list(payload) == list(of_dict.load_payload(one))
+    assert list(json.loads(other)) == list(turned)
+    assert is_same_json(one, other)
+    assert not is_same_json(one, of_dict.dump_payload({**payload, "another": 1}))
+
+
+def test_data_that_only_python_takes_for_equal_is_not_the_same() -> None:
+    texts = ["1", "1.0", "true", '"1"', "null", "[1]", '{"a":1}', '{"a":1.0}', "no JSON", None]
+    for one in texts:
+        assert [is_same_json(one, other) for other in texts] == [one == other for other in texts]
+
+
+def test_keys_that_would_be_one_in_the_text_are_refused() -> None:
+    for payload in ({1: "a", "1": "b"}, {"a": [{None: 1, "null": 2}]}):
+        with pytest.raises(ValueError, match="it is not JSON data"):
+            dump_json(payload, "it")
+    assert dump_json({2: "a", 1: "b"}, "it") == '{"2":"a","1":"b"}'
 
 
 @given(plain_data)
-def test_canonical_text_has_no_spaces_outside_of_strings_and_is_json(value: Any) -> None:
+def test_text_has_no_spaces_outside_of_strings_and_is_json(value: Any) -> None:
     text = dump_json(value, "it")
     assert json.loads(text) == value
-    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    assert sorted_json(text) == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def test_a_number_that_is_none_is_refused_wherever_it_hides_and_never_becomes_null() -> None:
@@ -398,7 +415,7 @@ def test_a_number_that_is_none_is_refused_wherever_it_hides_and_never_becomes_nu
 
 def test_a_model_with_aliases_comes_back() -> None:
     payload = Camel(first_day=date(2026, 7, 1), last_day=date(2026, 7, 31))
-    assert of_camel.dump_payload(payload) == '{"end":"2026-07-31","firstDay":"2026-07-01"}'
+    assert of_camel.dump_payload(payload) == '{"firstDay":"2026-07-01","end":"2026-07-31"}'
     assert of_camel.load_payload(of_camel.dump_payload(payload)) == payload
 
 

@@ -17,8 +17,8 @@ PACKAGE: Final = Path(thunderagent.__file__).parent
 LAYERS: Final[dict[int, str]] = {
     0: "arguments grants outlet region_writes errors attributes names versions unreadable task conditions losses "
     "writes shared_writes pacing dependencies events bus router_events fleet_events clock version findings jsondata "
-    "zones ticks schedules rings traceparent forks redaction websocket_messages websocket_writes websocket_events "
-    "prices purposes metrics alarms readings dashboard hysteresis canary_targets",
+    "zones crontab ticks schedules rings traceparent forks redaction websocket_messages websocket_writes "
+    "websocket_events prices purposes metrics alarms readings dashboard hysteresis canary_targets",
     1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
     2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
     3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter "

@@ -308,6 +308,14 @@ def test_the_task_of_a_tick_is_the_same_whoever_makes_it() -> None:
     assert mine.max_retry is None
 
 
+def test_a_schedule_is_the_same_whatever_the_order_of_the_keys_in_its_payload() -> None:
+    one = Schedule(spec=every().hour, payload='{"b":1,"a":2}')
+    assert one.is_same(replace(one, payload='{"a":2,"b":1}')), "as rows were written before"
+    assert not one.is_same(replace(one, payload='{"a":2}'))
+    assert not one.is_same(replace(one, payload=None))
+    assert not one.is_same(replace(one, queue="other"))
+
+
 def test_jitter_spreads_tasks_over_its_time_and_not_beyond() -> None:
     schedule = Schedule(spec=every(10).minutes, jitter_s=60)
     ticks = between(schedule.spec, NOON, NOON + 1000 * 600, most=1000)

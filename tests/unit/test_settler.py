@@ -202,7 +202,7 @@ class Data:
     [
         (1.5, "1.5"),
         ("ü", '"ü"'),
-        ({"b": 1, "a": [True, None]}, '{"a":[true,null],"b":1}'),
+        ({"b": 1, "a": [True, None]}, '{"b":1,"a":[true,null]}'),
         (Decimal("1.10"), '"1.10"'),
         (datetime(2026, 7, 1, 12, tzinfo=UTC), '"2026-07-01T12:00:00Z"'),
         (b"text", '"text"'),

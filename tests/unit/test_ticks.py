@@ -109,17 +109,161 @@ def test_days_are_counted_on_so_that_no_month_begins_afresh() -> None:
         (lambda: every().day.at("02:00", "Mars/Olympus Mons"), "there is no time zone"),
         (lambda: every().day.at("02:00", "../../etc/passwd"), "there is no time zone"),
         (lambda: every().hour.at(":30", "Europe/Berlin"), "counted in UTC"),
-        (lambda: cron("0 2 * *"), "cannot be read"),
         (lambda: cron("99 2 * * *"), "Bad minute"),
-        (lambda: cron("0 0 31 2 *"), "cannot be read"),
+        (lambda: cron("0 0 31 2 *"), "the day 31 never comes in the month 2"),
+        (lambda: cron("0 0 31 APR,6 *"), "the day 31 never comes in the month APR,6; L is the last day"),
+        (lambda: cron("0 24 * * *"), "Bad hour; it has .*hour (0-23)"),
         (lambda: cron("0 0 * 2 MON#6"), "cannot be read"),
         (lambda: cron("* " * 200), "no cron expression"),
         (lambda: cron("0 2 * * *", "Europe/Berln"), "did you mean Europe/Berlin"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(make: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words.replace("(", r"\(")):
+    with pytest.raises(ConfigurationError, match=words.replace("(", r"\(").replace(")", r"\)")):
         make()
+
+
+# Lines that people have
+
+TAKEN = [
+    ("@yearly", "0 0 1 1 *"),
+    ("@annually", "0 0 1 1 *"),
+    ("@monthly", "0 0 1 * *"),
+    ("@weekly", "0 0 * * 0"),
+    ("@Daily", "0 0 * * *"),
+    ("@midnight", "0 0 * * *"),
+    ("@hourly", "0 * * * *"),
+    (" 0  9 * * mon-fri\t", "0 9 * * MON-FRI"),
+    # any day
+    ("0 9 ? * MON", "0 9 * * MON"),
+    ("0 9 1 * ?", "0 9 1 * *"),
+    ("0 0 12 ? * MON-FRI", "0 0 12 * * MON-FRI"),
+    ("0 0 0 1 1 ? *", "0 0 0 1 1 *"),
+    # a year that says nothing, behind the five
+    ("0 12 * * ? *", "0 12 * * *"),
+    ("0 9 * * MON *", "0 9 * * MON"),
+    ("0 9 1 JAN * *", "0 9 1 JAN *"),
+    # names
+    ("0 0 9 * JAN-MAR TUE,THU", "0 0 9 * JAN-MAR TUE,THU"),
+    ("0 9 * september Monday", "0 9 * SEP MON"),
+    ("0 9 * * FRIL", "0 9 * * 5L"),
+    # over the end
+    ("0 22-2 * * *", "0 22-23,0-2 * * *"),
+    ("50-10/5 * * * *", "50,55,0,5,10 * * * *"),
+    ("0 0 28-3 * *", "0 0 28-31,1-3 * *"),
+    ("0 0 * NOV-FEB *", "0 0 * 11-12,1-2 *"),
+    ("0 0 * * FRI-MON", "0 0 * * 5-6,0-1"),
+    ("0 0 * * SAT-SUN,3", "0 0 * * 6,0,3"),
+    ("0 0 * * 7-2", "0 0 * * 0-2"),
+    # AWS
+    ("cron(0 12 * * ? *)", "0 12 * * *"),
+    ("cron(0/15 8-17 ? * MON-FRI *)", "0/15 8-17 * * MON-FRI"),
+    ("cron(0 12 ? * 2-6 *)", "0 12 * * MON-FRI"),
+    ("0 12 ? * 1,7 *", "0 12 * * SUN,SAT"),
+    ("cron(0 12 ? * 6L *)", "0 12 * * 5L"),
+    ("cron(0 12 ? * 2#1 *)", "0 12 * * MON#1"),
+    ("cron(0 12 ? * MON/2 *)", "0 12 * * MON-SAT/2"),
+    ("cron(0 12 L * ? *)", "0 12 L * *"),
+]
+
+
+@pytest.mark.parametrize(("line", "expression"), TAKEN)
+def test_a_line_whose_meaning_is_certain_is_taken(line: str, expression: str) -> None:
+    assert cron(line) == Cron(expression)
+    assert cron(cron(line).expression) == cron(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "days"),
+    [
+        ("0 0 * * FRI-MON", "Fri Sat Sun Mon"),
+        ("cron(0 0 ? * 6-2 *)", "Fri Sat Sun Mon"),
+        ("cron(0 0 ? * MON/2 *)", "Mon Wed Fri"),
+    ],
+)
+def test_days_of_a_week_are_those_that_the_line_means(line: str, days: str) -> None:
+    ticks = between(cron(line), at("2026-03-01 12:00:00"), at("2026-03-08 12:00:00"), most=9)
+    assert {datetime.fromtimestamp(tick, UTC).strftime("%a") for tick in ticks} == set(days.split())
+
+
+@pytest.mark.parametrize("name", ["CRON_TZ", "TZ"])
+def test_a_line_may_name_its_zone(name: str) -> None:
+    line = f"{name}=America/New_York 0 9 * * *"
+    assert cron(line) == cron(line, "America/New_York") == cron("0 9 * * *", "America/New_York")
+    with pytest.raises(ConfigurationError, match="names a zone of its own: leave out 'UTC'"):
+        cron(line, "UTC")
+    with pytest.raises(ConfigurationError, match="did you mean Europe/Berlin"):
+        cron(f"{name}=Europe/Berln 0 9 * * *")
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("rate(5 minutes)", "use every(5).minutes"),
+        ("rate(1 day)", "use every().day"),
+        ("@every 5m", "use every(5).minutes"),
+        ("@every 1h0m0s", "use every().hour"),
+        ("@every 1h30m", "every(90).minutes"),
+        ("*/90 * * * *", "means the minute 0 alone: use every(90).minutes"),
+        ("0 0/36 * * *", "means the hour 0 alone: use every(36).hours"),
+        ("0 0 * */18 *", "write each month by its name"),
+        ("@reboot", "where your machine starts"),
+        ("@fortnightly", "there are @yearly"),
+        ("at(2026-01-01T00:00:00)", "run_at"),
+        ("cron(0 12 ? * MON 2026)", "drop the year 2026"),
+        ("0 9 * * 1 2026-2028", "drop the year 2026-2028"),
+        ("0 0 0 1 1 ? 2027", "drop the year 2027"),
+        ("cron(0 12 * * *)", "it has 5 fields, and cron() of AWS has"),
+        ("0 9 ? * 2", "write the day of the week 2 by its name"),
+        ("0 0 12 ? * 2-6", "write the day of the week 2-6 by its name"),
+        ("0 9 1 JAN 2 *", "write the day of the week 2 by its name"),
+        ("cron(0 12 ? * 0 *)", "1 is Sunday and 7 is Saturday"),
+        ("? 9 * * *", "write *"),
+        ("H 2 * * *", "spread the tasks with jitter_s"),
+        ("H(0-30) 2 * * *", "spread the tasks with jitter_s"),
+        ("0 8 15W * *", "LW, the last weekday"),
+        ("0 8 L-3 * *", "LW, the last weekday"),
+        ("0 8 * * L", "write SAT, or for example 5L"),
+        ("0 2 * * * /usr/bin/backup --all", "leave out '/usr/bin/backup --all'"),
+        ("0 2 * * * root backup", "leave out 'root backup'"),
+        ("@daily backup", "leave out 'backup'"),
+        ("*/5 * * * * # often", "leave out '# often'"),
+        ("0 2 * *", "it has 4 fields; write minute, hour"),
+    ],
+)
+def test_a_line_whose_meaning_is_not_certain_is_refused_with_what_to_write(line: str, remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        cron(line)
+    assert remedy in str(error.value)
+    assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("0 0 13 * FRI", "cron 0 0 13 * FRI UTC (day 13 or FRI)"),
+        ("0 0 */2 * MON", "cron 0 0 */2 * MON UTC (day */2 and MON)"),
+        ("0 0 13 * *", "cron 0 0 13 * * UTC"),
+    ],
+)
+def test_what_two_fields_of_days_mean_together_is_said(line: str, told: str) -> None:
+    assert str(cron(line)) == told
+    days = [datetime.fromtimestamp(one, UTC) for one in between(cron(line), 0, 365 * 86400, most=999)]
+    is_wanted = {"or": lambda d: d.day == 13 or d.weekday() == 4, "and": lambda d: d.day % 2 and not d.weekday()}
+    for word, holds in is_wanted.items():
+        if f" {word} " in told:
+            every_day = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(n) for n in range(1, 366))
+            assert days == [day for day in every_day if holds(day)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from("0123456789*?/,-#LWH@ MONJAcron()=TZ"), max_size=30))
+def test_any_line_is_taken_for_good_or_refused(line: str) -> None:
+    try:
+        found = cron(line)
+    except ConfigurationError:
+        return
+    assert cron(found.expression, found.zone) == found == spec_of(found.to_data())
 
 
 @pytest.mark.parametrize(
