@@ -259,8 +259,8 @@ def test_what_does_not_fit_is_an_error_of_the_function_and_ends_in_the_dead_lett
         (event_of(order("1"), "bad") | {"detail-type": "Other"}, "there is no route for source 'shop' and detail-type"),
         (records_of([SECRET], "bad"), "the message does not fit: message: Input should be an object"),
         (
-            {"Records": [{"eventSource": "aws:sqs", "body": SECRET}]},
-            "the event has Records (of aws:sqs); a router takes",
+            {"Records": [{"eventSource": "aws:kinesis", "kinesis": {"data": SECRET}}]},
+            "the event has Records (of aws:kinesis); a router takes",
         ),
     ):
         succeeded, error = cloud.invoke(event)

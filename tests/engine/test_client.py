@@ -164,7 +164,8 @@ def test_a_payload_that_does_not_fit_is_refused_before_anything_is_written(at: S
         at.client.enqueue("test.build", {"x": float("nan")})
     with pytest.raises(PayloadInvalid):
         at.client.enqueue("test.build", {"x": object()})
-    for options in ({}, {"unique_key": "k"}, {"unique_key": "k", "task_id": "mine"}):
+    unique: list[dict[str, Any]] = [{}, {"unique_key": "k"}, {"unique_key": "k", "task_id": "mine"}]
+    for options in unique:
         with pytest.raises(PayloadTooLarge, match=r"^the payload of 'test\.build' has .* set THUNDERAGENT_BLOB_BUCKET"):
             at.client.enqueue("test.build", {"x": "y" * 400_000}, **options)
     assert at.engine.lanes() == []

@@ -1,9 +1,29 @@
-"""Events of EventBridge, SNS and HTTP become tasks: a handler for AWS Lambda that is made of typed routes."""
+"""Events of EventBridge, SNS, SQS, S3 and HTTP become tasks: a handler for AWS Lambda, made of typed routes."""
 
 from thunderagent.errors import EventRejected
 from thunderagent.router.answers import Tasks
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.router.handler import Router
-from thunderagent.router.shapes import EventBridgeEvent, HttpRequest, SnsRecord
+from thunderagent.router.shapes import (
+    EventBridgeEvent,
+    HttpRequest,
+    Invocation,
+    S3Event,
+    S3Object,
+    SnsRecord,
+    SqsMessage,
+)
 
-__all__ = ["Enqueue", "EventBridgeEvent", "EventRejected", "HttpRequest", "Router", "SnsRecord", "Tasks"]
+__all__ = [
+    "Enqueue",
+    "EventBridgeEvent",
+    "EventRejected",
+    "HttpRequest",
+    "Invocation",
+    "Router",
+    "S3Event",
+    "S3Object",
+    "SnsRecord",
+    "SqsMessage",
+    "Tasks",
+]

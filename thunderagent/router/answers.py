@@ -26,6 +26,14 @@ Tasks = Enqueue | Sequence[Enqueue] | None
 RETRY_AFTER_S: Final = 5
 """What a caller is told to wait when the store does not answer."""
 
+_FOR_CALLERS: Final[Mapping[type[Exception], str]] = {
+    PayloadInvalid: "what was sent makes no payload that fits",
+    PayloadTooLarge: "what was sent makes a payload that is too large; send a reference to the data instead",
+    DuplicateTask: "there is another task with this id",
+    TooManyDependents: "too many tasks wait for the same task",
+}
+"""What a caller is told of exceptions that name jobs and tasks. The log has all of it."""
+
 
 def wanted(answer: object, name: str) -> list[Enqueue]:
     """The tasks of a route's answer.
@@ -60,6 +68,12 @@ def rejection(error: Exception) -> EventRejected | None:
     if isinstance(error, (DuplicateTask, TooManyDependents)):
         return EventRejected(str(error), status=409)
     return None
+
+
+def without_names(rejected: EventRejected, error: Exception) -> EventRejected:
+    """The rejection as a caller over HTTP is told it: with no name of a job or of a task that is not the caller's."""
+    text = next((text for kind, text in _FOR_CALLERS.items() if isinstance(error, kind)), None)
+    return rejected if text is None else EventRejected(text, status=rejected.status)
 
 
 def told(error: EventRejected) -> dict[str, Any]:

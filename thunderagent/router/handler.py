@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from thunderagent import router_events, spans
+from thunderagent import spans
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.errors import ConfigurationError, EventRejected, StoreError
-from thunderagent.router import answers, requests, shapes
+from thunderagent.errors import ConfigurationError
+from thunderagent.router import requests, shapes
 from thunderagent.router.answers import Tasks
-from thunderagent.router.enqueue import event_key, put_all
+from thunderagent.router.deliveries import AnyRoute, Deliveries
 from thunderagent.router.routes import (
     EventBridgeRoute,
     HttpRoute,
+    InvokeRoute,
+    S3Route,
     SnsRoute,
+    SqsRoute,
     clash,
+    one_address,
     one_http_path,
     parameter_types,
 )
-from thunderagent.router.shapes import EventBridgeEvent, HttpRequest, SnsRecord
+from thunderagent.router.shapes import (
+    KINDS,
+    EventBridgeEvent,
+    HttpRequest,
+    Invocation,
+    S3Event,
+    S3Kind,
+    SnsRecord,
+    SqsMessage,
+)
 from thunderagent.settings import load_settings
 from thunderagent.telemetry import Telemetry, configure_logging
 
@@ -30,6 +43,9 @@ T = TypeVar("T")
 
 ForEventBridge = Callable[[T, EventBridgeEvent], Tasks]
 ForSns = Callable[[T, SnsRecord], Tasks]
+ForSqs = Callable[[T, SqsMessage], Tasks]
+ForS3 = Callable[[T, S3Event], Tasks]
+ForInvoke = Callable[[T, Invocation], Tasks]
 ForHttp = Callable[[T, HttpRequest], Tasks]
 
 
@@ -46,16 +62,20 @@ class Router:
         *,
         on_reject: Literal["raise", "drop"] = "raise",
         base_path: str = "",
+        batch_item_failures: bool = False,
         bus: EventBus | None = None,
     ) -> None:
         """Make a router without routes.
 
         Args:
             client: what enqueues; None: one with the settings of the environment, made for the first event and kept.
-            on_reject: what happens to an event of EventBridge or SNS that cannot become a task: "raise"
-                `EventRejected`, so that Lambda tries again and then keeps it in the dead letter queue; or "drop" it,
-                and answer with the reason.
+            on_reject: what happens to what cannot become a task and did not come over HTTP: "raise" `EventRejected`, so
+                that Lambda tries again and then keeps it in the dead letter queue; or "drop" it, and answer with the
+                reason.
             base_path: what stands before the paths of the routes, as a custom domain of API Gateway adds it.
+            batch_item_failures: True: of messages of SQS, only those that became no task come again. Each mapping of a
+                queue to the function must have `ReportBatchItemFailures`: without it SQS deletes them. False: all of
+                the batch come again, and those that became tasks are found by their ids.
             bus: told what happens to events; None: log lines, as agents write them with the same settings.
 
         Raises:
@@ -68,11 +88,16 @@ class Router:
         self.bus = bus or EventBus()
         self._client = client
         self._logs = bus is None and client is None
-        self._on_reject = on_reject
         self._base_path = base_path
         self._guard = threading.Lock()
+        self._deliveries = Deliveries(
+            client=self.client, bus=self.bus, drops=on_reject == "drop", reports=batch_item_failures
+        )
         self._eventbridge: list[EventBridgeRoute] = []
         self._sns: list[SnsRoute] = []
+        self._sqs: list[SqsRoute] = []
+        self._s3: list[S3Route] = []
+        self._invoke: list[InvokeRoute] = []
         self._http: list[HttpRoute] = []
 
     # Routes
@@ -97,7 +122,7 @@ class Router:
             route = EventBridgeRoute(
                 function=function, content=content, adapter=adapter, source=source, detail_type=detail_type
             )
-            _add(route, self._eventbridge)
+            _add(route, self._eventbridge, self._s3)
             return function
 
         return add
@@ -113,14 +138,73 @@ class Router:
         Raises:
             ConfigurationError: another route can be for the same message, or the function cannot be a route.
         """
-        if not topic or topic.count(":") not in (0, 5):
-            raise ConfigurationError(
-                f"{topic!r} is no topic; write its ARN, arn:aws:sns:REGION:ACCOUNT:NAME, or its name"
-            )
+        address = one_address("sns", "topic", topic)
 
         def add(function: ForSns[T]) -> ForSns[T]:
             content, adapter = parameter_types(function, SnsRecord)
-            _add(SnsRoute(function=function, content=content, adapter=adapter, topic=topic), self._sns)
+            _add(SnsRoute(function=function, content=content, adapter=adapter, address=address), self._sns)
+            return function
+
+        return add
+
+    def sqs(self, *, queue: str) -> Callable[[ForSqs[T]], ForSqs[T]]:
+        """A route for messages of SQS: `(message, record)`, the body as JSON of the type that is annotated.
+
+        A function that takes `str` gets the text as it is.
+
+        Args:
+            queue: the ARN of the queue; or its name alone, for any account and region.
+
+        Raises:
+            ConfigurationError: another route can be for the same message, or the function cannot be a route.
+        """
+        address = one_address("sqs", "queue", queue)
+
+        def add(function: ForSqs[T]) -> ForSqs[T]:
+            content, adapter = parameter_types(function, SqsMessage)
+            _add(SqsRoute(function=function, content=content, adapter=adapter, address=address), self._sqs)
+            return function
+
+        return add
+
+    def s3(self, *, bucket: str, kind: S3Kind | None = "created") -> Callable[[ForS3[T]], ForS3[T]]:
+        """A route for what happens to the objects of a bucket: `(object, event)`, told by S3 itself or EventBridge.
+
+        The object is an `S3Object`, or any type that has some of its fields.
+
+        Args:
+            bucket: the name of the bucket.
+            kind: "created", "deleted", or None for whatever happens.
+
+        Raises:
+            ConfigurationError: another route can be for the same event, or the function cannot be a route.
+        """
+        if not bucket or ":" in bucket:
+            raise ConfigurationError(f"{bucket!r} is no bucket; write its name, without an ARN")
+        if kind is not None and kind not in KINDS:
+            raise ConfigurationError(f"kind is {kind!r}; use {', '.join(map(repr, KINDS))} or None")
+
+        def add(function: ForS3[T]) -> ForS3[T]:
+            content, adapter = parameter_types(function, S3Event)
+            route = S3Route(function=function, content=content, adapter=adapter, bucket=bucket, kind=kind)
+            _add(route, self._s3, self._eventbridge)
+            return function
+
+        return add
+
+    def invoke(self) -> Callable[[ForInvoke[T]], ForInvoke[T]]:
+        """The route for an input that the caller of the function chose: `(input, invocation)`.
+
+        So call EventBridge Scheduler with an `Input`, Step Functions, and `aws lambda invoke`. It gets whatever is of
+        no other kind, so annotate it with a model.
+
+        Raises:
+            ConfigurationError: there is such a route, or the function cannot be one.
+        """
+
+        def add(function: ForInvoke[T]) -> ForInvoke[T]:
+            content, adapter = parameter_types(function, Invocation)
+            _add(InvokeRoute(function=function, content=content, adapter=adapter), self._invoke)
             return function
 
         return add
@@ -152,27 +236,35 @@ class Router:
         """Handle one invocation of Lambda.
 
         Returns:
-            of EventBridge the ids of the tasks, of SNS that for each record, of HTTP an answer for the caller.
+            of EventBridge and a bare input the ids of the tasks, of SNS, SQS and S3 those of each record, or the
+            messages of SQS that must come again, of HTTP an answer for the caller.
 
         Raises:
-            EventRejected: it is no event that a router knows, or one of EventBridge or SNS that cannot become a task.
-            StoreError: of EventBridge and SNS, the store did not answer.
-            Exception: of EventBridge and SNS, what the route raised.
+            EventRejected: it is no event that a router knows, or one that cannot become a task; not of HTTP.
+            StoreError: the store did not answer; not of HTTP.
+            Exception: what the route raised; not of HTTP.
         """
         self._start_log()
         try:
-            return self._handle(event)
+            return self._handle(event, context)
         finally:
             spans.flush()  # Lambda lets no thread run between two invocations
 
-    def _handle(self, event: Any) -> dict[str, Any]:
+    def _handle(self, event: Any, context: object) -> dict[str, Any]:
         if isinstance(event, Mapping):
+            if problem := shapes.not_for_a_router(event):
+                raise problem
             if shapes.is_http(event):
                 return requests.serve(event, self._http, self._base_path, self.client, self.bus)
-            if shapes.is_sns(event):
-                return self._records(event["Records"])
+            if kind := shapes.records_of(event):
+                routes: Mapping[str, Sequence[AnyRoute]] = {"sns": self._sns, "sqs": self._sqs, "s3": self._s3}
+                return self._deliveries.records(kind, event["Records"], routes[kind])
             if shapes.is_eventbridge(event):
-                return self._event(event)
+                return self._deliveries.event(event, self._eventbridge, self._s3)
+        if self._invoke:
+            request_id = getattr(context, "aws_request_id", None)
+            name = request_id if isinstance(request_id, str) else None
+            return self._deliveries.invocation(event, self._invoke[0], name)
         raise shapes.unknown(event)
 
     def use(self, client: Client) -> None:
@@ -205,66 +297,8 @@ class Router:
                     configure_logging(stream=sys.stderr)
                 Telemetry(self.bus)
 
-    def _event(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        def read_and_put() -> dict[str, Any]:
-            event = shapes.read_eventbridge(data)
-            found = [route for route in self._eventbridge if route.is_for(event)]
-            return self._put(f"source {event.source!r} and detail-type {event.detail_type!r}", event, event.id, found)
 
-        return self._answer(read_and_put, "eventbridge", data.get("id"))
-
-    def _records(self, records: list[Mapping[str, Any]]) -> dict[str, Any]:
-        """Handle each record; a rejection or an error of a route does not stop those behind it.
-
-        Raises:
-            EventRejected: one of the records was rejected, all others were taken.
-        """
-        told: list[dict[str, Any]] = []
-        failures: list[Exception] = []
-        for data in records:
-
-            def read_and_put(data: Mapping[str, Any] = data) -> dict[str, Any]:
-                record = shapes.read_sns(data)
-                found = [route for route in self._sns if route.is_for(record)]
-                return self._put(f"the topic {record.topic!r}", record, record.message_id, found)
-
-            message_id = data["Sns"].get("MessageId")
-            try:
-                told.append({"message_id": message_id} | self._answer(read_and_put, "sns", message_id))
-            except StoreError:  # nothing behind it has a better chance, and Lambda tries all of them again
-                raise
-            except Exception as error:
-                failures.append(error)
-        if failures:
-            raise next((one for one in failures if not isinstance(one, EventRejected)), failures[0])
-        return {"records": told}
-
-    def _put(self, what: str, event: Any, event_id: str, found: list[Any]) -> dict[str, Any]:
-        if not found:
-            known = ", ".join(map(str, self._eventbridge if isinstance(event, EventBridgeEvent) else self._sns))
-            raise EventRejected(f"there is no route for {what}; there are {known or 'none'}")
-        [route] = found
-        tasks = answers.wanted(route.function(route.content_of(event), event), route.name)
-        source = "eventbridge" if isinstance(event, EventBridgeEvent) else "sns"
-        put = put_all(self.client(), tasks, event_key(source, event_id), may_differ=True) if tasks else []
-        task_ids = tuple(task.task_id for task in put)
-        self.bus.emit(router_events.EventRouted(route=str(route), event_id=event_id, task_ids=task_ids))
-        return answers.taken(put)
-
-    def _answer(self, read_and_put: Callable[[], dict[str, Any]], source: str, event_id: object) -> dict[str, Any]:
-        try:
-            return read_and_put()
-        except Exception as error:
-            rejected = answers.rejection(error)
-            if rejected is None:
-                raise
-            self.bus.emit(router_events.EventRefused(route=source, event_id=str(event_id)[:255], reason=str(rejected)))
-            if self._on_reject == "raise":
-                raise rejected from None
-            return {"task_ids": [], "rejected": answers.told(rejected)}
-
-
-def _add(route: T, routes: list[T]) -> None:
-    if problem := clash(route, routes):
+def _add(route: T, routes: list[T], others: Sequence[object] = ()) -> None:
+    if problem := clash(route, [*routes, *others]):
         raise problem
     routes.append(route)

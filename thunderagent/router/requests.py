@@ -11,7 +11,7 @@ from thunderagent.client import Client
 from thunderagent.errors import DuplicateTask, EventRejected, ParentNotFound, StoreError
 from thunderagent.router import answers
 from thunderagent.router.enqueue import event_key, put_all
-from thunderagent.router.envelope import Envelope, body_of, read_http
+from thunderagent.router.envelope import Envelope, body_of, in_its_form, read_http
 from thunderagent.router.routes import AS_IT_IS, HttpRoute
 from thunderagent.router.shapes import HttpRequest
 from thunderagent.settler import raised
@@ -31,6 +31,16 @@ def serve(
     bus: EventBus,
 ) -> dict[str, Any]:
     """Answer a request: 202 with the id of its task, 4xx with what is wrong with it, 503 or 500 when we are."""
+    return in_its_form(event, _serve(event, routes, base_path, client, bus))
+
+
+def _serve(
+    event: Mapping[str, Any],
+    routes: Sequence[HttpRoute],
+    base_path: str,
+    client: Callable[[], Client],
+    bus: EventBus,
+) -> dict[str, Any]:
     try:
         envelope = read_http(event)
     except EventRejected as error:
@@ -52,7 +62,7 @@ def serve(
     except Exception as error:
         if rejected := answers.rejection(error):
             bus.emit(router_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(rejected)))
-            return answers.http_rejected(rejected)
+            return answers.http_rejected(answers.without_names(rejected, error))
         bus.emit(router_events.EventFailed(route=str(route), event_id=request.request_id, error=raised(error).error))
         if isinstance(error, StoreError):
             return answers.http_unavailable()
@@ -71,12 +81,10 @@ def _enqueue(
     try:
         with continuing(trace_of(request.headers)):
             put = put_all(client(), tasks, key, may_differ=False) if tasks else []
-    except DuplicateTask as error:
-        is_other_request = key is not None and not any("task_id" in one.options for one in tasks)
-        raise EventRejected(
-            f"the Idempotency-Key was used for another request: {error}" if is_other_request else str(error),
-            status=422 if is_other_request else 409,
-        ) from None
+    except DuplicateTask:
+        if key is None or any("task_id" in one.options for one in tasks):
+            raise
+        raise EventRejected("the Idempotency-Key was used for another request", status=422) from None
     names = tuple(one.task_id for one in put)
     bus.emit(router_events.EventRouted(route=str(route), event_id=request.request_id, task_ids=names))
     return answers.http_taken(put, answer)

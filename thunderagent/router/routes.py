@@ -15,7 +15,18 @@ from pydantic_core import to_json
 
 from thunderagent.errors import ConfigurationError, EventRejected
 from thunderagent.router.problems import listing, problems_of
-from thunderagent.router.shapes import EventBridgeEvent, HttpRequest, SnsRecord
+from thunderagent.router.shapes import (
+    KINDS,
+    S3,
+    SCHEDULER,
+    EventBridgeEvent,
+    HttpRequest,
+    Invocation,
+    S3Event,
+    S3Kind,
+    SnsRecord,
+    SqsMessage,
+)
 
 _METHOD: Final = re.compile(r"[A-Z]{1,16}")
 _PARAMETER: Final = re.compile(r"\{(\w{1,40})\}")
@@ -71,36 +82,114 @@ class EventBridgeRoute(Route):
         return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
     def content_of(self, event: EventBridgeEvent) -> Any:
-        """The detail, read as the JSON text that it was: in strict models too, dates and the like are text."""
-        try:
-            text = to_json(event.detail)
-        except ValueError:  # half a surrogate pair
-            raise EventRejected("the detail is not JSON data") from None
-        return self.read(text, "detail")
+        """The detail, read as the JSON text that it was: in strict models too, dates and the like are text.
+
+        EventBridge Scheduler sends the detail as the text "{}", which holds its JSON once more.
+        """
+        if event.source == SCHEDULER and isinstance(event.detail, str):
+            return event.detail if self.content is str else self.read(_encoded(event.detail, "detail"), "detail")
+        return self.read(_json(event.detail, "detail"), "detail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SnsRoute(Route):
-    """For messages of a topic, given by its ARN or, for any account and region, by its name."""
+class S3Route(Route):
+    """For what happens to the objects of a bucket, told by S3 itself or through EventBridge."""
 
-    topic: str
+    bucket: str
+    kind: S3Kind | None
 
     def __str__(self) -> str:
-        return f"sns(topic={self.topic!r})"
+        return f"s3(bucket={self.bucket!r}, kind={self.kind!r})"
+
+    def is_for(self, event: S3Event) -> bool:
+        """True if the event is this route's."""
+        return self.bucket == event.object.bucket and self.kind in (None, event.kind)
+
+    def overlaps(self, other: S3Route | EventBridgeRoute) -> bool:
+        """True if there can be an event that is for both."""
+        if isinstance(other, S3Route):
+            return self.bucket == other.bucket and (None in (self.kind, other.kind) or self.kind == other.kind)
+        if other.source not in (None, S3):
+            return False
+        told = other.detail_type
+        return told is None or (told.startswith("Object ") if self.kind is None else told in KINDS[self.kind])
+
+    def content_of(self, event: S3Event) -> Any:
+        """The object, as any type that has some of its fields."""
+        return self.read(_json(event.object.model_dump(), "object"), "object")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class InvokeRoute(Route):
+    """For whatever is no event of another kind: the input that a caller of the function chose."""
+
+    def __str__(self) -> str:
+        return "invoke()"
+
+    def is_for(self, event: Invocation) -> bool:
+        """True: nothing else takes it."""
+        return True
+
+    def overlaps(self, other: InvokeRoute) -> bool:
+        """True: there is one such route."""
+        return True
+
+    def content_of(self, event: Invocation) -> Any:
+        """The input, read as the JSON text that it was."""
+        return self.read(_json(event.content, "input"), "input")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _AddressRoute(Route):
+    """For messages of an address, given by its ARN or, for any account and region, by its name."""
+
+    address: str
+
+    def is_of(self, arn: str) -> bool:
+        """True if the ARN is that of the address."""
+        return self.address in (arn, arn.rpartition(":")[2])
+
+    def overlaps(self, other: _AddressRoute) -> bool:
+        """True if there can be a message that is for both."""
+        if self.address.count(":") == other.address.count(":"):
+            return self.address == other.address
+        return self.address.rpartition(":")[2] == other.address.rpartition(":")[2]
+
+    def message(self, text: str) -> Any:
+        """The message: the text itself for a function that takes `str`, else what its JSON holds."""
+        return text if self.content is str else self.read(_encoded(text, "message"), "message")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SnsRoute(_AddressRoute):
+    """For messages of a topic."""
+
+    def __str__(self) -> str:
+        return f"sns(topic={self.address!r})"
 
     def is_for(self, record: SnsRecord) -> bool:
         """True if the message is this route's."""
-        return self.topic in (record.topic, record.topic.rpartition(":")[2])
-
-    def overlaps(self, other: SnsRoute) -> bool:
-        """True if there can be a message that is for both."""
-        if self.topic.count(":") == other.topic.count(":"):
-            return self.topic == other.topic
-        return self.topic.rpartition(":")[2] == other.topic.rpartition(":")[2]
+        return self.is_of(record.topic)
 
     def content_of(self, record: SnsRecord) -> Any:
-        """The message: the text itself for a function that takes `str`, else what its JSON holds."""
-        return record.message if self.content is str else self.read(_encoded(record.message), "message")
+        """The message."""
+        return self.message(record.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SqsRoute(_AddressRoute):
+    """For messages of a queue."""
+
+    def __str__(self) -> str:
+        return f"sqs(queue={self.address!r})"
+
+    def is_for(self, message: SqsMessage) -> bool:
+        """True if the message is this route's."""
+        return self.is_of(message.queue)
+
+    def content_of(self, message: SqsMessage) -> Any:
+        """The body of the message."""
+        return self.message(message.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,8 +203,8 @@ class HttpRoute(Route):
         return f"http({self.method!r}, {self.path!r})"
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """The parts that the path of this route names, None if the path is another."""
-        wanted, given = self.path.split("/"), path.split("/")
+        """The parts that the path of this route names, None if the path is another. One slash at the end is none."""
+        wanted, given = _parts(self.path), _parts(path)
         if len(wanted) != len(given):
             return None
         found: dict[str, str] = {}
@@ -130,7 +219,7 @@ class HttpRoute(Route):
 
     def overlaps(self, other: HttpRoute) -> bool:
         """True if there can be a request that is for both."""
-        ours, theirs = self.path.split("/"), other.path.split("/")
+        ours, theirs = _parts(self.path), _parts(other.path)
         return (
             self.method == other.method
             and len(ours) == len(theirs)
@@ -207,7 +296,8 @@ def parameter_types(function: Callable[..., Any], kind: type[BaseModel]) -> tupl
 def clash(new: Any, routes: Iterable[Any]) -> ConfigurationError | None:
     """What to say when a route is for events that another has."""
     for other in routes:
-        if new.overlaps(other):
+        one, two = (other, new) if isinstance(other, S3Route) else (new, other)
+        if one.overlaps(two):
             return ConfigurationError(
                 f"{new} of {new.name} and {other} of {other.name} can both be for the same event; an event has one "
                 "route: make them differ, or decide in one function (it may answer with several tasks)"
@@ -215,8 +305,32 @@ def clash(new: Any, routes: Iterable[Any]) -> ConfigurationError | None:
     return None
 
 
-def _encoded(text: str) -> bytes:
+def one_address(service: str, kind: str, address: str) -> str:
+    """The address of a route, checked.
+
+    Raises:
+        ConfigurationError: it is neither a name nor an ARN.
+    """
+    if not address or address.count(":") not in (0, 5):
+        raise ConfigurationError(
+            f"{address!r} is no {kind}; write its ARN, arn:aws:{service}:REGION:ACCOUNT:NAME, or its name"
+        )
+    return address
+
+
+def _parts(path: str) -> list[str]:
+    return path.removesuffix("/").split("/")
+
+
+def _encoded(text: str, root: str) -> bytes:
     try:
         return text.encode()
     except UnicodeError:  # half a surrogate pair
-        raise EventRejected("the message is not text") from None
+        raise EventRejected(f"the {root} is not text") from None
+
+
+def _json(data: Any, root: str) -> bytes:
+    try:
+        return to_json(data)
+    except ValueError:  # half a surrogate pair
+        raise EventRejected(f"the {root} is not JSON data") from None

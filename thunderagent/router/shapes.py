@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import unquote_plus
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,9 +14,24 @@ from thunderagent.errors import EventRejected
 from thunderagent.router.problems import listing, problems_of
 
 RECOGNISED: Final = (
-    "an event of EventBridge (source, detail-type, detail), of SNS (Records with Sns) or of HTTP (API Gateway with "
-    "payload format 1.0 or 2.0, or a function URL)"
+    "an event of EventBridge (source, detail-type, detail), of SNS, SQS or S3 (Records), or of HTTP (API Gateway with "
+    "payload format 1.0 or 2.0, a function URL, or a load balancer); anything else needs @router.invoke()"
 )
+
+SCHEDULER: Final = "aws.scheduler"
+"""Source of the events that EventBridge Scheduler makes for a target without an input."""
+
+S3: Final = "aws.s3"
+"""Source of the events of S3 in EventBridge."""
+
+S3Kind = Literal["created", "deleted"]
+"""What happened to an object of S3, for which it has one word when it tells Lambda and another in EventBridge."""
+
+KINDS: Final[Mapping[S3Kind, tuple[str, ...]]] = {
+    "created": ("Object Created", "ObjectCreated:"),
+    "deleted": ("Object Deleted", "ObjectRemoved:", "LifecycleExpiration:"),
+}
+"""For each kind its detail type in EventBridge, and how its names in a notification begin."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -38,6 +55,14 @@ class EventBridgeEvent(Shape):
     time: datetime | None = None
     resources: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Names the event among all others of its kind."""
+        return self.id
+
+    def __str__(self) -> str:
+        return f"source {self.source!r} and detail-type {self.detail_type!r}"
+
 
 class SnsRecord(Shape):
     """A message of SNS, beside its typed content."""
@@ -51,6 +76,95 @@ class SnsRecord(Shape):
     attributes: dict[str, str] = Field(default_factory=dict, repr=False)
     """Message attributes by name, as the texts that they were sent as."""
 
+    @property
+    def key(self) -> str:
+        """Names the message among all others of its kind."""
+        return self.message_id
+
+    def __str__(self) -> str:
+        return f"the topic {self.topic!r}"
+
+
+class SqsMessage(Shape):
+    """A message of SQS, beside its typed content."""
+
+    message_id: str = Field(alias="messageId", min_length=1, max_length=255)
+    """The same in each delivery of a message."""
+    queue: str = Field(alias="eventSourceARN")
+    """ARN of the queue."""
+    body: str = Field(repr=False)
+    group: str | None = Field(default=None, repr=False)
+    """Of a FIFO queue: messages of one group keep their order."""
+    receives: int = 1
+    """How often the message was received, this time included."""
+    sent_at: datetime | None = None
+    attributes: dict[str, str | None] = Field(default_factory=dict, repr=False)
+    """Message attributes by name, as the texts that they were sent as."""
+
+    @property
+    def key(self) -> str:
+        """Names the message among all others of its kind."""
+        return self.message_id
+
+    def __str__(self) -> str:
+        return f"the queue {self.queue!r}"
+
+
+class S3Object(Shape):
+    """An object of S3, as a route has it whichever way the news of it came."""
+
+    bucket: str
+    key: str = Field(repr=False)
+    """As the object was named, without percent signs for its letters."""
+    size: int | None = None
+    etag: str | None = None
+    version_id: str | None = None
+    sequencer: str | None = None
+    """Of two events of one key the later has the greater one, as text of the same length."""
+
+
+class S3Event(Shape):
+    """What happened to an object of S3, told to Lambda by S3 itself or through EventBridge."""
+
+    name: str
+    """In the words of the sender: `ObjectCreated:Put`, or `Object Created` through EventBridge."""
+    object: S3Object
+    time: datetime | None = None
+    region: str = ""
+    event_id: str = ""
+    """Of EventBridge the id of the event, of S3 that of the request behind it."""
+
+    @property
+    def kind(self) -> S3Kind | None:
+        """What happened, in one word for both senders; None for what is neither."""
+        return next((kind for kind, begins in KINDS.items() if self.name.startswith(begins)), None)
+
+    @property
+    def key(self) -> str:
+        """Names the event among all others of its kind, the same whichever way it came."""
+        what = "\0".join((self.object.key, self.object.version_id or "", self.kind or self.name))
+        digest = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:16]
+        return f"{self.object.bucket}:{self.object.sequencer or self.event_id}-{digest}"
+
+    def __str__(self) -> str:
+        return f"the bucket {self.object.bucket!r} and {self.name!r}"
+
+
+class Invocation(Shape):
+    """A call of the function with an input of the caller's own, beside that input."""
+
+    request_id: str | None = None
+    """Of the call. Lambda's own retries of an asynchronous call have the same one; a new call has another."""
+    content: Any = Field(default=None, repr=False)
+
+    @property
+    def key(self) -> str | None:
+        """Names the call among all others of its kind."""
+        return self.request_id
+
+    def __str__(self) -> str:
+        return "the invocation"
+
 
 class HttpRequest(Shape):
     """A request over HTTP, beside its typed body."""
@@ -60,8 +174,15 @@ class HttpRequest(Shape):
     path_params: dict[str, str] = Field(default_factory=dict, repr=False)
     """The parts of the path that the route names in braces."""
     query: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Decoded; of a parameter that was given more than once the last."""
+    query_all: dict[str, tuple[str, ...]] = Field(default_factory=dict, repr=False)
+    """Decoded, with all values of each parameter in their order."""
+    raw_query: str = Field(default="", repr=False)
+    """As it was sent. Format 1.0 has it no more, so that it is made again of the decoded parameters."""
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    """By name in small letters."""
+    """By name in small letters; one that was sent more than once has its values behind each other, with commas."""
+    cookies: dict[str, str] = Field(default_factory=dict, repr=False)
+    """As they were sent; of two of one name the first."""
     body: bytes = Field(default=b"", repr=False)
     """As it was sent, for the check of a signature."""
     request_id: str = ""
@@ -70,24 +191,43 @@ class HttpRequest(Shape):
 
 
 def is_http(event: Mapping[str, Any]) -> bool:
-    """True for a request of API Gateway or of a function URL."""
+    """True for a request of API Gateway, of a function URL or of a load balancer."""
     context = event.get("requestContext")
     return isinstance(context, Mapping) and ("httpMethod" in event or isinstance(context.get("http"), Mapping))
 
 
-def is_sns(event: Mapping[str, Any]) -> bool:
-    """True for records of SNS."""
+def records_of(event: Mapping[str, Any]) -> Literal["sns", "sqs", "s3"] | None:
+    """What the records of an event are all of; None if it has none, or others."""
     records = event.get("Records")
-    return bool(
-        isinstance(records, list)
-        and records
-        and all(isinstance(one, Mapping) and isinstance(one.get("Sns"), Mapping) for one in records)
-    )
+    if not isinstance(records, list) or not all(isinstance(one, Mapping) for one in records):
+        return None
+    kinds = {_record_kind(one) for one in records}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _record_kind(record: Mapping[str, Any]) -> Literal["sns", "sqs", "s3"] | None:
+    if isinstance(record.get("Sns"), Mapping):
+        return "sns"
+    if isinstance(record.get("s3"), Mapping):
+        return "s3"
+    return "sqs" if record.get("eventSource") == "aws:sqs" else None
 
 
 def is_eventbridge(event: Mapping[str, Any]) -> bool:
     """True for an event of EventBridge."""
     return "detail-type" in event and "source" in event
+
+
+def not_for_a_router(event: Mapping[str, Any]) -> EventRejected | None:
+    """What to say of events of API Gateway that look like requests over HTTP and are none."""
+    context = event.get("requestContext")
+    if event.get("type") in ("TOKEN", "REQUEST") and {"methodArn", "routeArn"} & event.keys():
+        what = "the event asks an authorizer of API Gateway: give the authorizer a function of its own"
+    elif isinstance(context, Mapping) and "connectionId" in context and "http" not in context:
+        what = "the event is of a WebSocket API, which has no requests over HTTP: see thunderagent.wsapi"
+    else:
+        return None
+    return EventRejected(f"{what}; a router takes {RECOGNISED}")
 
 
 def unknown(event: object) -> EventRejected:
@@ -125,6 +265,72 @@ def read_sns(record: Mapping[str, Any]) -> SnsRecord:
     if isinstance(attributes, Mapping):
         attributes = {name: one.get("Value") if isinstance(one, Mapping) else one for name, one in attributes.items()}
     return read(SnsRecord, content | {"attributes": attributes}, "Sns")
+
+
+def read_sqs(record: Mapping[str, Any]) -> SqsMessage:
+    """Read one of the records.
+
+    Raises:
+        EventRejected: it lacks what every such record has.
+    """
+    system, given = part(record, "attributes"), part(record, "messageAttributes")
+    names = {"group": "MessageGroupId", "receives": "ApproximateReceiveCount", "sent_at": "SentTimestamp"}
+    parts: dict[str, Any] = {name: system[theirs] for name, theirs in names.items() if theirs in system}
+    values = ((name, one) for name, one in given.items() if isinstance(one, Mapping))
+    parts["attributes"] = {name: one.get("stringValue", one.get("binaryValue")) for name, one in values}
+    return read(SqsMessage, {**record, **parts}, "message")
+
+
+def read_s3(record: Mapping[str, Any]) -> S3Event:
+    """Read one of the records of a notification, whose keys are encoded as in a form.
+
+    Raises:
+        EventRejected: it lacks what every such record has.
+    """
+    bucket, thing = part(record["s3"], "bucket"), part(record["s3"], "object")
+    key = thing.get("key")
+    found = {
+        "bucket": bucket.get("name"),
+        "key": unquote_plus(key) if isinstance(key, str) else key,
+        "size": thing.get("size"),
+        "etag": thing.get("eTag"),
+        "version_id": thing.get("versionId"),
+        "sequencer": thing.get("sequencer"),
+    }
+    parts = {"name": record.get("eventName"), "object": found, "time": record.get("eventTime")}
+    more = {"region": record.get("awsRegion", ""), "event_id": part(record, "responseElements").get("x-amz-request-id")}
+    return _s3_event(parts | more)
+
+
+def s3_of(event: EventBridgeEvent) -> S3Event | None:
+    """The event of S3 that came through EventBridge; None for all others.
+
+    Raises:
+        EventRejected: it lacks what every such event has.
+    """
+    if event.source != S3 or not event.detail_type.startswith("Object "):
+        return None
+    thing = part(event.detail, "object")
+    found = {
+        "bucket": part(event.detail, "bucket").get("name"),
+        "version_id": thing.get("version-id"),
+        **{name: thing.get(name) for name in ("key", "size", "etag", "sequencer")},
+    }
+    parts = {"name": event.detail_type, "object": found, "time": event.time}
+    return _s3_event(parts | {"region": event.region, "event_id": event.id})
+
+
+def _s3_event(parts: Mapping[str, Any]) -> S3Event:
+    event = read(S3Event, {name: value for name, value in parts.items() if value is not None}, "s3")
+    if not (event.object.sequencer or event.event_id):
+        raise EventRejected("the event lacks what it must have: s3.object.sequencer: Field required")
+    return event
+
+
+def part(data: Any, name: str) -> Mapping[str, Any]:
+    """A mapping inside of another, empty if there is none."""
+    found = data.get(name) if isinstance(data, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def read(model: type[M], data: Mapping[str, Any], root: str) -> M:
