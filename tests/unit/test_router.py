@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tests.unit import sample_events
 from thunderagent import router_events
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
@@ -32,7 +33,17 @@ from thunderagent.errors import (
     StoreUnavailable,
 )
 from thunderagent.job import job
-from thunderagent.router import Enqueue, EventBridgeEvent, HttpRequest, Router, SnsRecord, Tasks
+from thunderagent.router import (
+    Enqueue,
+    EventBridgeEvent,
+    HttpRequest,
+    Router,
+    S3Event,
+    S3Object,
+    SnsRecord,
+    SqsMessage,
+    Tasks,
+)
 from thunderagent.router.envelope import BODY_LIMIT
 from thunderagent.settings import load_settings
 from thunderagent.store import TaskStore
@@ -914,12 +925,17 @@ PARTS: Final = st.sampled_from(
     [
         *("id", "source", "detail-type", "detail", "Records", "httpMethod", "path", "rawPath", "body", "headers"),
         *("isBase64Encoded", "requestContext", "queryStringParameters", "multiValueHeaders", "time", "resources"),
+        *("multiValueQueryStringParameters", "rawQueryString", "cookies", "version", "type"),
     ]
 )
 CHANGES: Final = st.dictionaries(PARTS, ANY_JSON, max_size=3)
 INNER: Final = st.dictionaries(
     st.sampled_from(
-        ["http", "stage", "requestId", "authorizer", "MessageId", "Message", "TopicArn", "MessageAttributes"]
+        [
+            *("http", "stage", "requestId", "authorizer", "elb", "MessageId", "Message", "TopicArn"),
+            *("MessageAttributes", "messageId", "body", "attributes", "messageAttributes", "eventSourceARN"),
+            *("eventName", "eventTime", "responseElements", "bucket", "object", "key", "sequencer"),
+        ]
     ),
     ANY_JSON,
     max_size=2,
@@ -929,7 +945,23 @@ INNER: Final = st.dictionaries(
 ANY_SHOP: Final = Shop()
 
 
-@given(base=st.sampled_from(["eventbridge", "sns", "v1", "v2", "nothing"]), changes=CHANGES, inner=INNER)
+@ANY_SHOP.router.sqs(queue="orders")
+def any_message(message: Order, record: SqsMessage) -> Tasks:
+    """Takes what fits."""
+    return None
+
+
+@ANY_SHOP.router.s3(bucket="uploads", kind=None)
+def any_object(thing: S3Object, event: S3Event) -> Tasks:
+    """Takes what fits."""
+    return None
+
+
+@given(
+    base=st.sampled_from(["eventbridge", "sns", "v1", "v2", "balancer", "sqs", "s3", "s3 event", "nothing"]),
+    changes=CHANGES,
+    inner=INNER,
+)
 @settings(deadline=None, max_examples=400)
 def test_whatever_comes_is_answered_or_rejected_and_never_another_error(
     base: str, changes: dict[str, Any], inner: dict[str, Any]
@@ -939,11 +971,18 @@ def test_whatever_comes_is_answered_or_rejected_and_never_another_error(
         "sns": sns({"order": "7"}),
         "v1": request_v1("POST", "/orders", {"order": "7"}),
         "v2": request_v2("POST", "/orders", {"order": "7"}),
+        "balancer": copy.deepcopy(sample_events.BALANCER),
+        "sqs": {"Records": [sample_events.sqs_record({"order": "7"})]},
+        "s3": {"Records": [sample_events.s3_record()]},
+        "s3 event": sample_events.s3_through_eventbridge(),
         "nothing": {},
     }[base]
-    for part in (event.get("requestContext"), *(record["Sns"] for record in event.get("Records", ()))):
-        if part is not None:
-            part.update(inner)
+    for record in (event, *event.get("Records", ())):
+        for part in (record.get(name) for name in ("requestContext", "Sns", "s3")):
+            if part is not None:
+                part.update(inner)
+        if base in ("sqs", "s3", "s3 event"):
+            (record.get("detail") or record).update(inner)
     event.update(changes)
     try:
         answer = ANY_SHOP.router.handler(event)
