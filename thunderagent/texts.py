@@ -94,8 +94,8 @@ class Texts:
     def put_payload(self, task: Task) -> Task | ThunderAgentError:
         """The task with a large payload kept apart, or why it cannot be.
 
-        The key has the digest of the payload: a refused duplicate overwrites nothing, and the same payload with its
-        keys in another order is the same data.
+        The key has the digest of the payload: a refused duplicate overwrites nothing. The same payload has one key,
+        whatever the order of its own keys.
         """
         if self._fits(task.payload_text):
             return task

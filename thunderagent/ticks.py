@@ -213,19 +213,21 @@ class Cron:
 
     def _never_comes(self) -> bool:
         """True if the days are there in some months, though in none of these."""
-        *times, _, weekday = self.expression.split()
+        fields = self.expression.split()
+        if len(fields) not in (5, 6):
+            return False
         try:
-            next(CronSim(" ".join([*times, "*", weekday]), datetime(2000, 1, 1)))
+            next(CronSim(" ".join([*fields[:-2], "*", fields[-1]]), datetime(2000, 1, 1)))
         except (CronSimError, StopIteration):
             return False
         return True
 
     def __str__(self) -> str:
-        """For people, who are told what two fields of days mean together: `cron 0 0 13 * FRI UTC (day 13 or FRI)`."""
+        """For people, with what two fields of days mean together: `cron 0 0 13 * FRI UTC (day 13 or FRI)`."""
         day, weekday = self._days
         both = "and" if day.startswith("*") or weekday.startswith("*") else "or"
-        told = "" if "*" in (day, weekday) else f" (day {day} {both} {weekday})"
-        return f"cron {self.expression} {self.zone}{told}"
+        meaning = "" if "*" in (day, weekday) else f" (day {day} {both} {weekday})"
+        return f"cron {self.expression} {self.zone}{meaning}"
 
 
 Spec = Every | Cron
@@ -353,7 +355,7 @@ def cron(expression: str, zone: str | None = None) -> Cron:
     fields, of_line = read_line(expression)
     if zone is not None and of_line is not None and zone != of_line:
         raise ConfigurationError(f"the cron line {expression!r} names a zone of its own: leave out {zone!r}")
-    return Cron(fields, zone or of_line or "UTC")
+    return Cron(fields, (of_line or "UTC") if zone is None else zone)
 
 
 def _check_cron(expression: object) -> None:

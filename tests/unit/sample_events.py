@@ -176,7 +176,7 @@ EVENTS: Final[dict[str, dict[str, Any]]] = {
 def s3_through_eventbridge(
     detail_type: str = "Object Created", key: str = "in/a b+ü.csv", **changes: Any
 ) -> dict[str, Any]:
-    """What S3 tells EventBridge of an object, with the key as it is."""
+    """What S3 sends to EventBridge, with the key as it is."""
     detail = {
         "version": "0",
         "bucket": {"name": "uploads"},
@@ -190,7 +190,7 @@ def s3_through_eventbridge(
 
 
 def s3_record(name: str = "ObjectCreated:Put", key: str = "in/a+b%2B%C3%BC.csv", **changes: Any) -> dict[str, Any]:
-    """What S3 tells Lambda of an object, with the key as forms encode it."""
+    """What S3 sends to Lambda, with the key as forms encode it."""
     return {
         "eventVersion": "2.1",
         "eventSource": "aws:s3",

@@ -1051,7 +1051,8 @@ def test_a_parent_that_does_not_exist_yet_is_tried_again_by_lambda_and_a_conflic
     with pytest.raises(ParentNotFound):
         shop.handle(eventbridge())
     status, body = shop.post({"order": "7"})
-    assert (status, "nobody" in body["error"]) == (409, True)
+    assert (status, body) == (409, {"error": "a task that this one depends on does not exist"})
+    assert "nobody" in shop.record.of(router_events.EventRefused)[-1].reason
 
 
 def test_options_that_cannot_be_are_a_bug_and_not_the_senders(shop: Shop) -> None:

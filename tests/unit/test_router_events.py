@@ -428,7 +428,7 @@ def test_what_is_dropped_does_not_come_again() -> None:
 
 
 @pytest.mark.parametrize("by", ["S3", "EventBridge"])
-def test_a_new_object_becomes_a_task_whoever_tells_of_it(by: str) -> None:
+def test_a_new_object_becomes_a_task_whichever_way_the_event_comes(by: str) -> None:
     router = Router(client := memory_client())
     seen: list[tuple[S3Object, S3Event]] = []
 
@@ -437,8 +437,8 @@ def test_a_new_object_becomes_a_task_whoever_tells_of_it(by: str) -> None:
         seen.append((thing, event))
         return Enqueue(mail, thing.key)
 
-    direct, told = {"Records": [samples.s3_record()]}, samples.s3_through_eventbridge()
-    router.handler(direct if by == "S3" else told)
+    direct, sent = {"Records": [samples.s3_record()]}, samples.s3_through_eventbridge()
+    router.handler(direct if by == "S3" else sent)
     [task] = client.list()
     assert (task.payload, task.task_id.startswith("orders.mail@s3:uploads:0062E99A88DC407460-")) == (
         "in/a b+ü.csv",
@@ -448,7 +448,7 @@ def test_a_new_object_becomes_a_task_whoever_tells_of_it(by: str) -> None:
     assert thing == S3Object(bucket="uploads", key="in/a b+ü.csv", size=5, etag="d41d8", sequencer="0062E99A88DC407460")
     assert (event.kind, event.region) == ("created", samples.REGION)
     assert event.time is not None
-    for again in (direct, told):  # a bucket that tells both ways has one task for each object
+    for again in (direct, sent):  # a bucket that sends both ways has one task for each object
         router.handler(again)
     assert len(list(client.list())) == 1
     for other in (samples.s3_record(key="in/other"), samples.s3_record(versionId="2")):
@@ -591,6 +591,8 @@ def test_arguments_that_cannot_be_do_not_construct() -> None:
     for bucket in ("", "arn:aws:s3:::uploads"):
         with pytest.raises(ConfigurationError, match="is no bucket"):
             router.s3(bucket=bucket)
+    with pytest.raises(ConfigurationError, match="batch_item_failures is 1; use True or False"):
+        Router(batch_item_failures=1)  # type: ignore[arg-type] # the point of it
     with pytest.raises(ConfigurationError, match="kind is 'moved'; use 'created', 'deleted' or None"):
         router.s3(bucket="a", kind="moved")  # type: ignore[arg-type] # the point of it
 

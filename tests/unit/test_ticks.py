@@ -116,6 +116,7 @@ def test_days_are_counted_on_so_that_no_month_begins_afresh() -> None:
         (lambda: cron("0 0 * 2 MON#6"), "cannot be read"),
         (lambda: cron("* " * 200), "no cron expression"),
         (lambda: cron("0 2 * * *", "Europe/Berln"), "did you mean Europe/Berlin"),
+        (lambda: cron("0 2 * * *", ""), "there is no time zone"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(make: Any, words: str) -> None:
@@ -239,20 +240,20 @@ def test_a_line_whose_meaning_is_not_certain_is_refused_with_what_to_write(line:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "text"),
     [
         ("0 0 13 * FRI", "cron 0 0 13 * FRI UTC (day 13 or FRI)"),
         ("0 0 */2 * MON", "cron 0 0 */2 * MON UTC (day */2 and MON)"),
         ("0 0 13 * *", "cron 0 0 13 * * UTC"),
     ],
 )
-def test_what_two_fields_of_days_mean_together_is_said(line: str, told: str) -> None:
-    assert str(cron(line)) == told
+def test_what_two_fields_of_days_mean_together_is_said(line: str, text: str) -> None:
+    assert str(cron(line)) == text
     days = [datetime.fromtimestamp(one, UTC) for one in between(cron(line), 0, 365 * 86400, most=999)]
     every_day = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(n) for n in range(1, 366))
-    if " or " in told:
+    if " or " in text:
         assert days == [day for day in every_day if day.day == 13 or day.weekday() == 4]
-    elif " and " in told:
+    elif " and " in text:
         assert days == [day for day in every_day if day.day % 2 and day.weekday() == 0]
 
 
@@ -282,6 +283,8 @@ def test_any_line_is_taken_for_good_or_refused(line: str) -> None:
         {"every": 1, "unit": "days", "zone": "UTC", "except": "holidays"},
         {"cron": "0 2 * * *"},
         {"cron": None, "zone": "UTC"},
+        {"cron": "0", "zone": "UTC"},
+        {"cron": " ", "zone": "UTC"},
         {"cron": "0 2 * * *", "zone": "UTC", "seconds": True},
         {"sun": "rise"},
     ],

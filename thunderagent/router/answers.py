@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from thunderagent.errors import (
     DuplicateTask,
     EventRejected,
-    ParentNotFound,
     PayloadInvalid,
     PayloadTooLarge,
     TooManyDependents,
@@ -32,7 +31,7 @@ _FOR_CALLERS: Final[Mapping[type[Exception], str]] = {
     DuplicateTask: "there is another task with this id",
     TooManyDependents: "too many tasks wait for the same task",
 }
-"""What a caller is told of exceptions that name jobs and tasks. The log has all of it."""
+"""The answer to a caller for exceptions that name jobs and tasks. The log has all of it."""
 
 
 def wanted(answer: object, name: str) -> list[Enqueue]:
@@ -71,7 +70,7 @@ def rejection(error: Exception) -> EventRejected | None:
 
 
 def without_names(rejected: EventRejected, error: Exception) -> EventRejected:
-    """The rejection as a caller over HTTP is told it: with no name of a job or of a task that is not the caller's."""
+    """The rejection for a caller over HTTP, without the names of jobs and tasks."""
     text = next((text for kind, text in _FOR_CALLERS.items() if isinstance(error, kind)), None)
     return rejected if text is None else EventRejected(text, status=rejected.status)
 
@@ -98,9 +97,9 @@ def http_rejected(error: EventRejected) -> dict[str, Any]:
     return http(error.status if 400 <= error.status < 500 else 400, told(error))
 
 
-def http_parent_missing(error: ParentNotFound) -> dict[str, Any]:
+def http_parent_missing() -> dict[str, Any]:
     """The answer to a request whose task depends on one that does not exist (yet)."""
-    return http(409, {"error": str(error)})
+    return http(409, {"error": "a task that this one depends on does not exist"})
 
 
 def http_unavailable() -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Deliveries:
             StoreError: the store did not answer; nothing behind it has a better chance.
             Exception: what a route raised.
         """
-        told: list[dict[str, Any]] = []
+        taken: list[dict[str, Any]] = []
         again: list[object] = []
         failures: list[Exception] = []
         held = set[str]()
@@ -81,7 +81,7 @@ class Deliveries:
                 again.append(name)
                 continue
             try:
-                told.append({"message_id": name} | self._deliver(partial(_found, kind, record, routes), kind, name))
+                taken.append({"message_id": name} | self._deliver(partial(_found, kind, record, routes), kind, name))
             except Exception as error:
                 again.append(name)
                 failures.append(error)
@@ -93,8 +93,8 @@ class Deliveries:
                     )
         reports = kind == "sqs" and self.reports
         if not failures:
-            return {"batchItemFailures": []} if reports else {"records": told}
-        if reports and told and all(isinstance(name, str) and name for name in again):
+            return {"batchItemFailures": []} if reports else {"records": taken}
+        if reports and taken and all(isinstance(name, str) and name for name in again):
             return {"batchItemFailures": [{"itemIdentifier": name} for name in again]}
         raise next((one for one in failures if not isinstance(one, EventRejected)), failures[0])
 

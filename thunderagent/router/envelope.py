@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import defaultdict
 from collections.abc import Mapping
 from http.client import responses
 from typing import Any, Final
@@ -59,14 +60,14 @@ class Envelope(Shape):
         if self.context.http or self.version == "1.0":  # an HTTP API leaves the stage in the path, a REST API does not
             path = _without(f"/{self.context.stage}", path)
         headers, (raw_query, query) = self._headers(), self._query()
-        query_all: dict[str, tuple[str, ...]] = {}
+        query_all = defaultdict[str, list[str]](list)
         for name, value in query:
-            query_all[name] = (*query_all.get(name, ()), value)
+            query_all[name].append(value)
         return HttpRequest(
             method=method.upper(),
             path=_without(base_path, path),
             query=dict(query),
-            query_all=query_all,
+            query_all={name: tuple(values) for name, values in query_all.items()},
             raw_query=raw_query,
             headers=headers,
             cookies=_cookies(headers.get("cookie", "")),

@@ -85,6 +85,8 @@ class Router:
             raise ConfigurationError(f"on_reject is {on_reject!r}; use 'raise' or 'drop'")
         if base_path and (not base_path.startswith("/") or base_path.endswith("/")):
             raise ConfigurationError(f"base_path is {base_path!r}; write for example '/shop'")
+        if not isinstance(batch_item_failures, bool):
+            raise ConfigurationError(f"batch_item_failures is {batch_item_failures!r}; use True or False")
         self.bus = bus or EventBus()
         self._client = client
         self._logs = bus is None and client is None
@@ -168,7 +170,7 @@ class Router:
         return add
 
     def s3(self, *, bucket: str, kind: S3Kind | None = "created") -> Callable[[ForS3[T]], ForS3[T]]:
-        """A route for what happens to the objects of a bucket: `(object, event)`, told by S3 itself or EventBridge.
+        """A route for what happens to the objects of a bucket: `(object, event)`, sent by S3 itself or EventBridge.
 
         The object is an `S3Object`, or any type that has some of its fields.
 

@@ -58,7 +58,8 @@ def _serve(
     try:
         return _enqueue(envelope, request, route, client, bus)
     except ParentNotFound as error:
-        return answers.http_parent_missing(error)
+        bus.emit(router_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(error)))
+        return answers.http_parent_missing()
     except Exception as error:
         if rejected := answers.rejection(error):
             bus.emit(router_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(rejected)))

@@ -93,7 +93,7 @@ class EventBridgeRoute(Route):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class S3Route(Route):
-    """For what happens to the objects of a bucket, told by S3 itself or through EventBridge."""
+    """For what happens to the objects of a bucket, sent by S3 itself or through EventBridge."""
 
     bucket: str
     kind: S3Kind | None
@@ -111,8 +111,8 @@ class S3Route(Route):
             return self.bucket == other.bucket and (None in (self.kind, other.kind) or self.kind == other.kind)
         if other.source not in (None, S3):
             return False
-        told = other.detail_type
-        return told is None or (told.startswith("Object ") if self.kind is None else told in KINDS[self.kind])
+        name = other.detail_type
+        return name is None or (name.startswith("Object ") if self.kind is None else name in KINDS[self.kind])
 
     def content_of(self, event: S3Event) -> Any:
         """The object, as any type that has some of its fields."""

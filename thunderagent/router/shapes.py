@@ -25,7 +25,7 @@ S3: Final = "aws.s3"
 """Source of the events of S3 in EventBridge."""
 
 S3Kind = Literal["created", "deleted"]
-"""What happened to an object of S3, for which it has one word when it tells Lambda and another in EventBridge."""
+"""What happened to an object of S3. S3 has one word for it in its own notifications, and another in EventBridge."""
 
 KINDS: Final[Mapping[S3Kind, tuple[str, ...]]] = {
     "created": ("Object Created", "ObjectCreated:"),
@@ -124,7 +124,7 @@ class S3Object(Shape):
 
 
 class S3Event(Shape):
-    """What happened to an object of S3, told to Lambda by S3 itself or through EventBridge."""
+    """What happened to an object of S3, sent to Lambda by S3 itself or through EventBridge."""
 
     name: str
     """In the words of the sender: `ObjectCreated:Put`, or `Object Created` through EventBridge."""
