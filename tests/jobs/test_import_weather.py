@@ -45,7 +45,7 @@ def test_the_public_sample_gives_48_whole_months(tmp_path: Path) -> None:
     assert [day.date.day for day in read_month(tmp_path, "2012-02")] == list(range(1, 30))
     first = read_month(tmp_path, "2012-01")[0]
     assert (first.high_c, first.low_c, first.wind_ms, first.weather) == (12.8, 5.0, 4.7, "drizzle")
-    assert ctx.take_progress() == '{"month":"2015-12","months":48,"step":"write"}'
+    assert ctx.take_progress() == '{"step":"write","month":"2015-12","months":48}'
 
 
 def test_the_sample_is_found_without_pandas() -> None:
