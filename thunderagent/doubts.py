@@ -113,7 +113,7 @@ class Doubts:
         self._leave([one for one in self._open if one not in doubts])
         for one in doubts:
             self._poller(one.wanted.candidate).freed()
-        for candidate in {one.wanted.candidate for one in doubts}:
+        for candidate in dict.fromkeys(one.wanted.candidate for one in doubts):
             if candidate.task_id not in won:
                 self._lost(candidate)
 

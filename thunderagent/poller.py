@@ -40,7 +40,7 @@ class Room:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.running = 0
-        self.waiting: set[QueuePoller] = set()
+        self.waiting: dict[QueuePoller, None] = {}
         """Pollers that could take nothing as no slot was free."""
         self._is_closed = False
 
@@ -227,7 +227,7 @@ class QueuePoller:
 
     def wake(self) -> None:
         """Look at once."""
-        self.room.waiting.discard(self)
+        self.room.waiting.pop(self, None)
         self._woken, self.due = True, self._monotonic()
 
     def postpone(self, seconds: float) -> None:
@@ -248,7 +248,7 @@ class QueuePoller:
 
     def _wait_for_room(self) -> None:
         self.due = math.inf
-        self.room.waiting.add(self)
+        self.room.waiting[self] = None
 
     def _wanted(self) -> int:
         """How many candidates one look is to find."""

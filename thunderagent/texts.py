@@ -124,7 +124,7 @@ class Texts:
         A text that cannot be read concerns its task alone: that has the reason as `payload_error` or `result_error`.
         """
         tasks = list(tasks)
-        refs = {ref for task in tasks for ref in (task.payload_ref, task.result_ref) if ref}
+        refs = dict.fromkeys(ref for task in tasks for ref in (task.payload_ref, task.result_ref) if ref)
         texts = self._read(refs) if refs else {}
         return [_with_texts(task, texts) for task in tasks]
 

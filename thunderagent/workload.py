@@ -173,7 +173,7 @@ class Workload:
             store,
             bus,
             held=self.held,
-            rooms={poller.room for poller in pollers.values()},
+            rooms=dict.fromkeys(poller.room for poller in pollers.values()),
             max_crashes=settings.max_crashes,
             run=self._run,
             done=self.done,

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import schedule
 
-from tests.model.stream_agents import Killed, SimHeartbeat, Turn
+from tests.model.stream_agents import Killed, SimHeartbeat, Turn, named
 from thunderagent import agent as agent_module
 from thunderagent.agent import Agent
 from thunderagent.attributes import LEASE_ATTRIBUTES
@@ -225,9 +225,8 @@ class WorldAgent(Agent):
 
     def __init__(self, process: Process, *args: Any, **options: Any) -> None:
         self._process = process
-        tokens = SimpleNamespace(token_hex=lambda _: process.name)
         heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
-        with patch.object(agent_module, "Heartbeat", heartbeat), patch.object(agent_module, "secrets", tokens):
+        with patch.object(agent_module, "Heartbeat", heartbeat), named(process.name):
             super().__init__(*args, **options)
         self._receive = self._workload.gather
         self._workload.gather = self._gather  # type: ignore[method-assign]
@@ -282,9 +281,10 @@ class Process:
 
     def __init__(self, world: World, name: str, jobs: Registry, settings: Settings, seed: int) -> None:
         self.world, self.clock, self.name, self.seed = world, world.clock, name, seed
+        self._slept_s = 0.0
         rng = random.Random(seed)
         self.store = Way(world.engine, self, rng)
-        store = TaskStore(self.store, monotonic=self.clock.monotonic)
+        store = TaskStore(self.store, monotonic=self.monotonic)
         self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
         admission, janitor = self.agent._workload.admission, self.agent._housekeeping._janitor
         admission._sweep._most = 2  # instead of a thousand: a line has several parts
@@ -302,6 +302,10 @@ class Process:
     @property
     def is_gone(self) -> bool:
         return not self.is_alive or self.main.is_over
+
+    def monotonic(self) -> float:
+        """The clock by which it counts its leases."""
+        return self.clock.monotonic() - (0.0 if self.world.counts_sleep else self._slept_s)
 
     @property
     def asleep_s(self) -> float:
@@ -328,6 +332,7 @@ class Process:
         """Its machine is suspended: no thread does anything, and what each waits for comes later by so much."""
         before = max(self.wakes_at, self.clock.monotonic())
         self.wakes_at = max(before, self.clock.monotonic() + seconds)
+        self._slept_s += self.wakes_at - before
         for turn in (self.main, self._beat):
             turn.put_off(self.wakes_at - before)
 
@@ -377,6 +382,7 @@ class World:
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
         on_one_machine: bool = False,
         is_crowded: bool = False,
+        counts_sleep: bool = True,
     ) -> None:
         """Make one.
 
@@ -385,9 +391,11 @@ class World:
             wrap: what stands in front of the engine.
             on_one_machine: leases count on its boot clock, and its clock may be set.
             is_crowded: sweeps come to the end of what they read at once, as with more than 10,000 entries.
+            counts_sleep: the clock by which agents count their leases goes on while their machine sleeps.
         """
         self.rng = random.Random(seed)
         self.is_crowded = is_crowded
+        self.counts_sleep = counts_sleep
         self.never: set[tuple[str, str]] = set()
         """Tasks and verbs: such writes the store does not take, now or later."""
         self.texts: dict[str, KeptText] = {}
@@ -413,6 +421,8 @@ class World:
         """Rows of newer versions, which stay as they are."""
         self.elsewhere: dict[str, str] = {}
         """The limits of which tasks of newer versions have a slot, by their ids."""
+        self.elsewhere_s: Sequence[float] = (3.0, 3 * LEASE_S)
+        """How long they have it, to choose from."""
         self.is_supervised = False
         """Agents that a bomb kills are started again."""
         self.fuses_s: Sequence[float] = FUSES_S
@@ -489,7 +499,7 @@ class World:
         """One more agent, with these jobs or all."""
         self.names += 1
         jobs = {name: one for name, one in limited_jobs(number).items() if not names or name in names}
-        queues = dict.fromkeys({one.queue for one in jobs.values()}, 3)
+        queues = dict.fromkeys((one.queue for one in jobs.values()), 3)
         settings = SETTINGS.model_copy(update={"queues": queues, **changes})
         seed = self.rng.randrange(1 << 30)
         self.processes.append(Process(self, f"agent-{self.names}", Registry(*jobs.values()), settings, seed))
@@ -575,7 +585,7 @@ class World:
         if answer.won:
             self.elsewhere[name] = limit.key
             self.seen["elsewhere"] += 1
-            self.later(self.rng.choice([3.0, 3 * LEASE_S]), lambda: self._ends_elsewhere(name, member))
+            self.later(self.rng.choice(self.elsewhere_s), lambda: self._ends_elsewhere(name, member))
 
     def _ends_elsewhere(self, name: str, member: str) -> None:
         self._real.apply([free_slot(self.elsewhere.pop(name), member)])

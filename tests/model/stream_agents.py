@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
@@ -178,6 +179,15 @@ class SimLoopExecutor(LoopExecutor):
             self._loop.call_soon(task.cancel)
 
 
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """An agent that is made here has this name on every host and in every process."""
+    tokens = SimpleNamespace(token_hex=lambda _: name)
+    host, process = SimpleNamespace(gethostname=lambda: "simulated"), SimpleNamespace(getpid=lambda: 1)
+    with patch.multiple(agent_module, secrets=tokens, socket=host, os=process):
+        yield
+
+
 class SimHeartbeat(Heartbeat):
     """The heartbeat without threads: its rounds are turns."""
 
@@ -196,8 +206,7 @@ class SimAgent(Agent):
     def __init__(self, process: SimProcess, *args: Any, **options: Any) -> None:
         self._process = process
         heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
-        tokens = SimpleNamespace(token_hex=lambda _: process.name)
-        with patch.object(agent_module, "Heartbeat", heartbeat), patch.object(agent_module, "secrets", tokens):
+        with patch.object(agent_module, "Heartbeat", heartbeat), named(process.name):
             super().__init__(*args, **options)
         self._receive = self._workload.gather
         self._workload.gather = self._gather  # type: ignore[method-assign]
