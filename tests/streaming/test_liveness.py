@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,11 +19,27 @@ from thunderagent.streaming.options import StreamOptions
 
 
 class Peer:
-    """Answers pings after some seconds, or never; an answer counts for all pings before it."""
+    """Answers pings after some seconds, or never.
 
-    def __init__(self, answer_s: float | None = None, error: Exception | None = None) -> None:
+    Args:
+        answer_s: seconds until the answer; None: never.
+        error: what sending a ping raises.
+        settles: an answer counts for all pings before it, as in the protocol; a request of an application answers one.
+        lost: says of the number of a ping whether its answer gets lost.
+    """
+
+    def __init__(
+        self,
+        answer_s: float | None = None,
+        error: Exception | None = None,
+        *,
+        settles: bool = True,
+        lost: Callable[[int], bool] = lambda number: False,
+    ) -> None:
         self.answer_s = answer_s
         self.error = error
+        self.settles = settles
+        self.lost = lost
         self.is_stuck = False
         self.pinged: list[float] = []
         self._open: list[asyncio.Future[float]] = []
@@ -35,14 +52,14 @@ class Peer:
         self.pinged.append(now())
         pong: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._open.append(pong)
-        if self.answer_s is not None:
+        if self.answer_s is not None and not self.lost(len(self.pinged)):
             asyncio.get_running_loop().call_later(self.answer_s, self.answer, pong)
         return pong
 
     def answer(self, pong: asyncio.Future[float]) -> None:
         while pong in self._open:
             one = self._open.pop(0)
-            if not one.done():
+            if not one.done() and (self.settles or one is pong):
                 one.set_result(0.0)
 
 
@@ -108,6 +125,36 @@ def test_a_pong_that_comes_late_tells_that_the_peer_is_there() -> None:
             assert not watch.cuts
 
     run(main(), fast=True)
+
+
+@pytest.mark.parametrize("settles", [True, False])
+@pytest.mark.parametrize("misses", [2, 3])
+def test_answers_that_are_lost_far_apart_are_no_misses_in_a_row(misses: int, settles: bool) -> None:
+    async def main() -> None:
+        peer = Peer(0.1, settles=settles, lost=lambda number: number % 50 == 3)
+        async with watching(peer, ping_interval_s=30.0, pong_misses=misses, only_pongs_count=True) as watch:
+            await asyncio.sleep(7 * 3600.0)
+            assert not watch.cuts
+            assert len(peer.pinged) > 800  # it still asks
+            assert not watch.liveness._asking
+
+    run(main(), fast=True, quiet_s=0.0)
+
+
+def test_a_connection_is_cut_when_the_misses_are_in_a_row_and_not_before() -> None:
+    rng = random.Random(5)
+    lost = [rng.random() < 0.1 for _ in range(600)]
+    due = next(number for number in range(1, 600) if lost[number - 1] and lost[number])
+
+    async def main() -> None:
+        peer = Peer(0.1, settles=False, lost=lambda number: lost[number - 1])
+        async with watching(peer, ping_interval_s=30.0, only_pongs_count=True) as watch:
+            await asyncio.sleep(600 * 30.0)
+            assert [cause for cause, _ in watch.cuts] == [Cause.ZOMBIE]
+            assert len(peer.pinged) == due + 1
+            assert sum(lost[:due]) > 2, "the seed tries nothing"
+
+    run(main(), fast=True, quiet_s=0.0)
 
 
 def test_time_in_which_the_handler_is_slow_does_not_count() -> None:

@@ -333,6 +333,22 @@ async def test_a_connection_lives_on_if_pongs_come() -> None:
 
 
 @fast
+async def test_pongs_that_are_lost_far_apart_do_not_end_a_healthy_connection() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def lose(number: int, message: Message) -> Message | None:
+            is_lost = message["action"] == "ping" and len(api.actions("ping")) in (2, 6, 11)
+            return None if is_lost else api.reply(number, message)
+
+        api.answer = lose
+        await asyncio.sleep(15 * PROMPT.heartbeat_s)
+        assert api.opened == 1
+        assert len(api.actions("ping")) > 13
+        assert not [event for event in client.story if isinstance(event, Disconnected)]
+        assert len(client._session.talk) == 0  # nothing waits for the answers that were lost
+
+
+@fast
 async def test_a_peer_that_accepts_and_drops_is_met_ever_less_often() -> None:
     async with Api() as api:
 

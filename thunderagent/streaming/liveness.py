@@ -32,7 +32,7 @@ class Liveness:
 
     A ping goes out each `ping_interval_s`; its pong has half of that. After a miss the next ping goes out at once, so
     that with two misses a dead peer is found within two intervals. A pong that comes later still tells that the peer
-    is there.
+    is there. A pong settles all older pings: misses count in a row.
 
     Args:
         pings: the connection.
@@ -66,7 +66,7 @@ class Liveness:
         shares = (options.ping_interval_s or 0.0) / 4, (options.idle_timeout_s or 0.0) / 4
         self._tick_s = min((share for share in shares if share), default=0.0)
         self._slack_s = self._tick_s * _SLACK
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: list[asyncio.Task[None]] = []  # the oldest first
         self._is_open = False
         self._misses = 0
         self._since_ping_s = self._waited_s = self._quiet_s = self._tick_at = 0.0
@@ -156,8 +156,8 @@ class Liveness:
         if len(self._asking) >= self._options.pong_misses:
             return  # it never answers, and only data keeps it alive: an answer to an older ping is as good
         task = self._loop.create_task(self._ask())
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._asking.append(task)
+        task.add_done_callback(self._asking.remove)
 
     async def _ask(self) -> None:
         try:
@@ -166,6 +166,10 @@ class Liveness:
             return
         self._is_open = False
         self._misses = 0
+        for older in self._asking:
+            if older is asyncio.current_task():
+                break
+            older.cancel()
 
     def _give_up(self, cause: Cause, detail: str) -> None:
         self.stop()
