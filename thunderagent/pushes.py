@@ -121,74 +121,67 @@ class ManagementApi:
         return PushFailed(f"no push through {self.endpoint}: {error}")
 
 
-class Pusher:
-    """Pushes messages to users. Safe in threads and after a fork; nothing is contacted before the first push.
+class Broadcast:
+    """Sends texts to the connections of a user, several at a time. Safe in threads and after a fork.
+
+    A connection that turns out to be gone is taken out of the table.
 
     Args:
         post: sends a text to a connection by its id, and answers whether it is still there.
-        connections: opens the table of connections.
-        timeout_s: longest time of a push.
+        timeout_s: longest time for all connections together.
         monotonic: seconds.
     """
 
     def __init__(
         self,
         post: Callable[[str, str], bool],
-        connections: Callable[[], Engine],
         *,
         timeout_s: float = PUSH_S,
         monotonic: Callable[[], float] = since_boot,
     ) -> None:
         self._post = post
-        self._open = connections
         self._timeout_s = timeout_s
         self._monotonic = monotonic
         self._guard = renewed(threading.Lock())
-        self._engine: Engine | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0
 
-    def push(self, user: str, message: Any) -> int:
-        """Push a message to every connection of a user; it arrives as `{"type": "push", "id": …, "message": …}`.
+    def send(self, connections: Engine, user: str, texts: Sequence[str], *, but: str | None = None) -> int:
+        """Send texts, in their order, to every connection of a user.
 
-        The id is the same on all of them: a client that has two for a moment, as it replaces one, drops one of two.
+        Args:
+            connections: the table of connections.
+            user: whose connections.
+            texts: one frame each.
+            but: the connection that is left out.
 
         Returns:
-            the number of connections that took it. 0 is no error: the user is not connected.
+            the number of connections that took them.
 
         Raises:
-            ValueError: the message is not JSON data.
-            MessageTooLarge: it is over 128 KiB; nothing was sent.
             StoreError: the table of connections did not answer; nothing was sent.
-            PushFailed: there are connections and none took it, for a reason that may pass.
+            PushFailed: there are connections and none took them, for a reason that may pass.
             ThunderAgentError: the same for a reason that does not, such as `AccessDenied`.
         """
-        push_id = uuid.uuid4().hex
-        text = encode({"type": Kind.PUSH, "id": push_id})[:-1] + f',"message":{dump_json(message, "the message")}}}'
-        texts = frames(text, push_id)
-        engine, pool = self._ready()
         row_id = connections_id(user)
-        connections = sorted(holders_of(engine.get([row_id]).get(row_id)))
-        if not connections:
+        ids = sorted(one for one in holders_of(connections.get([row_id]).get(row_id)) if one != but)
+        if not ids:
             return 0
-        until = self._monotonic() + self._timeout_s
-        sent = {pool.submit(self._send, one, texts, until): one for one in connections}
+        pool, until = self._ready(), self._monotonic() + self._timeout_s
+        sent = {pool.submit(self._send, one, texts, until): one for one in ids}
         left = set(sent)
         while left and (wait_s := until - self._monotonic()) > 0:
             _, left = wait(left, timeout=wait_s, return_when=FIRST_COMPLETED)
         for late in left:
             late.cancel()
-        return self._count(engine, user, sent)
+        return self._count(connections, user, sent)
 
     def close(self) -> None:
-        """Let go of threads and connections."""
+        """Let go of the threads."""
         with self._guard:
-            engine, pool, is_ours = self._engine, self._pool, self._pid == os.getpid()
-            self._engine = self._pool = None
-        if pool is not None and is_ours:
+            pool, self._pool = self._pool, None
+        if pool is not None and self._pid == os.getpid():
             pool.shutdown(wait=False, cancel_futures=True)
-        if engine is not None and is_ours:
-            engine.close()
 
     def _send(self, connection: str, texts: Sequence[str], until: float) -> bool:
         for text in texts:
@@ -218,13 +211,72 @@ class Pusher:
             raise problem
         return reached
 
-    def _ready(self) -> tuple[Engine, ThreadPoolExecutor]:
+    def _ready(self) -> ThreadPoolExecutor:
         with self._guard:
-            if self._engine is None or self._pool is None or self._pid != os.getpid():
-                self._engine = self._open()
+            if self._pool is None or self._pid != os.getpid():
                 self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="push")
                 self._pid = os.getpid()
-            return self._engine, self._pool
+            return self._pool
+
+
+class Pusher:
+    """Pushes messages to users. Safe in threads and after a fork; nothing is contacted before the first push.
+
+    Args:
+        post: sends a text to a connection by its id, and answers whether it is still there.
+        connections: opens the table of connections.
+        timeout_s: longest time of a push.
+        monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[str, str], bool],
+        connections: Callable[[], Engine],
+        *,
+        timeout_s: float = PUSH_S,
+        monotonic: Callable[[], float] = since_boot,
+    ) -> None:
+        self._broadcast = Broadcast(post, timeout_s=timeout_s, monotonic=monotonic)
+        self._open = connections
+        self._guard = renewed(threading.Lock())
+        self._engine: Engine | None = None
+        self._pid = 0
+
+    def push(self, user: str, message: Any) -> int:
+        """Push a message to every connection of a user; it arrives as `{"type": "push", "id": …, "message": …}`.
+
+        The id is the same on all of them: a client that has two for a moment, as it replaces one, drops one of two.
+
+        Returns:
+            the number of connections that took it. 0 is no error: the user is not connected.
+
+        Raises:
+            ValueError: the message is not JSON data.
+            MessageTooLarge: it is over 128 KiB; nothing was sent.
+            StoreError: the table of connections did not answer; nothing was sent.
+            PushFailed: there are connections and none took it, for a reason that may pass.
+            ThunderAgentError: the same for a reason that does not, such as `AccessDenied`.
+        """
+        push_id = uuid.uuid4().hex
+        text = encode({"type": Kind.PUSH, "id": push_id})[:-1] + f',"message":{dump_json(message, "the message")}}}'
+        return self._broadcast.send(self._ready(), user, frames(text, push_id))
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+        with self._guard:
+            engine, is_ours = self._engine, self._pid == os.getpid()
+            self._engine = None
+        self._broadcast.close()
+        if engine is not None and is_ours:
+            engine.close()
+
+    def _ready(self) -> Engine:
+        with self._guard:
+            if self._engine is None or self._pid != os.getpid():
+                self._engine = self._open()
+                self._pid = os.getpid()
+            return self._engine
 
 
 def make_pusher(endpoint: str, connections: str) -> Pusher:

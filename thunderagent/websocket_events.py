@@ -1,4 +1,4 @@
-"""What the WebSocket API tells: connections that it refused, messages that it refused or could not handle."""
+"""What the WebSocket API tells: connections and messages that it refused, and what it could not do."""
 
 from __future__ import annotations
 
@@ -40,4 +40,13 @@ class MessageFailed(Event):
 
     connection: str
     user: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeUntold(Event):
+    """A change is saved, and other connections of the user may not hear of it."""
+
+    user: str
+    version: int
     error: str

@@ -1,7 +1,8 @@
 """The protocol of the WebSocket API: names, limits, texts in pieces. JSON in text frames, the same in both directions.
 
 Client to server: `getState`, `setState`, `ping`, `chunk`, told apart by `action`. Server to client: `state`, `saved`,
-`conflict`, `pong`, `push`, `probe`, `error`, `chunk`, told apart by `type`. What a side does not know it leaves alone.
+`conflict`, `changed`, `pong`, `push`, `probe`, `error`, `chunk`, told apart by `type`. What a side does not know it
+leaves alone.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Kind(StrEnum):
     STATE = "state"
     SAVED = "saved"
     CONFLICT = "conflict"
+    CHANGED = "changed"
+    """Another connection of the user has made a change. It is not sure to come."""
     PONG = "pong"
     PUSH = "push"
     PROBE = "probe"

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
 
-from tests.wsapi.support import Api
+from tests.wsapi.support import LONG_S, Api
 from thunderagent.events import StoreFailed
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.websocket_events import ConnectionOpened, ConnectionRefused, MessageFailed, MessageRefused
-from thunderagent.websocket_messages import MESSAGE_BYTES, STATE_BYTES, encode, frames
+from thunderagent.websocket_events import (
+    ChangeUntold,
+    ConnectionOpened,
+    ConnectionRefused,
+    MessageFailed,
+    MessageRefused,
+)
+from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of, state_id
+from thunderagent.wsapi.handler import TELL_S
 
 
 @pytest.fixture
@@ -231,6 +240,83 @@ def test_a_client_that_goes_while_it_is_answered_harms_nobody(api: Api) -> None:
     api.save(1, {"b": "x" * 25_000}, "c1")
     api.gone.add("c1")
     assert api.send('{"action":"getState"}') is None
+
+
+# Changes are told
+
+
+def test_a_change_is_told_to_the_users_other_connections_by_one_post_each(api: Api) -> None:
+    api.connect(connection="c2")
+    api.connect(connection="c3")
+    api.connect(connection="b1", user="bob")
+    assert api.save(0, {"a": 1, "b": None}, "ch1")["type"] == "saved"
+    told = {"type": "changed", "version": 1, "change": "ch1", "region": "eu-central-1", "patch": {"a": 1, "b": None}}
+    assert sorted(one for one, _ in api.pushed) == ["c2", "c3"]
+    assert api.changes("c2") == api.changes("c3") == [told]
+    assert api.save(0, {"a": 2}, "ch2", connection="c2")["type"] == "conflict"  # nothing is changed, nothing is told
+    api.ask("getState", connection="c3")
+    assert len(api.pushed) == 2
+
+
+def test_a_change_that_does_not_fit_into_one_frame_is_told_without_its_patch(api: Api) -> None:
+    api.connect(connection="c2")
+    about = {"type": "changed", "version": 1, "change": "c1", "region": "eu-central-1"}
+    room = FRAME_BYTES - size(encode({**about, "patch": {"a": ""}}))
+    api.save(0, {"a": "x" * room}, "c1")
+    api.save(1, {"a": "x" * (room + 1)}, "c2")
+    assert [set(one) - set(about) for one in api.changes("c2")] == [{"patch"}, set()]
+    assert [one["version"] for one in api.changes("c2")] == [1, 2]
+    assert all(size(text) <= FRAME_BYTES for _, text in api.pushed)
+
+
+def test_a_change_that_comes_again_is_told_again_if_nothing_came_after_it(api: Api) -> None:
+    api.connect(connection="c2")
+    for number in (1, 2):  # the first may have ended before it told anybody
+        assert api.save(0, {"a": number}, "ch1")["version"] == 1
+    # Not with the patch that came the second time: an update has another one by then.
+    assert [(one["change"], one.get("patch")) for one in api.changes("c2")] == [("ch1", {"a": 1}), ("ch1", None)]
+    api.save(1, {"a": 2}, "ch2")
+    assert api.save(1, {"a": 1}, "ch1")["version"] == 1
+    assert [one["change"] for one in api.changes("c2")] == ["ch1", "ch1", "ch2"]
+
+
+def test_a_connection_that_is_gone_is_dropped_when_a_change_is_told(api: Api) -> None:
+    api.connect(connection="c2")
+    api.connect(connection="c3")
+    api.gone.add("c2")
+    api.save(0, {"a": 1}, "ch1")
+    assert holders_of(api.connections.get([connections_id("ada")])[connections_id("ada")]) == {"c1", "c3"}
+    assert len(api.changes("c3")) == 1
+
+
+def test_a_change_is_saved_whatever_becomes_of_telling_it() -> None:
+    engine = FaultyEngine(SqliteEngine(MEMORY))
+    api = Api(connections=engine)
+    api.connect()
+    api.connect(connection="c2")
+    api.failing.add("c2")
+    assert api.save(0, {"a": 1}, "ch1") == {"type": "saved", "id": 1, "version": 1, "region": "eu-central-1"}
+    engine.fail("get", Fault.LOST_REQUEST)
+    assert api.save(1, {"a": 2}, "ch2")["version"] == 2
+    untold = [one for one in api.told if isinstance(one, ChangeUntold)]
+    assert [(one.user, one.version) for one in untold] == [("ada", 1), ("ada", 2)]
+    assert "busy" in untold[0].error
+
+
+def test_a_connection_that_takes_nothing_holds_up_a_reply_for_two_seconds_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert TELL_S == 2.0
+    monkeypatch.setattr("thunderagent.wsapi.handler.TELL_S", 0.05)
+    api, release = Api(), threading.Event()
+    api.connect()
+    api.connect(connection="c2")
+    api.api._others._post = lambda connection, text: release.wait(LONG_S)
+    begun = time.monotonic()
+    assert api.save(0, {"a": 1}, "ch1")["type"] == "saved"
+    assert time.monotonic() - begun < LONG_S / 2
+    release.set()
+    assert [type(one) for one in api.told if isinstance(one, ChangeUntold)] == [ChangeUntold]
 
 
 def test_a_message_in_chunks_is_handled_once(api: Api) -> None:

@@ -48,6 +48,11 @@ def conflict(message_id: MessageId, value: Mapping[str, Any], version: int, regi
     return {"type": Kind.CONFLICT, "id": message_id, "state": value, "version": version, "region": region}
 
 
+def changed(version: int, change: str, region: str) -> Reply:
+    """What the user's other connections are told of a change; with its `patch` they need not ask for the state."""
+    return {"type": Kind.CHANGED, "version": version, "change": change, "region": region}
+
+
 def pong(message_id: MessageId, region: str) -> Reply:
     """What `ping` is answered with."""
     return {"type": Kind.PONG, "id": message_id, "region": region}

@@ -139,6 +139,7 @@ class Gateway:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        self._api.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

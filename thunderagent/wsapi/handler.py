@@ -2,7 +2,8 @@
 
 A message is always answered, and no answer closes the connection. A reply that fits into one frame is what the function
 returns; one that does not is pushed in chunks. State belongs to the user, whom the authorizer has found, and never to
-the connection.
+the connection: a change is told to the user's other connections before its reply goes, as a function that has returned
+does nothing more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from thunderagent import events, websocket_events
 from thunderagent.bus import EventBus
 from thunderagent.errors import PushFailed, StoreError
 from thunderagent.port import Engine
+from thunderagent.pushes import Broadcast
 from thunderagent.websocket_messages import (
+    FRAME_BYTES,
     STATE_BYTES,
     SUBPROTOCOL,
     Action,
@@ -28,6 +31,7 @@ from thunderagent.websocket_messages import (
     encode,
     frames,
     read_chunk,
+    size,
 )
 from thunderagent.websocket_writes import MOST_CONNECTIONS
 from thunderagent.wsapi import answers, requests
@@ -41,6 +45,8 @@ Post = Callable[[str, str], bool]
 """Sends a text to a connection by its id; False: it is gone."""
 
 PROTOCOL_HEADER: Final = "Sec-WebSocket-Protocol"
+TELL_S: Final = 2.0
+"""How long the reply to a change waits for the user's other connections to be told of it."""
 
 
 class WebSocketApi:
@@ -72,6 +78,12 @@ class WebSocketApi:
         self._states = States(states, region, now)
         self._connections = Connections(connections, now, post)
         self._chunks = Chunks(connections, now)
+        self._others = Broadcast(post, timeout_s=TELL_S)
+        self._listed = connections
+
+    def close(self) -> None:
+        """Let go of the threads that tell changes."""
+        self._others.close()
 
     def handle(self, event: Mapping[str, Any]) -> dict[str, Any]:
         """Handle one event; whatever it is, the answer is one that API Gateway understands."""
@@ -152,7 +164,7 @@ class WebSocketApi:
                 ahead = held.version < wanted.known_version
                 return answers.state(message_id, held.value, held.version, self.region, ahead=ahead)
             case Action.SET_STATE:
-                return self._save(requests.typed(requests.SetState, data, message_id), user)
+                return self._save(requests.typed(requests.SetState, data, message_id), connection, user)
             case Action.PING:
                 return answers.pong(message_id, self.region)
             case Action.CHUNK if not joined:
@@ -172,19 +184,33 @@ class WebSocketApi:
             self._store_failed("a chunk", error)
             raise Refusal(Problem.UNAVAILABLE, answers.CHUNK_LOST, message_id) from None
 
-    def _save(self, wanted: requests.SetState, user: str) -> Reply:
+    def _save(self, wanted: requests.SetState, connection: str, user: str) -> Reply:
         try:
             done = self._states.save(user, version=wanted.version, change=wanted.change, patch=wanted.patch)
         except (ValueError, RecursionError) as error:
             raise Refusal(Problem.BAD_REQUEST, str(error), wanted.id) from None
         match done:
             case Saved(version=version):
+                if done.is_last:
+                    changed = answers.changed(version, wanted.change, self.region)
+                    self._tell_others(changed, wanted.patch if done.is_new else None, connection, user)
                 return answers.saved(wanted.id, version, self.region)
             case Conflict(held=held):
                 return answers.conflict(wanted.id, held.value, held.version, self.region)
             case _:
                 text = f"the state would have {done.size} bytes; at most {STATE_BYTES} are kept: take something out"
                 raise Refusal(Problem.TOO_LARGE, text, wanted.id)
+
+    def _tell_others(self, changed: Reply, patch: Mapping[str, Any] | None, connection: str, user: str) -> None:
+        """Tell the user's other connections of a change, which is saved whatever becomes of this."""
+        text = encode(changed if patch is None else changed | {"patch": patch})
+        if size(text) > FRAME_BYTES:  # one post for each connection: without the patch they ask
+            text = encode(changed)
+        try:
+            self._others.send(self._listed, user, [text], but=connection)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            self.bus.emit(websocket_events.ChangeUntold(user=user, version=changed["version"], error=told))
 
     def _send(self, connection: str, user: str, reply: Reply) -> dict[str, Any]:
         """The reply as the answer of the function, or pushed when it takes several frames."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent.jsondata import dump_json
@@ -31,6 +31,10 @@ class Saved:
     """The change is in the state since this version."""
 
     version: int
+    is_new: bool = field(default=True, compare=False)
+    """False: it was there already, perhaps with another patch than the one that came now."""
+    is_last: bool = field(default=True, compare=False)
+    """No change came after it, so the user's other connections may not have heard of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class States:
         """The answer that the row has to a change; None: it can be made."""
         made = changes_of(row).get(change)
         if made is not None:
-            return Saved(made)
+            return Saved(made, is_new=False, is_last=made == (row or {}).get("fence"))
         held = _held(row)
         return None if held.version == version else Conflict(held)
 
