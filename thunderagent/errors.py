@@ -30,6 +30,7 @@ inputs and broken dependencies, and each says what to do.
     ├── StreamFailed              a stream cannot go on: the peer refuses for good, or a limit of ours says so
     ├── ClientClosed              the client of the WebSocket API has ended
     ├── ChangeRefused             the WebSocket API does not take a change of the state, now or later
+    │   └── VersionConflict       … the state does not have the version that the change was made for
     ├── TooManyChanges            more changes wait for the WebSocket API than are kept
     ├── MessageTooLarge           the message to a user is over what the WebSocket API can send; nothing was sent
     ├── PushFailed                a message to a user reached none of their connections, for a reason that may pass
@@ -180,6 +181,10 @@ class ClientClosed(ThunderAgentError):
 
 class ChangeRefused(ThunderAgentError):
     """The server does not take this change, now or later."""
+
+
+class VersionConflict(ChangeRefused):
+    """The state does not have the version that the change was made for; look at the state and decide again."""
 
 
 class TooManyChanges(ThunderAgentError):

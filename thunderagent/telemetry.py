@@ -100,7 +100,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     websocket_events.ConnectionRefused: ("INFO", "connection refused"),
     websocket_events.MessageRefused: ("INFO", "message refused"),
     websocket_events.MessageFailed: ("ERROR", "message not handled"),
-    websocket_events.ChangeUntold: ("WARNING", "change not told to the user's other connections"),
+    websocket_events.NotificationFailed: ("WARNING", "other connections not notified of a change"),
     events.TickPut: ("INFO", "tick put"),
     events.TicksSkipped: ("WARNING", "ticks left out"),
     events.ScheduleSet: ("INFO", "schedule set"),

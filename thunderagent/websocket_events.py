@@ -44,8 +44,8 @@ class MessageFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeUntold(Event):
-    """A change is saved, and other connections of the user may not hear of it."""
+class NotificationFailed(Event):
+    """A change is saved, but the user's other connections may not hear of it."""
 
     user: str
     version: int

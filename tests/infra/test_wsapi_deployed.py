@@ -109,12 +109,13 @@ def test_a_client_saves_its_state_and_finds_it_again_over_another_connection(
     place: Place, user: str, as_subprotocol: bool
 ) -> None:
     change = str(uuid.uuid4())
-    with place.client(user, as_subprotocol=as_subprotocol) as client:
+    with place.client(user, as_subprotocol=as_subprotocol) as client, place.client(user) as other:
         empty = client.ask(action="getState", id=1, known_version=0)
         assert (empty["type"], empty["state"], empty["version"]) == ("state", {}, 0)
         assert empty["region"] == REGION
         saved = client.ask(action="setState", id=2, version=0, patch={"cart": ["tea"]}, change=change)
         assert (saved["type"], saved["id"], saved["version"]) == ("saved", 2, 1)
+        assert other.receive().items() >= {"type": "changed", "version": 1, "patch": {"cart": ["tea"]}}.items()
         assert client.ask(action="setState", id=3, version=0, patch={"cart": ["tea"]}, change=change)["version"] == 1
         conflict = client.ask(action="setState", id=4, version=0, patch={"cart": []}, change=str(uuid.uuid4()))
         assert (conflict["type"], conflict["state"], conflict["version"]) == ("conflict", {"cart": ["tea"]}, 1)

@@ -15,15 +15,15 @@ from thunderagent.events import StoreFailed
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.websocket_events import (
-    ChangeUntold,
     ConnectionOpened,
     ConnectionRefused,
     MessageFailed,
     MessageRefused,
+    NotificationFailed,
 )
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of, state_id
-from thunderagent.wsapi.handler import TELL_S
+from thunderagent.wsapi.handler import NOTIFY_S
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_a_change_is_saved_whatever_becomes_of_telling_it() -> None:
     assert api.save(0, {"a": 1}, "ch1") == {"type": "saved", "id": 1, "version": 1, "region": "eu-central-1"}
     engine.fail("get", Fault.LOST_REQUEST)
     assert api.save(1, {"a": 2}, "ch2")["version"] == 2
-    untold = [one for one in api.told if isinstance(one, ChangeUntold)]
+    untold = [one for one in api.told if isinstance(one, NotificationFailed)]
     assert [(one.user, one.version) for one in untold] == [("ada", 1), ("ada", 2)]
     assert "busy" in untold[0].error
 
@@ -306,8 +306,8 @@ def test_a_change_is_saved_whatever_becomes_of_telling_it() -> None:
 def test_a_connection_that_takes_nothing_holds_up_a_reply_for_two_seconds_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert TELL_S == 2.0
-    monkeypatch.setattr("thunderagent.wsapi.handler.TELL_S", 0.05)
+    assert NOTIFY_S == 2.0
+    monkeypatch.setattr("thunderagent.wsapi.handler.NOTIFY_S", 0.05)
     api, release = Api(), threading.Event()
     api.connect()
     api.connect(connection="c2")
@@ -316,7 +316,7 @@ def test_a_connection_that_takes_nothing_holds_up_a_reply_for_two_seconds_at_mos
     assert api.save(0, {"a": 1}, "ch1")["type"] == "saved"
     assert time.monotonic() - begun < LONG_S / 2
     release.set()
-    assert [type(one) for one in api.told if isinstance(one, ChangeUntold)] == [ChangeUntold]
+    assert [type(one) for one in api.told if isinstance(one, NotificationFailed)] == [NotificationFailed]
 
 
 def test_a_message_in_chunks_is_handled_once(api: Api) -> None:

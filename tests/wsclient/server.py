@@ -122,6 +122,21 @@ class Api:
             for frame in frames(text, uuid.uuid4().hex):
                 await socket.send(frame)
 
+    async def changed(self, patch: Message, change: str = "theirs", *, whole: bool = True, skip: int = 0) -> None:
+        """Another connection makes a change, and all are told.
+
+        Args:
+            patch: of the change.
+            change: its id.
+            whole: tell the patch too.
+            skip: so many changes before it are not told.
+        """
+        for number in range(skip):
+            self.row.save({"skipped": number}, f"{change}{number}")
+        told = {"type": "changed", "version": self.row.save(patch, change), "change": change, "region": self.region}
+        for socket in list(self.live):
+            await socket.send(encode(told | ({"patch": patch} if whole else {})))
+
     def actions(self, action: str) -> list[Message]:
         """Messages of one kind."""
         return [message for message in self.received if message.get("action") == action]

@@ -285,6 +285,23 @@ def test_the_demo_page_keeps_its_state_over_a_fail_over(page: Page, regions: lis
     assert page.input_value("input[name=note]") == "written while the region was lost"
 
 
+def test_two_tabs_of_the_demo_hear_of_each_other_and_lose_nothing(page: Page, regions: list[Gateway]) -> None:
+    other = page.context.new_page()
+    for tab in (page, other):
+        tab.goto(regions[0].http_url)
+        tab.wait_for_function("globalThis.client?.isConnected")
+    other.focus("input[name=name]")
+    page.fill("input[name=name]", "Ada")
+    other.wait_for_function("document.querySelector('input[name=name]').value === 'Ada'")  # though it has the focus
+    other.locator("input[name=name]").press_sequentially(" Lovelace")
+    page.wait_for_function("document.querySelector('input[name=name]').value === 'Ada Lovelace'")
+    for tab in (page, other):
+        tab.evaluate("for (let number = 0; number < 5; number += 1) document.querySelector('#add').click()")
+    for tab in (page, other):
+        tab.wait_for_function("document.querySelector('output[name=counter]').textContent === '10'")
+    assert ask(page, "client.get()") == ask(other, "client.state") == {"name": "Ada Lovelace", "counter": 10}
+
+
 @pytest.mark.parametrize("width", [320, 900])
 def test_the_demo_page_fits_its_window(page: Page, still: list[Gateway], width: int) -> None:
     page.set_viewport_size({"width": width, "height": 600})
@@ -353,14 +370,31 @@ def test_the_twins_see_the_same_state_whatever_servers_say(page: Page, still: li
         """async (runs) => {
             const { DEFAULTS, Replica } = await import("/client.js");
             return runs.map((steps) => {
-                const one = new Replica({ ...DEFAULTS, keepAcknowledged: 6, keepAcknowledgedBytes: 60 });
+                const failed = [];
+                const options = { ...DEFAULTS, keepAcknowledged: 6, keepAcknowledgedBytes: 60 };
+                const one = new Replica(options, (change) => failed.push(change.id));
                 return steps.map(([verb, ...given]) => {
                     if (verb === "saved") given[0] = one.tail[0]?.id ?? "none";
-                    if (verb === "saved" && given[1] === 0) given[1] = one.version + 1;
-                    const answer = one[verb](...given);
+                    if (["saved", "changed"].includes(verb) && given[1] === 0) given[1] = one.version + 1;
+                    if (verb === "sent") given[0] = one.tail[0]?.id ?? "none";
+                    let answer;
+                    if (verb === "update") {
+                        const add = (state) => {
+                            if (state.c === null || state.c % 4 === 3) throw new RangeError("no more");
+                            return { c: (typeof state.c === "number" ? state.c : 0) + 1 };
+                        };
+                        try {
+                            one.add(given[0], add);
+                        } catch (error) {
+                            answer = error.message;
+                        }
+                    } else answer = one[verb](...given);
                     const told = verb === "add" ? null : answer ?? null;
-                    return [told, one.state, one.version, one.region, one.tail.map(({ id, isCheck }) => [id, isCheck]),
-                        one.log.map(({ id }) => id), one.unacknowledged.length, one.isFull];
+                    const about = ({ id, isCheck, problem, unanswered }) => [id, isCheck, problem !== null, unanswered];
+                    const head = one.tail[0];
+                    return [told, one.state, one.version, one.region, one.tail.map(about), one.log.map(({ id }) => id),
+                        one.unacknowledged.length, one.isFull, failed.splice(0),
+                        head === undefined ? null : [one.versionFor(head), one.isInDoubt(head)]];
                 });
             });
         }""",
@@ -377,6 +411,17 @@ def step(rng: random.Random, number: int) -> list[Any]:
     return rng.choice(
         [
             ["add", f"c{number}", patch],
+            ["add", f"c{number}", patch, rng.choice([None, version])],
+            ["update", f"c{number}"],
+            ["update", f"c{number}"],
+            ["sent", "", rng.choice([None, version])],
+            [
+                "changed",
+                f"c{rng.randint(0, 80)}",
+                rng.choice([0, 0, version]),
+                rng.choice([patch, patch, None]),
+                region,
+            ],
             ["saved", "", rng.choice([0, 0, 0, version]), region, number * 10.0],
             ["observed", patch, version, region, number * 10.0, rng.random() < 0.5],
             ["conflict", rng.randint(0, 12), patch, version, region, number * 10.0],
@@ -388,12 +433,30 @@ def step(rng: random.Random, number: int) -> list[Any]:
 
 def ours(steps: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
     """The same steps in Python."""
-    one = Replica(ClientOptions(keep_acknowledged=6, keep_acknowledged_bytes=60))
+    failed: list[str] = []
+    options = ClientOptions(keep_acknowledged=6, keep_acknowledged_bytes=60)
+    one = Replica(options, lambda change, error: failed.append(change.id))
+
+    def add(state: dict[str, Any]) -> dict[str, Any]:
+        value = state.get("c", 0)
+        if value is None or (isinstance(value, int) and value % 4 == 3):
+            raise ValueError("no more")
+        return {"c": (value if isinstance(value, int) else 0) + 1}
+
     for verb, *given in steps:
         told: Any = None
         match verb:
             case "add":
-                one.add(*given)
+                one.add(*given[:2], expected=given[2] if len(given) > 2 else None)
+            case "update":
+                try:
+                    one.add(given[0], add)
+                except ValueError as error:
+                    told = str(error)
+            case "sent":
+                one.sent(one.head.id if one.head else "none", given[1])
+            case "changed":
+                told = one.changed(given[0], given[1] or one.version + 1, *given[2:])
             case "saved":
                 version = given[1] or one.version + 1
                 told = one.saved(one.head.id if one.head else "none", version, *given[2:])
@@ -405,6 +468,19 @@ def ours(steps: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
                 one.drop(*given)
             case "heard":
                 one.heard(*given)
-        tail = [[change.id, change.is_check] for change in one._tail]
+        tail = [[change.id, change.is_check, change.problem is not None, change.unanswered] for change in one._tail]
         log = [change.id for change in one._log]
-        yield told, one.state, one.version, one.region, tail, log, len(one.unacknowledged), one.is_full
+        about = [one.version_for(one.head), one.is_in_doubt(one.head)] if one.head else None
+        yield (
+            told,
+            one.state,
+            one.version,
+            one.region,
+            tail,
+            log,
+            len(one.unacknowledged),
+            one.is_full,
+            [*failed],
+            about,
+        )
+        failed.clear()

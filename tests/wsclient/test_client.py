@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import http
+import json
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -13,8 +15,16 @@ import pytest
 
 from tests.wsclient.server import Api, Message, Row
 from tests.wsclient.support import PROMPT, connected, governor, run, until
-from thunderagent.errors import ChangeRefused, ClientClosed, ConfigurationError, MessageTooLarge, TooManyChanges
+from thunderagent.errors import (
+    ChangeRefused,
+    ClientClosed,
+    ConfigurationError,
+    MessageTooLarge,
+    TooManyChanges,
+    VersionConflict,
+)
 from thunderagent.streaming.endpoint import Attempt
+from thunderagent.websocket_messages import CHANGES_KEPT
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted
 
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -187,6 +197,252 @@ async def test_a_loss_that_hides_behind_the_same_version_is_made_good_too() -> N
             await first.cut()
             await until(lambda: second.row.version == 2 and client.version == 2)
             assert second.row.state == client.state == {"ours": 1, "theirs": 2}
+
+
+# Changes of others, and values that are computed from the state
+
+
+def count(state: dict[str, Any]) -> dict[str, Any]:
+    """One more."""
+    return {"count": state.get("count", 0) + 1}
+
+
+@fast
+async def test_a_change_of_another_connection_is_heard_without_asking() -> None:
+    states: list[tuple[Any, int]] = []
+    async with Api() as api, connected(api, on_state=lambda *state: states.append(state)) as client:
+        await client.set({"a": {"x": 1}})
+        asked = len(api.actions("getState"))
+        await api.changed({"a": {"y": 2}, "b": 1})
+        await until(lambda: client.version == 2)
+        assert client.state == {"a": {"x": 1, "y": 2}, "b": 1} == api.row.state
+        await until(lambda: states[-1:] == [(api.row.state, 2)])
+        assert len(api.actions("getState")) == asked
+
+
+@pytest.mark.parametrize(("whole", "skip"), [(False, 0), (True, 1), (False, 3)])
+def test_a_change_that_was_told_without_what_is_needed_makes_the_client_ask_once(whole: bool, skip: int) -> None:
+    async def main() -> None:
+        async with Api() as api, connected(api) as client:
+            asked = len(api.actions("getState"))
+            await api.changed({"a": 1}, whole=whole, skip=skip)
+            await until(lambda: client.version == 1 + skip)
+            assert client.state == api.row.state
+            assert len(api.actions("getState")) == asked + 1
+
+    run(main(), fast=True)
+
+
+@fast
+async def test_a_state_that_cannot_be_read_now_is_asked_for_again() -> None:
+    async with Api() as api, connected(api) as client:
+        unavailable = {"type": "error", "error": "unavailable", "message": "because"}
+        left = [unavailable, unavailable]
+
+        def answer(number: int, message: Message) -> Message | None:
+            if message["action"] == "getState" and left:
+                return {"id": message["id"], **left.pop()}
+            return api.reply(number, message)
+
+        api.answer = answer
+        await api.changed({"a": 1}, whole=False)
+        await until(lambda: client.version == 1)
+        assert not left
+
+
+@fast
+async def test_what_makes_no_change_is_left_alone() -> None:
+    async with Api() as api, connected(api) as client:
+        await client.set({"a": 1})
+        for told in ({"version": 1}, {"version": "2", "change": "x"}, {"version": 2, "change": 7}, {}):
+            await api.live[0].send(json.dumps({"type": "changed", "region": api.region, "patch": {"a": 9}, **told}))
+        for version in (0, 1):  # what is known already, late
+            text = {"type": "changed", "region": api.region, "patch": {"a": 9}, "version": version, "change": "x"}
+            await api.live[0].send(json.dumps(text))
+        await client.set({"b": 1})
+        assert (client.state, client.version, api.opened) == ({"a": 1, "b": 1}, 2, 1)
+
+
+@fast
+async def test_an_update_is_made_again_upon_what_others_have_made() -> None:
+    async with Api() as api, connected(api) as client:
+        api.row.save({"count": 5, "list": ["theirs"]}, "x")  # and nobody was told
+        seen: list[dict[str, Any]] = []
+
+        def add(state: dict[str, Any]) -> dict[str, Any]:
+            seen.append(copy.deepcopy(state))
+            state["spoilt"] = True
+            return {**count(state), "list": [*state.get("list", []), "ours"]}
+
+        assert await client.update(add) == 2
+        assert client.state == api.row.state == {"count": 6, "list": ["theirs", "ours"]}
+        assert seen == [{}, {"count": 5, "list": ["theirs"]}]
+        assert len({message["change"] for message in api.actions("setState")}) == 1
+
+
+@fast
+async def test_updates_that_wait_are_seen_at_once_and_made_again_in_their_order() -> None:
+    async with Api() as api, connected(api) as client:
+        await api.cut()
+        await until(lambda: not client.is_connected)
+        updates = [asyncio.create_task(client.update(count)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert client.state == {"count": 3}
+        api.row.save({"count": 10}, "x")
+        await api.mend()
+        assert await asyncio.gather(*updates) == [2, 3, 4]
+        assert client.state == api.row.state == {"count": 13}
+        assert [message["patch"]["count"] for message in api.actions("setState")] == [11, 12, 13]
+
+
+@fast
+async def test_an_update_may_call_itself_off_upon_what_others_have_made() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def take(state: dict[str, Any]) -> dict[str, Any]:
+            if state.get("seat"):
+                raise LookupError(f"taken by {state['seat']}")
+            return {"seat": "ours"}
+
+        api.row.save({"seat": "theirs"}, "x")
+        with pytest.raises(LookupError, match="by theirs"):
+            await client.update(take)
+        assert client.state == api.row.state == {"seat": "theirs"}
+        with pytest.raises(LookupError):  # at once, upon what is known
+            await client.update(take)
+        assert client.unacknowledged == ()
+        assert await client.update(count) == 2
+
+        api.row.save({"seat": None}, "y")
+        api.row.save({"seat": "others"}, "z")
+        with pytest.raises(RuntimeError, match="StopIteration"):  # which no future takes
+            await client.update(lambda state: {"seat": next(one for one in ["a"] if state["seat"] == "theirs")})
+
+
+@fast
+async def test_an_update_whose_answer_was_lost_is_made_though_it_could_not_be_made_upon_itself() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def once(state: dict[str, Any]) -> dict[str, Any]:
+            if "ours" in state.get("list", []):
+                raise LookupError("it is there")
+            return {"list": [*state.get("list", []), "ours"]}
+
+        def lose(number: int, message: Message) -> Message | None:
+            reply = api.reply(number, message)
+            if message["action"] == "setState":
+                api.answer = api.reply
+                api.row.save({"more": 1}, "x")
+                api.drop()
+                return None
+            return reply
+
+        api.answer = lose
+        assert await client.update(once) == 1
+        assert client.state == api.row.state == {"list": ["ours"], "more": 1}
+        assert api.row.version == 2
+
+
+@fast
+async def test_an_update_of_which_nobody_knows_any_more_whether_it_was_made_is_not_made_twice() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def lose(number: int, message: Message) -> Message | None:
+            reply = api.reply(number, message)
+            if message["action"] == "setState":
+                api.answer = api.reply
+                for other in range(CHANGES_KEPT):
+                    api.row.save({"other": other}, f"x{other}")
+                api.row.changes.pop(message["change"])  # the last fifty are known
+                api.drop()
+                return None
+            return reply
+
+        api.answer = lose
+        plain = client.submit({"plain": 1})
+        assert await plain == CHANGES_KEPT + 2  # of a patch twice is once
+        api.answer = lose
+        with pytest.raises(ChangeRefused, match="not known"):
+            await client.update(count)
+        assert api.row.state["count"] == 1
+        assert await client.update(count) > 100
+        assert api.row.state["count"] == client.state["count"] == 2
+
+
+@fast
+async def test_an_update_that_a_region_has_lost_is_made_again_upon_what_the_other_has() -> None:
+    async with Api() as first, Api(region="eu-west-1") as second:
+        urls = [first.url]
+        async with connected(lambda _: urls[0]) as client:
+            await client.update(count)
+            second.row = first.row.copy()
+            await client.update(count)
+            second.row.save({"count": 10}, "theirs")
+            urls[0] = second.url
+            await first.cut()
+            await until(lambda: second.row.version == 3 and not client.unacknowledged)
+            assert second.row.state == client.state == {"count": 11}
+
+
+@fast
+async def test_a_function_that_gives_no_patch_is_refused_with_a_reason() -> None:
+    async with Api() as api, connected(api, options=replace(PROMPT, max_unacknowledged=2)) as client:
+        with pytest.raises(TypeError, match="a NoneType"):
+            await client.update(lambda state: None)  # type: ignore[arg-type,return-value]
+        with pytest.raises(TypeError, match="takes a function"):
+            await client.update({"a": 1})  # type: ignore[arg-type]
+        with pytest.raises(MessageTooLarge):
+            await client.update(lambda state: {"a": "x" * 131_000})
+        assert (client.unacknowledged, client.state) == ((), {})
+        assert await client.update(count) == 1
+
+
+@fast
+async def test_a_change_for_a_version_is_made_upon_that_version_alone() -> None:
+    async with Api() as api, connected(api) as client:
+        assert await client.set({"a": 1}, version=client.version) == 1
+        api.row.save({"theirs": 1}, "x")
+        with pytest.raises(VersionConflict, match="version 2 and not 1"):
+            await client.set({"a": 2}, version=client.version)
+        assert client.state == api.row.state == {"a": 1, "theirs": 1}
+        assert await client.set({"a": 2}, version=client.version) == 3
+        for version in (-1, True, "3"):
+            with pytest.raises(ValueError, match="version is"):
+                await client.set({"a": 3}, version=version)  # type: ignore[arg-type]
+        assert len(api.actions("setState")) == 3
+
+
+@fast
+async def test_a_change_for_a_version_whose_answer_was_lost_is_no_conflict() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def lose(number: int, message: Message) -> Message | None:
+            reply = api.reply(number, message)
+            if message["action"] == "setState":
+                api.answer = api.reply
+                api.drop()
+                return None
+            return reply
+
+        api.answer = lose
+        assert await client.set({"a": 1}, version=0) == 1
+        assert api.row.version == 1
+
+
+@fast
+async def test_our_own_change_that_is_told_over_a_second_connection_is_not_shown_twice() -> None:
+    shown: list[int] = []
+    async with Api() as api, connected(api, on_state=lambda state, _: shown.append(state["count"])) as client:
+
+        def tell(number: int, message: Message) -> list[Message] | None:
+            reply = api.reply(number, message)
+            about = {"type": "changed", "version": 1, "change": message["change"], "region": api.region}
+            return [{**about, "patch": message["patch"]}, reply] if reply else None
+
+        api.answer = tell
+        assert await client.update(count) == 1
+        await until(lambda: shown[-1:] == [1])
+        assert set(shown) == {1}
 
 
 # Credentials

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.wsclient.support import PROMPT, connected, governor, run, until
@@ -175,6 +178,29 @@ def test_two_clients_of_one_user_change_the_state_at_once_and_neither_loses_anyt
             assert sorted(versions) == list(range(1, 21))
             wanted = {f"{name}{number}": number for name in "ab" for number in range(10)}
             assert await one.get() == await other.get() == wanted
+
+    run(main())
+
+
+def test_the_page_on_computed_values_does_what_it_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "shared-state.md").read_text(encoding="utf-8")
+    printed = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+    code = compile(printed, "shared-state.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+    async def main() -> None:
+        issuer = Issuer()
+        token = lambda attempt: issuer.token("ada")  # noqa: E731
+        async with (
+            regions(issuer) as (first, _),
+            connected(first, token=token) as client,
+            connected(first, token=token) as other,
+        ):
+            running = eval(code, {"client": client})  # noqa: S307 - our own page
+            await asyncio.gather(running, *(other.update(lambda state: {"others": True}) for _ in range(2)))
+            wanted = {"count": 1, "todo": [], "items": {}, "seats": ["ada", "ada"], "others": True}
+            assert await client.get() in (wanted, wanted | {"address": "Elm Street 5"})
+            await until(lambda: other.version == client.version)  # it has heard of all that, and never asked
+            assert other.state == client.state
 
     run(main())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
@@ -145,6 +147,61 @@ def test_a_refused_change_is_taken_back() -> None:
     assert one.state == {"b": 2}
     assert one.head is not None
     assert one.head.id == "good"
+
+
+def test_an_update_is_made_once_for_each_state_that_it_has_not_seen() -> None:
+    one, row, made = replica(), Row(), Counter[str]()
+
+    def tagged(name: str) -> Callable[[Any], dict[str, Any]]:
+        def make(state: Any) -> dict[str, Any]:
+            made[name] += 1  # an id that is made inside would be another each time
+            return {name: made[name]}
+
+        return make
+
+    for name in ("c1", "c2", "c3"):
+        one.add(name, tagged(name))
+    one.observed(row.state, row.version, HERE, 0.0)  # as it was
+    one.sent("c1", 0)
+    one.saved("c1", row.save({"c1": 1}, "c1"), HERE, 0.0)
+    assert (made, one.state) == ({"c1": 1, "c2": 1, "c3": 1}, {"c1": 1, "c2": 1, "c3": 1})
+    one.changed("x", row.save({"theirs": 1}, "x"), {"theirs": 1}, HERE)
+    assert (made, one.state) == ({"c1": 1, "c2": 2, "c3": 2}, {"c1": 1, "c2": 2, "c3": 2, "theirs": 1})
+    send_all(one, row)
+    assert made["c3"] == 2
+    assert row.state == one.confirmed
+
+
+def test_an_update_that_changes_the_state_itself_ends_with_a_reason() -> None:
+    failures: list[Exception] = []
+    one, row = Replica(ClientOptions(), lambda change, error: failures.append(error)), Row()
+    one.add("c1", lambda state: {"a": 1, **({} if not state else {"b": one.add("c2", {"x": 1}).id})})
+    one.add("c3", {"kept": 1})
+    one.changed("x", row.save({"theirs": 1}, "x"), {"theirs": 1}, None)
+    assert "may only compute" in str(failures)
+    assert [change.id for change in one.unacknowledged] == ["c3"]
+
+
+def test_an_update_that_another_region_may_have_is_only_asked_for_if_it_cannot_be_made_again() -> None:
+    def once(state: Any) -> dict[str, Any]:
+        if "ours" in state:
+            raise LookupError("it is there")
+        return {"ours": 1}
+
+    failures: list[str] = []
+    one, here = Replica(ClientOptions(), lambda change, error: failures.append(change.id)), Row()
+    one.add("c1", once)
+    send_all(one, here)
+    there = here.copy()
+    there.save({"ours": 2}, "x")  # of others, who have seen ours
+    assert one.observed(there.state, there.version, THERE, 1.0) == (1, False)
+    change = one.head
+    assert change is not None
+    assert one.version_for(change) < there.version  # so that it is not made, whether the region knows it or not
+    assert (one.state, one.unacknowledged, failures) == ({"ours": 2}, (), [])
+    one.sent("c1", one.version_for(change))
+    one.sent("c1", None)  # a conflict: the region does not have it
+    assert (one.head, failures) == (None, ["c1"])
 
 
 NAMES = st.sampled_from("abc")

@@ -49,7 +49,7 @@ def conflict(message_id: MessageId, value: Mapping[str, Any], version: int, regi
 
 
 def changed(version: int, change: str, region: str) -> Reply:
-    """What the user's other connections are told of a change; with its `patch` they need not ask for the state."""
+    """The notice of a change for the user's other connections; with its `patch` they need not ask for the state."""
     return {"type": Kind.CHANGED, "version": version, "change": change, "region": region}
 
 

@@ -2,8 +2,8 @@
 
 A message is always answered, and no answer closes the connection. A reply that fits into one frame is what the function
 returns; one that does not is pushed in chunks. State belongs to the user, whom the authorizer has found, and never to
-the connection: a change is told to the user's other connections before its reply goes, as a function that has returned
-does nothing more.
+the connection: the user's other connections are notified of a change before its reply goes, as a function that has
+returned does nothing more.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Post = Callable[[str, str], bool]
 """Sends a text to a connection by its id; False: it is gone."""
 
 PROTOCOL_HEADER: Final = "Sec-WebSocket-Protocol"
-TELL_S: Final = 2.0
-"""How long the reply to a change waits for the user's other connections to be told of it."""
+NOTIFY_S: Final = 2.0
+"""How long the reply to a change waits while the user's other connections are notified of it."""
 
 
 class WebSocketApi:
@@ -78,11 +78,11 @@ class WebSocketApi:
         self._states = States(states, region, now)
         self._connections = Connections(connections, now, post)
         self._chunks = Chunks(connections, now)
-        self._others = Broadcast(post, timeout_s=TELL_S)
+        self._others = Broadcast(post, timeout_s=NOTIFY_S)
         self._listed = connections
 
     def close(self) -> None:
-        """Let go of the threads that tell changes."""
+        """Let go of the threads that notify."""
         self._others.close()
 
     def handle(self, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class WebSocketApi:
             case Saved(version=version):
                 if done.is_last:
                     changed = answers.changed(version, wanted.change, self.region)
-                    self._tell_others(changed, wanted.patch if done.is_new else None, connection, user)
+                    self._notify_others(changed, wanted.patch if done.is_new else None, connection, user)
                 return answers.saved(wanted.id, version, self.region)
             case Conflict(held=held):
                 return answers.conflict(wanted.id, held.value, held.version, self.region)
@@ -201,16 +201,16 @@ class WebSocketApi:
                 text = f"the state would have {done.size} bytes; at most {STATE_BYTES} are kept: take something out"
                 raise Refusal(Problem.TOO_LARGE, text, wanted.id)
 
-    def _tell_others(self, changed: Reply, patch: Mapping[str, Any] | None, connection: str, user: str) -> None:
-        """Tell the user's other connections of a change, which is saved whatever becomes of this."""
+    def _notify_others(self, changed: Reply, patch: Mapping[str, Any] | None, connection: str, user: str) -> None:
+        """Notify the user's other connections of a change, which is saved whatever becomes of this."""
         text = encode(changed if patch is None else changed | {"patch": patch})
         if size(text) > FRAME_BYTES:  # one post for each connection: without the patch they ask
             text = encode(changed)
         try:
             self._others.send(self._listed, user, [text], but=connection)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            self.bus.emit(websocket_events.ChangeUntold(user=user, version=changed["version"], error=told))
+            reason = f"{type(error).__name__}: {error}"
+            self.bus.emit(websocket_events.NotificationFailed(user=user, version=changed["version"], error=reason))
 
     def _send(self, connection: str, user: str, reply: Reply) -> dict[str, Any]:
         """The reply as the answer of the function, or pushed when it takes several frames."""

@@ -13,19 +13,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
-from thunderagent.errors import ChangeRefused, ClientClosed, StreamFailed, TooManyChanges
+from thunderagent.errors import ClientClosed, StreamFailed, TooManyChanges
 from thunderagent.pacing import ASK_AGAIN_S
 from thunderagent.streaming.ending import Cause
 from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor
-from thunderagent.websocket_messages import Action, check_size, encode
 from thunderagent.wsclient.bounds import bound, ended, known
 from thunderagent.wsclient.credentials import TokenSource, check_source
 from thunderagent.wsclient.happenings import Closed, CloseReason, Ended, Event
 from thunderagent.wsclient.news import News
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions, is_refusal
 from thunderagent.wsclient.outlet import Handler, hand_out
-from thunderagent.wsclient.replica import Change, Replica, check_patch
+from thunderagent.wsclient.replica import Change, Make, Replica
 from thunderagent.wsclient.session import Session
 from thunderagent.wsclient.submitter import Submitter
 
@@ -68,7 +67,7 @@ class Client:
         self.options = options if fleet is None else replace(options, fleet=fleet)
         self._on_push, self._on_state = on_push, on_state
         governor = governor or Governor(spread_s=1.0 / CONNECTS_A_SECOND, fleet=lambda: self.options.fleet)
-        self._replica = Replica(self.options)
+        self._replica = Replica(self.options, self._settled)
         self._news = News(self._replica, self.options.max_events, clock)
         self._session = Session(
             url,
@@ -78,6 +77,7 @@ class Client:
             news=self._news,
             governor=governor,
             again=lambda: self._submitter.wake(),
+            rng=random.Random(governor.rng.random()),
         )
         self._submitter = Submitter(
             self._replica, self._session, settled=self._settled, rng=random.Random(governor.rng.random())
@@ -166,47 +166,61 @@ class Client:
                 await asyncio.sleep(ASK_AGAIN_S)
         return self.state
 
-    async def set(self, patch: Mapping[str, Any], *, timeout_s: float | None = None) -> int:
+    async def set(self, patch: Mapping[str, Any], *, version: int | None = None, timeout_s: float | None = None) -> int:
         """Change the state, and wait until a server has acknowledged it; the version that it made.
+
+        The patch overwrites what other clients have made of the same members, and a list is one value. What is
+        computed from the state belongs into `update`.
 
         Args:
             patch: a JSON merge patch (RFC 7396): members that are None are removed, objects are merged.
+            version: make the change upon this version of the state alone; None: upon every version.
             timeout_s: how long to wait; None: until it is acknowledged or the client ends.
 
         Raises:
             TimeoutError: not acknowledged yet; the change stays, and is sent as soon as that is possible.
             ChangeRefused: the server will never take it.
+            VersionConflict: the state has another version than the one that was given.
             TooManyChanges, MessageTooLarge, TypeError, ValueError, ClientClosed: see `submit`.
         """
-        answer = self.submit(patch)
-        async with bound(timeout_s, "the change is not acknowledged yet; it stays, and will be sent"):
-            return await asyncio.shield(answer)
+        return await self._acknowledged(self.submit(patch, version=version), timeout_s)
 
-    def submit(self, patch: Mapping[str, Any]) -> asyncio.Future[int]:
+    def submit(self, patch: Mapping[str, Any], *, version: int | None = None) -> asyncio.Future[int]:
         """Change the state without waiting; what this answers is done when `set` would have returned.
 
         Raises:
             TooManyChanges: too many wait for a server already.
             MessageTooLarge: it is over what can be sent.
-            TypeError, ValueError: it is no object of JSON, or too deep.
+            TypeError, ValueError: it is no object of JSON, or too deep, or the version is none.
             ClientClosed: the client has ended.
         """
-        self._session.check()
-        check_patch(patch)
-        if self._replica.is_full:
-            raise TooManyChanges(
-                f"{self.options.max_unacknowledged} changes wait for a server (max_unacknowledged): "
-                "wait for one of them, or raise the limit"
-            )
-        change_id = str(uuid.uuid4())
-        message = {"action": Action.SET_STATE, "id": "0" * 16, "version": 1 << 53, "patch": patch, "change": change_id}
-        check_size(encode(message))
-        answer = self._answers[change_id] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(known)
-        self._replica.add(change_id, patch)
-        self._news.state()
-        self._submitter.wake()
-        return answer
+        if not isinstance(patch, Mapping):
+            raise TypeError(f"the patch is a {type(patch).__name__}; a JSON merge patch of a state is an object")
+        if version is not None and not (type(version) is int and 0 <= version < 1 << 53):
+            raise ValueError(f"version is {version!r}; give the one that you have seen, such as client.version")
+        return self._add(patch, version)
+
+    async def update(self, make: Make, *, timeout_s: float | None = None) -> int:
+        """Change the state by what a function makes of it, and wait as `set` does.
+
+        The function gets the state, a copy, and gives a merge patch. It is called again upon every state that it has
+        not seen, until a server has taken a patch that was made of the state it has: nothing is overwritten that the
+        function has not seen. So it computes, quickly, and does nothing else.
+
+            await client.update(lambda state: {"todo": [*state.get("todo", []), "milk"]})
+
+        Args:
+            make: gives the patch for a state. What it raises ends the update, and nothing is changed.
+            timeout_s: how long to wait; None: until it is acknowledged or the client ends.
+
+        Raises:
+            Exception: what the function raised.
+            ChangeRefused: the server will never take it, or nobody knows any more whether it was made.
+            TimeoutError, TooManyChanges, MessageTooLarge, TypeError, ValueError, ClientClosed: see `set`.
+        """
+        if not callable(make):
+            raise TypeError(f"update takes a function that gives a patch for a state, and no {type(make).__name__}")
+        return await self._acknowledged(self._add(make), timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until a server has every change, those that were lost and are sent again too.
@@ -265,10 +279,32 @@ class Client:
 
     # Inside
 
-    def _settled(self, change: Change, result: int | ChangeRefused) -> None:
+    def _add(self, patch: Mapping[str, Any] | Make, version: int | None = None) -> asyncio.Future[int]:
+        self._session.check()
+        if self._replica.is_full:
+            raise TooManyChanges(
+                f"{self.options.max_unacknowledged} changes wait for a server (max_unacknowledged): "
+                "wait for one of them, or raise the limit"
+            )
+        change_id = str(uuid.uuid4())
+        self._replica.add(change_id, patch, expected=version)
+        answer = self._answers[change_id] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(known)
+        self._news.state()
+        self._submitter.wake()
+        return answer
+
+    async def _acknowledged(self, answer: asyncio.Future[int], timeout_s: float | None) -> int:
+        async with bound(timeout_s, "the change is not acknowledged yet; it stays, and will be sent"):
+            return await asyncio.shield(answer)
+
+    def _settled(self, change: Change, result: int | Exception) -> None:
         self._progress.set()
         answer = self._answers.pop(change.id, None)
-        if answer is not None and not answer.done():
+        if answer is None and isinstance(result, Exception) and self.closed is None:
+            lost = "a change that a server had acknowledged may be lost with it: it cannot be made again"
+            asyncio.get_running_loop().call_exception_handler({"message": lost, "exception": result})
+        elif answer is not None and not answer.done():
             if isinstance(result, int):
                 answer.set_result(result)
             else:
@@ -278,7 +314,7 @@ class Client:
     async def _run(self) -> None:
         """Everything that runs, and its end."""
         session, timeout_s = self._session, self.options.close_timeout_s
-        parts = (session.pump.run(), session.take_all(), self._submitter.run(), self._asked.wait())
+        parts = (session.pump.run(), session.take_all(), session.catch_up(), self._submitter.run(), self._asked.wait())
         tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(part) for part in parts]
         reason = CloseReason(ended=Ended.INTERNAL, detail="the task of the client was cancelled")
         try:

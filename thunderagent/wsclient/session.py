@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Final
 
 from thunderagent.clock import since_boot
 from thunderagent.errors import ClientClosed
+from thunderagent.pacing import PASSING, PASSING_LEAST_S
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
@@ -41,6 +43,7 @@ class Session:
         news: where events go.
         governor: gives turns to connect.
         again: called when changes are to be sent again.
+        rng: the chance in pauses.
     """
 
     def __init__(
@@ -53,12 +56,14 @@ class Session:
         news: News,
         governor: Governor,
         again: Callable[[], None],
+        rng: random.Random,
     ) -> None:
         self._options = options
         self._replica = replica
         self._news = news
         self._send_again = again
-        self._live, self._ended = asyncio.Event(), asyncio.Event()
+        self._rng = rng
+        self._live, self._ended, self._behind = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._was_live = False
         self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
         self.talk = Talk(options.request_timeout_s)
@@ -134,6 +139,19 @@ class Session:
             else:
                 self._receive(raw)
 
+    async def catch_up(self) -> None:
+        """Read the state each time that a notice of a change lacks what is needed, for ever."""
+        failures = 0
+        while True:
+            await self._behind.wait()
+            self._behind.clear()
+            if await self.read(await self.connection()):
+                failures = 0
+                continue
+            self._behind.set()
+            await asyncio.sleep(max(PASSING_LEAST_S, PASSING.delay(failures, self._rng)))
+            failures += 1
+
     async def read(self, connection: Connection) -> bool:
         """Ask for the state; False when that was not answered, or with an error."""
         answer = await self.talk.ask(connection, Action.GET_STATE, known_version=self._replica.version)
@@ -194,9 +212,15 @@ class Session:
         self.latency_s = took_s
 
     def _receive(self, raw: str | bytes) -> None:
-        message = self.talk.take(raw)
-        if message is not None and message.get("type") == Kind.PUSH:
-            self._news.push(message.get("id"), message.get("message"))
+        match self.talk.take(raw):
+            case {"type": Kind.PUSH, **push}:
+                self._news.push(push.get("id"), push.get("message"))
+            case {"type": Kind.CHANGED, "version": int(version), "change": str(change), **others}:
+                patch = others.get("patch")
+                known = patch if isinstance(patch, dict) else None
+                if self._replica.changed(change, version, known, text_of(others.get("region"))):
+                    self._behind.set()
+                self._news.state()
 
     def _observe(self, answer: Message | None) -> bool:
         match answer or {}:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from thunderagent.clock import since_boot
-from thunderagent.errors import ChangeRefused
+from thunderagent.errors import ChangeRefused, VersionConflict
 from thunderagent.pacing import LONGEST_PAUSE_S, OVERTAKEN, PASSING, PASSING_LEAST_S
 from thunderagent.streaming.connection import Connection
-from thunderagent.websocket_messages import Action, Kind, Problem
+from thunderagent.websocket_messages import CHANGES_KEPT, Action, Kind, Problem
 from thunderagent.wsclient.replica import Change, Replica
 from thunderagent.wsclient.session import Session
 from thunderagent.wsclient.talk import Message, text_of
@@ -21,8 +21,12 @@ INTERNAL_TRIES: Final = 5
 TOO_BIG_TRIES: Final = 2
 """So often a change is sent with which the connection ends as with a message that is too big."""
 _TOO_BIG: Final = 1009
+_IN_DOUBT: Final = (
+    f"whether the change was made is not known: its answer was lost, and more than {CHANGES_KEPT} changes of others "
+    "have come since; look at the state before you make it again"
+)
 
-Settled = Callable[[Change, int | ChangeRefused], None]
+Settled = Callable[[Change, int | Exception], None]
 
 
 class Submitter:
@@ -59,9 +63,14 @@ class Submitter:
             change = self._replica.head
             if change is None:
                 continue
+            if self._replica.is_in_doubt(change):
+                self._give_up(change, ChangeRefused(_IN_DOUBT))
+                continue
             sent, before = self._replica.version, self._session.last_end
+            version = self._replica.version_for(change)
+            self._replica.sent(change.id, version)
             answer = await self._session.talk.ask(
-                connection, Action.SET_STATE, version=sent, patch=change.patch, change=change.id
+                connection, Action.SET_STATE, version=version, patch=change.patch, change=change.id
             )
             end = self._session.last_end
             if answer is None and end is not before and end is not None and end.code == _TOO_BIG:
@@ -82,7 +91,14 @@ class Submitter:
                 return 0.0 if not is_stale or await self._session.read(connection) else self._passing()
             case {"type": Kind.CONFLICT, "version": int(version), "state": dict(state)}:
                 region = text_of(answer.get("region"))
+                is_certain = change.unanswered is None or version - change.unanswered <= CHANGES_KEPT
+                if is_certain:
+                    self._replica.sent(change.id, None)
                 self._session.again(*self._replica.conflict(sent, state, version, region, since_boot()))
+                if change.expected is not None and is_certain:
+                    text = f"the state has version {version} and not {change.expected}: look at it and decide again"
+                    self._give_up(change, VersionConflict(text))
+                    return 0.0
                 self._conflicts += 1
                 return OVERTAKEN.delay(self._conflicts - 2, self._rng) if self._conflicts > 1 else 0.0
             case {"type": Kind.ERROR}:
@@ -94,9 +110,7 @@ class Submitter:
         self._internal += problem == Problem.INTERNAL
         is_final = problem in (Problem.BAD_REQUEST, Problem.TOO_LARGE, Problem.UNKNOWN_ROUTE)
         if is_final or self._internal >= INTERNAL_TRIES:
-            self._start_afresh()
-            self._replica.drop(change.id)
-            self._settled(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
+            self._give_up(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
             return 0.0
         asked = answer.get("retry_after_s")
         least_s = min(float(asked), LONGEST_PAUSE_S) if isinstance(asked, (int, float)) and asked > 0 else 0.0
@@ -109,6 +123,11 @@ class Submitter:
             return answer
         text = f"the connection was ended with {_TOO_BIG} each time that this change was sent; make it smaller"
         return {"type": Kind.ERROR, "error": Problem.TOO_LARGE, "message": text}
+
+    def _give_up(self, change: Change, error: ChangeRefused) -> None:
+        self._start_afresh()
+        self._replica.drop(change.id)
+        self._settled(change, error)
 
     def _start_afresh(self) -> None:
         """The next change has nothing to do with what happened to this one."""

@@ -8,6 +8,7 @@
  *         fleet: 30000,
  *     });
  *     await client.set({ theme: "dark" });
+ *     await client.update((state) => ({ todo: [...(state.todo ?? []), "milk"] }));
  *
  * It connects by itself and stays connected: a ping each 30 s and two missed pongs end a connection, delays between
  * attempts have full jitter and start afresh on progress alone, and a connection is replaced before the API ends it.
@@ -21,6 +22,7 @@ export const FRAME_BYTES = 32000;
 export const MESSAGE_BYTES = 128 * 1024;
 const MOST_CHUNKS = 64;
 const MOST_OPEN = 4;
+const CHANGES_KEPT = 50;
 const FLOOR_S = 0.1;
 const CONNECTS_A_SECOND = 500;
 const REFUSED_CODES = [1008, 4001, 4003, 4401, 4403];
@@ -29,6 +31,9 @@ const INTERNAL_TRIES = 5;
 const TOO_BIG = 1009;
 const TOO_BIG_TRIES = 2;
 const LONGEST_PAUSE_S = 30;
+const IN_DOUBT =
+    `whether the change was made is not known: its answer was lost, and more than ${CHANGES_KEPT} changes of others have ` +
+    "come since; look at the state before you make it again";
 const PUSHES_KNOWN = 100;
 const STORY = 100;
 
@@ -71,6 +76,14 @@ export class ChangeRefused extends Error {
     }
 }
 
+/** The state does not have the version that the change was made for. */
+export class VersionConflict extends ChangeRefused {
+    constructor(expected, version) {
+        super("conflict", `the state has version ${version} and not ${expected}: look at it and decide again`);
+        this.name = "VersionConflict";
+    }
+}
+
 /** Too many changes wait for a server, or a message is over what can be sent. */
 export class LimitReached extends Error {
     constructor(message) {
@@ -101,6 +114,34 @@ export function mergePatch(target, patch) {
         else put(merged, name, mergePatch(Object.hasOwn(merged, name) ? merged[name] : undefined, patch[name]));
     }
     return merged;
+}
+
+/** True when both are the same JSON, whatever the order of members. */
+function isEqual(one, other) {
+    if (one === other) return true;
+    if (typeof one !== "object" || typeof other !== "object" || one === null || other === null) return false;
+    const names = Object.keys(one);
+    return (
+        Array.isArray(one) === Array.isArray(other) &&
+        names.length === Object.keys(other).length &&
+        names.every((name) => Object.hasOwn(other, name) && isEqual(one[name], other[name]))
+    );
+}
+
+const NO_PATCH = "a JSON merge patch of a state is an object";
+
+/** The patch of a change, as what `JSON.parse` gives, and its size. */
+function checked(patch) {
+    if (!isObject(patch)) throw new TypeError(NO_PATCH);
+    const text = JSON.stringify(patch);
+    frames(JSON.stringify({ action: "setState", id: "0".repeat(16), version: 2 ** 53, patch, change: "0".repeat(36) }), "0");
+    return { patch: JSON.parse(text), size: bytes(text) };
+}
+
+/** The change with its patch for this state. One that was made for it already stays: it may be under way. */
+function made(change, state) {
+    if (change.make === null || (change.base !== null && isEqual(change.base, state))) return change;
+    return { ...change, ...checked(change.make(JSON.parse(JSON.stringify(state)))), base: state, problem: null };
 }
 
 /** The text of a message as the texts of its frames: itself, or chunks that give it when their data is joined. */
@@ -148,10 +189,18 @@ export class Joiner {
     }
 }
 
+/** True when the state is shown with this change. */
+const isShown = ({ isCheck, problem }) => !isCheck && problem === null;
+
 /** The state as a client sees it, and the changes that a server may not have; without a connection. */
 export class Replica {
-    constructor(options = DEFAULTS) {
+    #failed;
+    #isMaking = false;
+
+    /** `failed(change, error)` is called for an update whose function threw, or gave no patch, for a new state. */
+    constructor(options = DEFAULTS, failed = () => {}) {
         this.options = options;
+        this.#failed = failed;
         this.confirmed = {};
         this.version = 0;
         this.region = null;
@@ -162,7 +211,7 @@ export class Replica {
 
     /** The state with our changes that are not acknowledged. */
     get state() {
-        return this.tail.reduce((state, one) => (one.isCheck ? state : mergePatch(state, one.patch)), this.confirmed);
+        return this.tail.reduce((state, one) => (isShown(one) ? mergePatch(state, one.patch) : state), this.confirmed);
     }
 
     /** Changes that no server has, oldest first: not acknowledged, or lost since. */
@@ -174,15 +223,41 @@ export class Replica {
         return this.tail.filter((one) => one.version === null).length >= this.options.maxUnacknowledged;
     }
 
-    add(id, patch) {
-        const text = JSON.stringify(patch);
-        const change = { id, patch: JSON.parse(text), size: bytes(text), version: null, region: null, at: 0, isCheck: false };
-        this.tail.push(change);
-        return change;
+    /** Put a change at the end of the tail: a patch, or a function that gives it for a state. */
+    add(id, patch, expected = null) {
+        if (this.#isMaking) throw new Error("the function of an update changes the state; it may only compute");
+        const make = typeof patch === "function" ? patch : null;
+        const blank = { id, patch: {}, size: 0, version: null, region: null, at: 0, isCheck: false, make, base: null };
+        const change = { ...blank, problem: null, expected, unanswered: null };
+        this.tail.push(make === null ? { ...change, ...checked(patch) } : made(change, this.state));
     }
 
+    /** A server refused this change for good. */
     drop(id) {
-        this.tail = this.tail.filter((one) => one.id !== id);
+        this.#remove(id);
+        this.#makeAgain();
+    }
+
+    /** A change is sent with this version. Null: the server has answered that it is not made. */
+    sent(id, version) {
+        const refuted = version === null ? { unanswered: null, isCheck: false } : {};
+        this.tail = this.tail.map((one) =>
+            one.id === id ? { ...one, unanswered: one.unanswered ?? version, ...refuted } : one,
+        );
+        if (version === null) this.#makeAgain();
+    }
+
+    /** The version to send a change with. */
+    versionFor({ expected, problem, unanswered }) {
+        if (expected !== null) return expected;
+        // With a problem it only asks: upon the version that is there now it is not made.
+        return problem === null ? this.version : unanswered;
+    }
+
+    /** True when no server knows any more whether a change is made, and making it twice would be wrong. */
+    isInDoubt({ make, expected, unanswered }) {
+        const isPlain = make === null && expected === null;
+        return !isPlain && unanswered !== null && this.version - unanswered > CHANGES_KEPT;
     }
 
     /** The region has answered something at this second. */
@@ -195,14 +270,28 @@ export class Replica {
         this.heard(now);
         const change = this.tail.find((one) => one.id === id);
         if (change === undefined) return false;
-        this.drop(id);
+        this.#remove(id);
         if (version === this.version + 1) {
             this.confirmed = mergePatch(this.confirmed, change.patch);
             this.version = version;
         }
-        this.#keep({ ...change, version, region, at: now, isCheck: false });
+        const fresh = { isCheck: false, base: null, problem: null, expected: null, unanswered: null };
+        this.#keep({ ...change, ...fresh, version, region, at: now });
         this.region = region;
+        this.#makeAgain();
         return version > this.version;
+    }
+
+    /** Another connection of the user has made a change; true when the state has to be read, to know what it is now. */
+    changed(id, version, patch, region) {
+        if (version <= this.version && region === this.region) return false;
+        // Our own, over a second connection: its answer is on the way.
+        if (this.tail.some((one) => one.id === id)) return false;
+        if (version !== this.version + 1 || patch === null || region !== this.region) return true;
+        this.confirmed = mergePatch(this.confirmed, patch);
+        this.version = version;
+        this.#makeAgain();
+        return false;
     }
 
     /** A server shows its state; how many acknowledged changes are sent again, and whether they were lost for certain. */
@@ -225,11 +314,12 @@ export class Replica {
         this.region = region;
         const again = [
             ...lost.map((one) => ({ ...one, isCheck: false })),
-            ...doubtful.map((one) => ({ ...one, isCheck: true })),
+            ...doubtful.map((one) => ({ ...one, isCheck: true, unanswered: one.version - 1 })),
         ].sort((one, other) => one.version - other.version);
         const ids = new Set(again.map((one) => one.id));
         this.log = this.log.filter((one) => !ids.has(one.id));
         this.tail = [...again, ...this.tail.filter((one) => !ids.has(one.id))];
+        this.#makeAgain();
         return lost.length ? [lost.length, true] : [doubtful.length, false];
     }
 
@@ -237,6 +327,35 @@ export class Replica {
     conflict(sent, state, version, region, now) {
         if (version < this.version && version >= sent && region === this.region) return [0, false];
         return this.observed(state, version, region, now, version < sent);
+    }
+
+    #remove(id) {
+        this.tail = this.tail.filter((one) => one.id !== id);
+    }
+
+    /** Let each update give its patch for the state before it. One that cannot leaves the tail, unless it may be made. */
+    #makeAgain() {
+        const tail = [];
+        const failed = [];
+        let state = this.confirmed;
+        for (let one of this.tail) {
+            this.#isMaking = true;
+            try {
+                one = made(one, state);
+            } catch (error) {
+                if (one.unanswered === null) {
+                    failed.push([one, error]);
+                    continue;
+                }
+                one = { ...one, problem: error, base: null };
+            } finally {
+                this.#isMaking = false;
+            }
+            tail.push(one);
+            if (isShown(one)) state = mergePatch(state, one.patch);
+        }
+        this.tail = tail;
+        for (const [one, error] of failed) this.#failed(one, error);
     }
 
     #keep(change) {
@@ -264,6 +383,15 @@ function deferred() {
     return one;
 }
 
+/** The promise that a function gives, or one of what it throws. */
+function promised(give) {
+    try {
+        return give();
+    } catch (error) {
+        return Promise.reject(error);
+    }
+}
+
 /** What the promise gives, or an error with these words after so many seconds. */
 async function within(limitS, promise, what) {
     if (limitS === null || limitS === undefined) return promise;
@@ -276,6 +404,18 @@ async function within(limitS, promise, what) {
     } finally {
         clearTimeout(timer);
     }
+}
+
+/** Throw an error as any other handler of the page does: without effect on the client. */
+function report(error) {
+    setTimeout(() => {
+        throw error;
+    });
+}
+
+/** The next change has nothing to do with what happened to this one. */
+function startAfresh(tries) {
+    Object.assign(tries, { failures: 0, conflicts: 0, internal: 0, tooBig: 0 });
 }
 
 /** Events on their way to handlers, one after the other: as many as are kept, whatever the handlers do. */
@@ -316,10 +456,7 @@ class Outlet {
             try {
                 await this.#handle(pushes ? { type: "dropped", at: Date.now(), pushes } : this.#events.shift());
             } catch (error) {
-                // As an error in any other handler of the page: told, and without effect on the client.
-                setTimeout(() => {
-                    throw error;
-                });
+                report(error);
             }
         }
         this.#isBusy = false;
@@ -425,6 +562,7 @@ class Connection {
         if (message?.type === "chunk") message = parse(this.#joiner.add(message));
         if (message === null) return;
         if (message.type === "push") this.#client.pushed(message);
+        else if (message.type === "changed") this.#client.changed(message);
         else this.#open.get(message.id)?.resolve(message);
     }
 }
@@ -473,6 +611,8 @@ export class Client {
     #progress = deferred();
     #opening = null;
     #sleeping = new Set();
+    #isBehind = false;
+    #isCatchingUp = false;
 
     /** Why the client has ended, null while it has not: `{ ended, detail, unacknowledged }`. */
     closed = null;
@@ -499,7 +639,7 @@ export class Client {
         this.#token = token;
         this.#handlers = { onPush, onState, onEvent };
         this.#outlet = new Outlet(this.options.maxEvents, (event) => this.#handle(event));
-        this.#replica = new Replica(this.options);
+        this.#replica = new Replica(this.options, (change, error) => this.#failed(change, error));
         this.#socketClass = WebSocket ?? globalThis.WebSocket;
         this.#random = random ?? Math.random;
         globalThis.addEventListener?.("online", this.#noticed);
@@ -553,13 +693,33 @@ export class Client {
         return this.state;
     }
 
-    /** Change the state by a JSON merge patch; a promise of the version that it made. It is seen in `state` at once. */
-    set(patch) {
-        try {
-            return this.#add(patch).promise;
-        } catch (error) {
-            return Promise.reject(error);
-        }
+    /**
+     * Change the state by a JSON merge patch; a promise of the version that it made. It is seen in `state` at once.
+     *
+     * It overwrites what others have made of the same members, and a list is one value: what is computed from the state
+     * belongs into `update`. With `version` it is made upon that version of the state alone, or ends with VersionConflict.
+     */
+    set(patch, { version = null } = {}) {
+        return promised(() => {
+            if (!isObject(patch)) throw new TypeError(NO_PATCH);
+            if (version !== null && !(Number.isSafeInteger(version) && version >= 0)) {
+                throw new TypeError(`version is ${version}; give the one that you have seen, such as client.version`);
+            }
+            return this.#add(patch, version);
+        });
+    }
+
+    /**
+     * Change the state by the merge patch that a function gives for it; a promise of the version that it made.
+     *
+     * The function is called again upon every state that it has not seen, until a server has taken a patch that was made
+     * of the state it has. So it computes, quickly, and does nothing else. What it throws ends the update.
+     */
+    update(make) {
+        return promised(() => {
+            if (typeof make !== "function") throw new TypeError("update takes a function that gives a patch for a state");
+            return this.#add(make);
+        });
     }
 
     /** Wait until a server has every change, those that were lost and are sent again too. */
@@ -614,6 +774,12 @@ export class Client {
             if (this.#pushes.length > PUSHES_KNOWN) this.#pushes.shift();
         }
         this.#tell({ type: "push", message });
+    }
+
+    changed({ change, version, patch, region }) {
+        if (!Number.isInteger(version) || typeof change !== "string") return;
+        if (this.#replica.changed(change, version, isObject(patch) ? patch : null, region ?? null)) this.#catchUp();
+        this.#tellState();
     }
 
     // Inside: connecting
@@ -785,23 +951,39 @@ export class Client {
         return true;
     }
 
+    /** Read the state, as another connection has made changes of which the patches do not help. */
+    async #catchUp() {
+        this.#isBehind = true;
+        if (this.#isCatchingUp) return;
+        this.#isCatchingUp = true;
+        for (let failures = 0; this.#isBehind && !this.#isClosing; failures += 1) {
+            const connection = await this.#liveConnection().catch(() => null);
+            if (connection === null) break;
+            this.#isBehind = false;
+            if (await this.#read(connection)) failures = 0;
+            else {
+                this.#isBehind = true;
+                await this.#sleep(this.#passing(failures));
+            }
+        }
+        this.#isCatchingUp = false;
+    }
+
     // Inside: changes
 
-    #add(patch) {
+    #add(patch, expected = null) {
         this.#check();
-        if (!isObject(patch)) throw new TypeError("a JSON merge patch of a state is an object");
         if (this.#replica.isFull) {
             const limit = this.options.maxUnacknowledged;
             throw new LimitReached(`${limit} changes wait for a server (maxUnacknowledged): wait for one of them`);
         }
         const id = this.newId();
-        frames(JSON.stringify({ action: "setState", id: "0".repeat(16), version: 2 ** 53, patch, change: id }), id);
+        this.#replica.add(id, patch, expected);
         const answer = deferred();
         this.#answers.set(id, answer);
-        this.#replica.add(id, patch);
         this.#tellState();
         this.#some.resolve();
-        return answer;
+        return answer.promise;
     }
 
     /** Bring changes to the server, one at a time, again and again under the same id until a server has it. */
@@ -816,8 +998,14 @@ export class Client {
             const connection = await this.#liveConnection().catch(() => null);
             const [change] = this.#replica.tail;
             if (connection === null || change === undefined) continue;
+            if (this.#replica.isInDoubt(change)) {
+                this.#giveUp(change, new ChangeRefused("in doubt", IN_DOUBT), tries);
+                continue;
+            }
             const sent = this.version;
-            const about = { version: sent, patch: change.patch, change: change.id };
+            const version = this.#replica.versionFor(change);
+            this.#replica.sent(change.id, version);
+            const about = { version, patch: change.patch, change: change.id };
             let answer = await connection.ask("setState", about);
             if (answer === null && connection.isOver && (await connection.ended.promise).code === TOO_BIG) {
                 tries.tooBig += 1; // for somebody on the way; the second time that is its end
@@ -831,33 +1019,50 @@ export class Client {
 
     /** Take an answer; the seconds to wait before what comes next. */
     async #answered(connection, change, sent, answer, tries) {
-        const passing = () => {
-            tries.failures += 1;
-            return Math.max(0.01, this.#random() * Math.min(10, 0.2 * 2 ** (tries.failures - 1)));
-        };
-        const fresh = () => Object.assign(tries, { failures: 0, conflicts: 0, internal: 0, tooBig: 0 });
+        const passing = () => this.#passing(tries.failures++);
         const { type, version, state, region } = answer ?? {};
         if (type === "saved" && Number.isInteger(version)) {
-            fresh();
+            startAfresh(tries);
             const isStale = this.#replica.saved(change.id, version, region ?? null, seconds());
             this.#settle(change.id, (one) => one.resolve(version));
             return !isStale || (await this.#read(connection)) ? 0 : passing();
         }
         if (type === "conflict" && Number.isInteger(version) && isObject(state)) {
+            const isCertain = change.unanswered === null || version - change.unanswered <= CHANGES_KEPT;
+            if (isCertain) this.#replica.sent(change.id, null);
             this.#again(this.#replica.conflict(sent, state, version, region ?? null, seconds()));
+            if (change.expected !== null && isCertain) {
+                this.#giveUp(change, new VersionConflict(change.expected, version), tries);
+                return 0;
+            }
             tries.conflicts += 1;
             return tries.conflicts > 1 ? this.#random() * Math.min(2, 0.05 * 2 ** (tries.conflicts - 2)) : 0;
         }
         if (type !== "error") return passing();
         tries.internal += answer.error === "internal";
         if (FINAL_PROBLEMS.includes(answer.error) || tries.internal >= INTERNAL_TRIES) {
-            fresh();
-            this.#replica.drop(change.id);
-            this.#settle(change.id, (one) => one.reject(new ChangeRefused(answer.error, answer.message)));
+            this.#giveUp(change, new ChangeRefused(answer.error, answer.message), tries);
             return 0;
         }
         const leastS = answer.retry_after_s > 0 ? Math.min(answer.retry_after_s, LONGEST_PAUSE_S) : 0;
         return leastS + passing();
+    }
+
+    /** The pause after so many failures that pass. */
+    #passing(failures) {
+        return Math.max(0.01, this.#random() * Math.min(10, 0.2 * 2 ** failures));
+    }
+
+    #giveUp(change, error, tries) {
+        startAfresh(tries);
+        this.#replica.drop(change.id);
+        this.#failed(change, error);
+    }
+
+    #failed(change, error) {
+        // A server had acknowledged it, and may have lost it: nobody waits for its answer any more.
+        if (!this.#answers.has(change.id) && this.closed === null) report(error);
+        this.#settle(change.id, (one) => one.reject(error));
     }
 
     #settle(id, settle) {
