@@ -122,9 +122,11 @@ class Write:
 
         Engines do not agree about what becomes of such an attribute: so all of them refuse the write.
         """
+        if not (self.increase or self.insert or self.discard):
+            return tuple(self.require)
         pinned = {one.name for one in self.require if isinstance(one, (Is, Fewer))}
-        counted = (Counts(name) for name in self.increase if name not in pinned)
-        sets = (Either((Absent(name), Typed(name))) for name in (*self.insert, *self.discard) if name not in pinned)
+        counted = [Counts(name) for name in self.increase if name not in pinned]
+        sets = [Either((Absent(name), Typed(name))) for name in (*self.insert, *self.discard) if name not in pinned]
         return (*self.require, *counted, *sets)
 
     def landed_on(self, row: Row) -> bool:

@@ -127,24 +127,21 @@ def insert(row: Row) -> tuple[str, list[Any]]:
 
 def update(write: Write) -> tuple[str, list[Any]]:
     """Statement and parameters of a write; the statement returns the row that it left, or nothing."""
-    conditions = write.conditions
-    shape = (
-        write.delete,
-        tuple(write.set),
-        tuple(write.increase),
-        tuple(write.remove),
-        tuple((name, len(members) > 1) for name, members in write.insert.items()),
-        tuple(write.discard),
-        tuple(map(_shape, conditions)),
-    )
     parameters = [encode(name, value) if name in _JSON else value for name, value in write.set.items()]
     parameters.extend(write.increase.values())
     for name, members in write.insert.items():
         parameters.extend([encode(name, members)] if len(members) > 1 else [*members, *members])
     parameters.extend(write.discard.values())
     parameters.append(write.task_id)
-    for condition in conditions:
-        _collect(condition, parameters)
+    shape = (
+        write.delete,
+        tuple(write.set),
+        tuple(write.increase),
+        tuple(write.remove),
+        tuple([(name, len(members) > 1) for name, members in write.insert.items()]),
+        tuple(write.discard),
+        tuple([_shape(condition, parameters) for condition in write.conditions]),
+    )
     return _update_sql(shape), parameters
 
 
@@ -180,11 +177,19 @@ def _update_sql(shape: _Shape) -> str:
     return f'UPDATE tasks SET {", ".join(changes)} WHERE "taskId" = ?{holds} RETURNING {_LISTED}'  # noqa: S608
 
 
-def _shape(condition: Condition) -> _Shape:
-    if isinstance(condition, Either):
-        return (Either, *map(_shape, condition.conditions))
-    if isinstance(condition, OneOf):
+def _shape(condition: Condition, values: list[Any]) -> _Shape:
+    """The shape of a condition. Its values are appended to `values`, in the order of its marks."""
+    if isinstance(condition, Is):
+        values.append(encode(condition.name, condition.value))
+    elif isinstance(condition, (Below, Above)):
+        values.append(condition.value)
+    elif isinstance(condition, Fewer):
+        values.append(condition.number)
+    elif isinstance(condition, OneOf):
+        values.extend(condition.values)
         return (OneOf, condition.name, len(condition.values))
+    elif isinstance(condition, Either):
+        return (Either, *[_shape(one, values) for one in condition.conditions])
     return (type(condition), condition.name)
 
 
@@ -232,18 +237,3 @@ def _sorted(name: str) -> str:
         f"CASE WHEN {_typed(name)} THEN (SELECT json_group_array(member) FROM "  # noqa: S608
         f"(SELECT DISTINCT CAST(value AS TEXT) AS member FROM json_each({_quoted(name)}) ORDER BY 1)) END"
     )
-
-
-def _collect(condition: Condition, into: list[Any]) -> None:
-    """Append the values of a condition, in the order of its marks."""
-    if isinstance(condition, Is):
-        into.append(encode(condition.name, condition.value))
-    elif isinstance(condition, (Below, Above)):
-        into.append(condition.value)
-    elif isinstance(condition, Fewer):
-        into.append(condition.number)
-    elif isinstance(condition, OneOf):
-        into.extend(condition.values)
-    elif isinstance(condition, Either):
-        for one in condition.conditions:
-            _collect(one, into)
