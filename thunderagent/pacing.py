@@ -113,9 +113,10 @@ def wait_delays() -> Iterator[float]:
 def lock_pause(waited_s: float, rng: random.Random) -> float:
     """Pause before the next attempt to get the lock of a file that another process has had for `waited_s` seconds.
 
-    Short and random, so that of all who wait each has the same chance; longer where somebody has it for long.
+    Short and random, so that of all who wait each has the same chance. Little longer after a long wait: on a busy
+    machine, one that asks less often the longer it waits would never get it.
     """
-    return rng.uniform(0.0002, min(0.025, max(0.003, waited_s / 50)))
+    return rng.uniform(0.0002, min(0.006, max(0.003, waited_s / 50)))
 
 
 def batch_delays(rng: random.Random) -> Iterator[float]:

@@ -128,7 +128,7 @@ def test_all_who_wait_for_a_lock_have_the_same_chance_and_a_long_wait_costs_litt
         return max(pauses)
 
     assert longest(0.0) <= longest(0.1) + 0.0001 <= 0.0032
-    assert 0.02 < longest(5.0) <= 0.025
+    assert longest(5.0) <= 0.006
 
 
 def test_a_waiting_client_looks_soon_and_then_less_often() -> None:
