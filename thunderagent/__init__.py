@@ -16,7 +16,7 @@ from thunderagent.schedules import Tick
 from thunderagent.settings import Settings
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction
+from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Span
 from thunderagent.streaming.endpoint import Attempt, Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.task import Status, Task
@@ -43,6 +43,7 @@ __all__ = [
     "Registry",
     "Settings",
     "Snooze",
+    "Span",
     "Status",
     "StreamContext",
     "StreamOptions",

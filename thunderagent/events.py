@@ -327,6 +327,13 @@ class StreamGap(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDoubted(TaskEvent):
+    """A stream goes on, and something looks wrong: the reason has the remedy."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWedged(TaskEvent):
     """A stream makes no progress: its lease is not renewed any more."""
 

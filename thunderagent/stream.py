@@ -29,10 +29,11 @@ from thunderagent.settler import about
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf
 from thunderagent.streaming.ending import CAUGHT_UP, State
 from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.feed import Feed, OnGap, Snapshot
+from thunderagent.streaming.feed import Feed
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.pump import OnOpen
+from thunderagent.streaming.sequencer import OnGap, Snapshot
 from thunderagent.task import STREAM, Lease
 from thunderagent.versions import Upcaster
 
@@ -114,6 +115,7 @@ class StreamContext(Context):
         "_ends",
         "_exclusive",
         "_feeds",
+        "_going_back",
         "_governor",
         "_grace_s",
         "_loop_ticked",
@@ -157,6 +159,7 @@ class StreamContext(Context):
         self._grace_s = grace_s
         self._monotonic, self._now = monotonic, now
         self._cursor = self._saved = read_cursor(lease.task)
+        self._going_back: set[str | None] = set()
         self._deadline = lease.deadline(LEASE_MARGIN)
         self._touched = monotonic()
         self._feeds: tuple[Feed[Any], ...] = ()
@@ -169,27 +172,39 @@ class StreamContext(Context):
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where the stream is to go on: the last checkpoint, of an earlier run too; None at the very beginning."""
+        """Where the stream is to go on: the last checkpoint, of an earlier run too; None at the very beginning.
+
+        Of a stream with keys it has the last checkpoint of each: `ctx.cursor.of("BTCUSDT")`.
+        """
         return self._cursor
 
-    def checkpoint(self, *, seq: int, epoch: str | int | None = None, token: str | None = None) -> None:
+    def checkpoint(
+        self, *, seq: int, epoch: str | int | None = None, token: str | None = None, key: str | None = None
+    ) -> None:
         """Say that everything up to here was handled. Saved with the next heartbeat, and once more at the end.
 
-        A place behind the last one of the same epoch is ignored: the cursor never goes back.
+        A place behind the last one of the same epoch is ignored: the cursor never goes back, but for a snapshot of the
+        peer and for one that counts afresh.
 
         Args:
             seq: number of the last message handled.
             epoch: the life of the stream in which it counts.
             token: what the peer wants to be resumed with, if that is not the number; at most 200 bytes.
+            key: the sequence in which it counts, if there are several; the places of all have 400 bytes.
 
         Raises:
-            ValueError: one of the values cannot be a part of a cursor.
+            ValueError: one of the values cannot be a part of a cursor, or there are too many keys.
         """
-        cursor = Cursor(seq, epoch, token)
+        place = Cursor(seq, epoch, token, key)
         self._touched = self._monotonic()
         with self._guard:
-            if self._cursor is None or not cursor.is_behind(self._cursor):
-                self._cursor = cursor
+            before = None if self._cursor is None else self._cursor.of(key)
+            if before is not None and place.is_behind(before) and key not in self._going_back:
+                return
+            cursor = place if self._cursor is None else self._cursor.with_place(place)
+            cursor.check_size()
+            self._cursor = cursor
+            self._going_back.discard(key)
 
     def progress(self, value: Any) -> None:
         self._touched = self._monotonic()
@@ -249,7 +264,8 @@ class StreamContext(Context):
                 bytes, or a value sent as JSON. None for a message that is no ping: the handler gets it.
             keepalive: `(message, every_s)`; the message may be a function that is asked each time.
             on_open: authenticates and subscribes; called with the connection and the place to go on from.
-            position: the place of a message; with it duplicates are dropped and gaps found.
+            position: the place of a message: its number, a `Cursor`, or a `Span` if it covers several numbers, belongs
+                to one of several sequences, or is a snapshot. With it duplicates are dropped and gaps found.
             on_gap: what to do about a gap, or a function that decides.
             snapshot: reads the state anew and answers with its place; read the place first, then the state.
             options: everything that is a number.
@@ -308,8 +324,19 @@ class StreamContext(Context):
         """Messages are missing."""
         self.journal.missed(Missed(self._now(), gap.cause, gap.after.to_map(), gap.before.to_map(), gap.missed, action))
         missed = f"{gap.missed} messages" if gap.missed is not None else "messages"
-        text = f"{missed} after {gap.after.seq} ({gap.cause})"
+        sequence = "" if gap.key is None else f"{gap.key} "
+        text = f"{missed} after {sequence}{gap.after.seq} ({gap.cause})"
         self._tell(events.StreamGap(**about(self.lease), gap=text, action=str(action)))
+
+    def goes_back(self, key: str | None) -> None:
+        """The next checkpoint of this sequence may be behind the last one."""
+        with self._guard:
+            self._going_back.add(key)
+
+    def warned(self, feed: Feed[Any], reason: str) -> None:
+        """A feed goes on, and something looks wrong."""
+        self.journal.moved(self._now(), feed.state, reason)
+        self._tell(events.StreamDoubted(**about(self.lease), reason=reason))
 
     # For the engine
 

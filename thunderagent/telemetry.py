@@ -70,6 +70,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.StreamConnected: ("INFO", "stream is live"),
     events.StreamDisconnected: ("WARNING", "stream is not connected"),
     events.StreamGap: ("WARNING", "stream has a gap"),
+    events.StreamDoubted: ("WARNING", "stream looks wrong"),
     events.StreamWedged: ("ERROR", "stream makes no progress: its lease is not renewed"),
     events.StreamHandedOff: ("INFO", "stream is handed off"),
     events.StreamHandedOver: ("INFO", "stream is handed over"),

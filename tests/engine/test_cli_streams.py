@@ -464,6 +464,34 @@ def test_a_gap_that_is_found_again_counts_once() -> None:
     assert (total.gaps, total.messages, total.sent_again) == (2, 5, 0)
 
 
+def test_gaps_of_two_sequences_are_two_and_one_that_waited_for_a_snapshot_is_made_up_for() -> None:
+    ends = {"after": {"seq": 10, "key": "BTC"}, "before": {"seq": 15, "key": "BTC"}}
+    other = {"after": {"seq": 10, "key": "ETH"}, "before": {"seq": 15, "key": "ETH"}}
+    total = summed(
+        [
+            Missed(at, "missing", missed=4, action=action, **places)
+            for at, action, places in ((1, "continue", ends), (2, "await", other), (3, "await", other))
+        ]
+    )
+    assert (total.gaps, total.messages, total.by_snapshot) == (2, 4, 4)
+
+
+def test_the_place_of_each_sequence_is_shown_and_a_gap_names_its_own(stand: Stand) -> None:
+    others = {"ETHUSDT": 40, "ADAUSDT": {"seq": 7, "epoch": "e1"}}
+    lease = stand.at(stand.hold("ticks"), seq=900, key="BTCUSDT", others=others)
+    stand.account(
+        "ticks",
+        lease.fence,
+        gaps=[Missed(5, "missing", {"seq": 30, "key": "ETHUSDT"}, {"seq": 33, "key": "ETHUSDT"}, 2, "await")],
+    )
+    assert "BTCUSDT 900, ADAUSDT 7 (epoch e1), ETHU…" in words(stand("streams", "list"))
+    for command in (["streams", "explain", "ticks"], ["show", "ticks"]):
+        assert "BTCUSDT 900, ADAUSDT 7 (epoch e1), ETHUSDT 40" in words(stand(*command))
+    assert "2 messages after ETHUSDT 30 and before 33; waited for a snapshot" in words(
+        stand("streams", "explain", "ticks")
+    )
+
+
 def test_an_account_begins_at_a_time(stand: Stand) -> None:
     stand.hold("ticks", fence=1)
     stand.account("ticks", 1, [(-7200, "leased", "claimed"), (-7000, "live", "x"), (-6000, "stop", "y")])

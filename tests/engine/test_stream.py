@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from tests.engine.stream_support import (
+    PROMPT,
     STRICT,
     FeedThread,
     Fleet,
+    Handled,
     Log,
     a_loop,
     fleet,
@@ -27,6 +30,7 @@ from tests.engine.support import LONG_S, put, serving
 from tests.stands import eventually, patience
 from thunderagent import events
 from thunderagent.balance import AT_ONCE
+from thunderagent.bus import EventBus
 from thunderagent.chaos import Close, Feed, Refuse, Silence
 from thunderagent.context import Context
 from thunderagent.errors import (
@@ -47,7 +51,7 @@ from thunderagent.settler import Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.cursor import Cursor
+from thunderagent.streaming.cursor import Cursor, Span
 from thunderagent.streaming.ending import State
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.task import Desired, Lane, Status
@@ -130,6 +134,44 @@ def test_the_cursor_never_goes_back_within_an_epoch() -> None:
     with pytest.raises(ValueError, match="whole number"):
         context.checkpoint(seq="x")  # type: ignore[arg-type]
     assert context.cursor == Cursor(1, "f")
+
+
+def test_each_sequence_has_a_cursor_that_never_goes_back() -> None:
+    context = context_of()
+    for seq, key in ((5, "BTC"), (900, "ETH"), (4, "BTC"), (7, "BTC")):
+        context.checkpoint(seq=seq, key=key)
+    cursor = context.cursor
+    assert cursor is not None
+    assert {place.key: place.seq for place in cursor.places} == {"BTC": 7, "ETH": 900}
+    kept = context.unsaved_cursor()
+    assert kept == {"seq": 7, "key": "BTC", "others": {"ETH": 900}}
+    context.cursor_saved(kept)
+    assert context.unsaved_cursor() is None
+    again = StreamContext(lease_of(last_seq=kept))
+    assert again.cursor == cursor
+    assert again.unsaved_cursor() is None
+
+
+def test_the_cursor_goes_back_once_in_a_sequence_that_began_afresh() -> None:
+    context = context_of()
+    for key in ("BTC", "ETH"):
+        context.checkpoint(seq=900, key=key)
+    context.goes_back("BTC")
+    for seq in (1, 2, 1):
+        context.checkpoint(seq=seq, key="BTC")
+    context.checkpoint(seq=1, key="ETH")
+    cursor = context.cursor
+    assert cursor is not None
+    assert {place.key: place.seq for place in cursor.places} == {"BTC": 2, "ETH": 900}
+
+
+def test_a_checkpoint_of_more_keys_than_a_row_holds_is_refused_and_the_cursor_stays() -> None:
+    context = context_of()
+    with pytest.raises(ValueError, match=r"keys has .* bytes, at most 400 are kept: give each part of the keys a task"):
+        for number in range(100):
+            before = context.cursor
+            context.checkpoint(seq=number, key=f"SYMBOL-{number}")
+    assert context.cursor == before
 
 
 def test_the_cursor_does_not_go_back_when_threads_tell_it_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +289,37 @@ def test_a_successor_is_released_once_and_goes_on_where_the_other_has_stopped() 
     assert not context.is_on_hold
 
 
+def test_what_looks_wrong_is_told_and_in_the_journal() -> None:
+    told = list[events.Event]()
+    bus = EventBus()
+    bus.subscribe(told.append)
+    context = context_of(bus=bus)
+    feed = context.connect("ws://127.0.0.1:9/")
+    context.warned(feed, "50 of 60 messages were dropped as duplicates")
+    [event] = told
+    assert isinstance(event, events.StreamDoubted)
+    assert event.reason == "50 of 60 messages were dropped as duplicates"
+    taken = context.journal.take(0.0)
+    assert taken is not None
+    assert [reason for _, _, reason in taken["moves"]] == [event.reason]
+
+
 # Rows that were made by hand
 
 
-@pytest.mark.parametrize("kept", [{"seq": "x"}, {"no": "seq"}, {"seq": None}, [5], {"seq": 1, "epoch": "x" * 300}])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"seq": "x"},
+        {"no": "seq"},
+        {"seq": None},
+        [5],
+        {"seq": 1, "epoch": "x" * 300},
+        {"seq": 1, "key": ""},
+        {"seq": 1, "others": [2]},
+        {"seq": 1, "others": {"ETH": "x"}},
+    ],
+)
 def test_a_cursor_that_makes_no_sense_fails_its_stream_and_harms_no_agent(
     kept: Any, feed: FeedThread, agents: Fleet
 ) -> None:
@@ -268,6 +337,53 @@ def test_a_cursor_that_makes_no_sense_fails_its_stream_and_harms_no_agent(
 
 
 # The cursor in the row
+
+
+def market_follower(log: Log, *, exclusive: bool = True) -> Job[Any]:
+    """A stream of two symbols, each with its numbers, that asks its peer for nothing."""
+
+    @stream("test.market", lease_s=6.0, heartbeat_s=0.1, exclusive=exclusive)
+    async def follow(ctx: StreamContext, payload: dict[str, Any]) -> None:
+        log.began(ctx)
+
+        def place(message: Any) -> Span:
+            return Span(first=message["data"]["U"], last=message["data"]["u"], key=message["data"]["s"])
+
+        feed = ctx.connect(payload["url"], decode=json.loads, position=place, options=PROMPT)
+        async for message in feed:
+            data = message["data"]
+            log.add(Handled(ctx.fence, data["u"], data["s"]))
+            ctx.checkpoint(seq=data["u"], key=data["s"])
+
+    return follow
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_failover_goes_on_exactly_where_each_key_was(agents: Fleet, exclusive: bool) -> None:
+    """The peer sends everything again to each connection, so that only the cursors tell what was handled."""
+    log = Log()
+    job = market_follower(log, exclusive=exclusive)
+    with FeedThread(auto_subscribe=True, from_start=True) as feed:
+
+        def publish(key: str, first: int, last: int) -> None:
+            feed.do(lambda: feed.server.publish({"s": key, "U": first, "u": last}))
+
+        old = agents.add(job)
+        task = agents.client.enqueue(job, {"url": feed.url})
+        for one in (("BTC", 1001, 1004), ("ETH", 1, 1), ("BTC", 1005, 1005), ("ETH", 2, 7)):
+            publish(*one)
+        log.until(7)
+        agents.add(job).record.wait(events.AgentStarted)
+        old.stop()
+        for one in (("ETH", 8, 8), ("BTC", 1006, 1009), ("ETH", 9, 9)):
+            publish(*one)
+        log.until(9, fence=2)
+        handled = {key: [one.seq for one in log.handled if one.task == key] for key in ("BTC", "ETH")}
+        assert handled == {"BTC": [1004, 1005, 1009], "ETH": [1, 7, 8, 9]}
+        cursor = log.contexts[1].cursor
+        assert cursor is not None
+        assert {place.key: place.seq for place in cursor.places} == {"BTC": 1009, "ETH": 9}
+        assert not [gap for run in agents.client.runs(task) for gap in run.gaps]
 
 
 def two_more_of(writes_of: Callable[[str], list[Any]], task_id: str, number: int) -> None:

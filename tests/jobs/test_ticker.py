@@ -208,9 +208,11 @@ def test_what_a_checkpoint_covers_is_on_the_disk(tmp_path: Path, monkeypatch: py
         saved.append(files.place.seq if files.place else 0)
 
     class Context(StreamContext):
-        def checkpoint(self, *, seq: int, epoch: str | int | None = None, token: str | None = None) -> None:
+        def checkpoint(
+            self, *, seq: int, epoch: str | int | None = None, token: str | None = None, key: str | None = None
+        ) -> None:
             told.append((seq, saved[-1]))
-            super().checkpoint(seq=seq, epoch=epoch, token=token)
+            super().checkpoint(seq=seq, epoch=epoch, token=token, key=key)
 
     monkeypatch.setattr(MinuteFiles, "save", save)
     monkeypatch.setattr(jobs.ticker, "SAVE_S", 0.0)

@@ -237,6 +237,10 @@ class Watch(FaultyEngine):
         old, new = place_of(before.get("lastSeq")), place_of(after.get("lastSeq"))
         who = f"{verb} of {task} by {actor.name if actor else 'a client'}"
         ledger.cursors[task] = new
+        if "key" in (kept := after.get("lastSeq") or {}):
+            others = [place_of(other) for other in kept.get("others", {}).values()]
+            if others != [new]:
+                ledger.blame(f"the place of one key is {new}, and of the other one {others}: {who}")
         if old is not None and (new is None or new < old):
             ledger.blame(f"the cursor went back from {old} to {new}: {who}")
         if actor is None:

@@ -56,11 +56,14 @@ ENOUGH: Final = 50_000
 
 PAYLOADS: Final[dict[str, dict[str, Any]]] = {
     "plain": {"exclusive": True, "on_gap": "continue"},
-    "asking": {"exclusive": True, "on_gap": "reconnect"},
-    "overlapping": {"exclusive": False, "on_gap": "continue"},
+    "asking": {"exclusive": True, "on_gap": "reconnect", "keys": ("mirror", "main")},
+    "overlapping": {"exclusive": False, "on_gap": "continue", "keys": ("mirror", "main")},
     "reading": {"exclusive": False, "on_gap": "snapshot"},
 }
-"""The streams: by name whether two connections are fine, and what is done about a gap."""
+"""The streams: by name whether two connections are fine, what is done about a gap, and the keys of their cursors.
+
+Messages have the last key; the cursor of the other one is moved with it, and must be wherever that is.
+"""
 
 LARGE: Final = ("plain", "reading")
 """The streams whose payloads are kept in a bucket."""
@@ -222,7 +225,7 @@ class World:
                 f"ws://{HOST}:{self.servers[payload.name].port}/?stream={payload.name}",
                 decode=json.loads,
                 on_open=_subscribe,
-                position=_position,
+                position=lambda message: Cursor(message["seq"], message["epoch"], key=_keys(payload.name)[-1]),
                 on_gap=GapAction(PAYLOADS[payload.name]["on_gap"]),
                 snapshot=snapshot,
                 options=OPTIONS,
@@ -245,9 +248,10 @@ class World:
                 if kind == "boom":
                     raise Boom
                 await asyncio.sleep(10 * HANDLER_TIMEOUT_S)
-            ctx.checkpoint(seq=message["seq"], epoch=message["epoch"])
+            for key in _keys(name):
+                ctx.checkpoint(seq=message["seq"], epoch=message["epoch"], key=key)
             if message["seq"] % 3 == 0:  # a careless handler: what is behind is to be ignored
-                ctx.checkpoint(seq=message["seq"] - 2, epoch=message["epoch"])
+                ctx.checkpoint(seq=message["seq"] - 2, epoch=message["epoch"], key=key)
             well = True
         finally:
             if process.is_alive:
@@ -593,12 +597,14 @@ class World:
 
 async def _subscribe(connection: Connection, cursor: Cursor | None) -> None:
     since, epoch = (cursor.seq, cursor.epoch) if cursor is not None else (None, None)
+    assert cursor is None or cursor.key != "mirror", "the last sequence that moved comes first"
     await connection.send_json({"op": "subscribe", "since": since, "epoch": epoch})
     await connection.expect(op="subscribed")
 
 
-def _position(message: dict[str, Any]) -> Cursor:
-    return Cursor(message["seq"], message["epoch"])
+def _keys(name: str) -> tuple[str | None, ...]:
+    keys: tuple[str | None, ...] = PAYLOADS[name].get("keys", (None,))
+    return keys
 
 
 @contextmanager

@@ -6,7 +6,7 @@ what fails shrinks and can be replayed. The rules are checked at each call of a 
 (`stream_ledger.py`):
 
 * at most one owner calls handlers under a fence, and calls of a fence all precede those of the next;
-* cursors never go back;
+* cursors never go back, and of several keys none is saved without the others;
 * no place of a stream is skipped without a record, none is handled twice under one fence, and again under a later one
   only if the agent before was killed, stood still or had no store, and nothing that the cursor had saved;
 * an exclusive stream never has two connections, but for those of a process that cannot close its own;

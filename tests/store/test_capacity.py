@@ -6,6 +6,7 @@ With a real table (see `stands.py`) the same numbers are also measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.streaming.cursor import Cursor, joined_cursor
 
 ENQUEUE = (2, 1)
 CLAIM = SUCCEED = RETRY = (3, 2)
@@ -91,13 +93,26 @@ def test_the_largest_inline_payload_leaves_the_row_under_a_kilobyte(dynamo_stand
     assert size(bill.item()) < 1024
 
 
-def test_a_stream_costs_one_unit_a_beat_with_its_cursor_and_none_for_the_index(dynamo_stand: Stand, bill: Bill) -> None:
+def of_many_keys() -> Cursor:
+    """As large as a cursor of several sequences may be."""
+    cursor = joined_cursor(Cursor(10**16 + number, key=f"SYM{number:02}USDT") for number in range(20))
+    assert cursor is not None
+    cursor.check_size()  # once its numbers are as large as they become
+    with pytest.raises(ValueError, match="at most 400"):
+        cursor.with_place(Cursor(10**9, key="AVERYLONGSYMBOL")).check_size()
+    return cursor
+
+
+@pytest.mark.parametrize("whole", [Cursor(2**53, "e" * 36, "t" * 100), of_many_keys()], ids=["token", "keys"])
+def test_a_stream_costs_one_unit_a_beat_with_its_cursor_and_none_for_the_index(
+    dynamo_stand: Stand, bill: Bill, whole: Cursor
+) -> None:
     lease = dynamo_stand.lease(
         kind="stream",
         job="ticker.follow",
         payload_text='{"url":"' + "x" * 200 + '"}',
         desired_state="STARTED",
-        last_seq={"seq": 2**53, "epoch": "e" * 36, "token": "t" * 100},
+        last_seq=whole.to_map(),
         handoff_owner="host-1.eu-central-1.compute.internal:12345:deadbeef",
         handoff_until=1_800_000_000.123,
         handoff_state="DONE",
@@ -105,7 +120,7 @@ def test_a_stream_costs_one_unit_a_beat_with_its_cursor_and_none_for_the_index(d
     )
     bill.since()
     for beat in range(3):
-        cursor = {"seq": 2**53 + beat, "epoch": "e" * 36, "token": "t" * 100}
+        cursor = replace(whole, seq=whole.seq + beat).to_map()
         assert dynamo_stand.store.renew([Beat(lease, last_seq=cursor, forgive=beat == 1)])[0].lease is not None
         assert bill.since() == HEARTBEAT
     assert size(bill.item()) < 1024

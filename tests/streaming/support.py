@@ -64,6 +64,8 @@ class Keeper:
         self.is_lost = False
         self.moves: list[tuple[float, State, str]] = []
         self.gaps: list[tuple[Gap, GapAction]] = []
+        self.warnings: list[str] = []
+        self.gone_back: list[str | None] = []
         self._changed = asyncio.Event()
 
     def guard(self) -> None:
@@ -77,6 +79,12 @@ class Keeper:
     def found_gap(self, gap: Gap, action: GapAction) -> None:
         self.gaps.append((gap, action))
         self._changed.set()
+
+    def goes_back(self, key: str | None) -> None:
+        self.gone_back.append(key)
+
+    def warned(self, feed: Feed[Any], reason: str) -> None:
+        self.warnings.append(reason)
 
     @property
     def states(self) -> list[State]:

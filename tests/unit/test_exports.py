@@ -34,6 +34,7 @@ def test_the_names_of_the_readme_are_exported() -> None:
         "Registry",
         "Settings",
         "Snooze",
+        "Span",
         "Status",
         "StreamContext",
         "StreamOptions",

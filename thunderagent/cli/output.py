@@ -177,8 +177,16 @@ def cursor_text(last_seq: Any) -> str:
         return ""
     if not isinstance(last_seq, Mapping):
         return f"{last_seq!r}, which is no cursor"
-    epoch = last_seq.get("epoch")
-    return f"{last_seq.get('seq', '?')}" + ("" if epoch is None else f" (epoch {epoch})")
+    others = last_seq.get("others")
+    places = [(last_seq.get("key"), last_seq), *(sorted(others.items()) if isinstance(others, Mapping) else ())]
+    return ", ".join(_place_text(key, place) for key, place in places)
+
+
+def _place_text(key: str | None, place: Any) -> str:
+    """A place in one sequence: a number alone, or with its epoch."""
+    values = place if isinstance(place, Mapping) else {"seq": place}
+    sequence, epoch = "" if key is None else f"{key} ", values.get("epoch")
+    return f"{sequence}{values.get('seq', '?')}" + ("" if epoch is None else f" (epoch {epoch})")
 
 
 def handoff_text(task: Task, now: float) -> str:

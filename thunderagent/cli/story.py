@@ -244,12 +244,13 @@ class Sum:
 
 def summed(gaps: Sequence[Missed]) -> Sum:
     """The sum of gaps in the order in which they were found."""
-    last = {tuple((place.get("epoch"), place.get("seq")) for place in (gap.after, gap.before)): gap for gap in gaps}
+    ends = ("key", "epoch", "seq")
+    last = {tuple(place.get(end) for place in (gap.after, gap.before) for end in ends): gap for gap in gaps}
     total = Sum(gaps=len(last))
     for gap in last.values():
         if gap.missed is None:
             total.unknown += 1
-        elif gap.action == GapAction.SNAPSHOT:
+        elif gap.action in (GapAction.SNAPSHOT, GapAction.AWAIT):
             total.by_snapshot += gap.missed
         elif gap.action == GapAction.RECONNECT:
             total.sent_again += gap.missed
@@ -261,6 +262,7 @@ def summed(gaps: Sequence[Missed]) -> Sum:
 _DONE: Final[Mapping[str, str]] = {
     GapAction.CONTINUE: "went on without",
     GapAction.SNAPSHOT: "read the state anew",
+    GapAction.AWAIT: "waited for a snapshot",
     GapAction.RECONNECT: "connected again for them",
     GapAction.FAIL: "failed",
 }
@@ -276,7 +278,8 @@ def _story(gap: Missed) -> str:
 def _places(gap: Missed) -> tuple[str, str]:
     """The places around a gap; their epochs only if they differ."""
     if gap.after.get("epoch") == gap.before.get("epoch"):
-        return str(gap.after.get("seq")), str(gap.before.get("seq"))
+        after = {name: value for name, value in gap.after.items() if name != "epoch"}
+        return cursor_text(after), str(gap.before.get("seq"))
     return cursor_text(gap.after), cursor_text(gap.before)
 
 

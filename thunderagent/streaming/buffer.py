@@ -21,13 +21,16 @@ class Buffer:
     """
 
     __slots__ = (
+        "_begins",
         "_bytes",
+        "_gone",
         "_items",
         "_max_bytes",
         "_max_messages",
         "_on_full",
         "_room",
         "_some",
+        "connection",
         "dropped",
         "is_closed",
     )
@@ -38,11 +41,15 @@ class Buffer:
         self._on_full = on_full
         self._items: deque[Data] | tuple[()] = ()  # an empty deque has 760 bytes, and most streams are quiet
         self._bytes = 0
+        self._gone = 0
+        self._begins: tuple[int, ...] = ()
         self._room: asyncio.Future[None] | None = None
         self._some: asyncio.Future[None] | None = None
         self.is_closed = False
         self.dropped = 0
         """Messages dropped since `take_dropped` was called."""
+        self.connection = 0
+        """Counts the connections that brought messages, up to the one of the message that was taken last."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -69,6 +76,7 @@ class Buffer:
         if self._on_full == "drop_oldest":
             while len(items) > self._max_messages or (self._bytes > self._max_bytes and len(items) > 1):
                 self._bytes -= len(items.popleft())
+                self._gone += 1
                 self.dropped += 1
         _wake(self._some)
 
@@ -89,10 +97,20 @@ class Buffer:
             return None
         message = self._items.popleft()
         self._bytes -= len(message)
+        self._gone += 1
+        while self._begins and self._begins[0] < self._gone:
+            self._begins = self._begins[1:]
+            self.connection += 1
         self._items = self._items or ()
         if len(self._items) <= self._max_messages // 2 and self._bytes <= self._max_bytes // 2:
             _wake(self._room)
         return message
+
+    def begin_connection(self) -> None:
+        """What is put from here on comes by a new connection."""
+        ahead = self._gone + len(self._items)
+        if ahead not in self._begins[-1:]:  # the one before has brought nothing
+            self._begins = (*self._begins, ahead)
 
     def waiting(self) -> list[Data]:
         """The messages, oldest first, without taking them."""
@@ -120,6 +138,7 @@ class Buffer:
 
     def clear(self) -> None:
         """Forget what waits here."""
+        self._gone += len(self._items)
         self._items = ()
         self._bytes = 0
         _wake(self._room)

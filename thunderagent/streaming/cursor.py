@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import takewhile
 from typing import Any, Final
 
 from thunderagent.arguments import shown
 
 TOKEN_BYTES: Final = 200
 """Longest resume token; the cursor is a part of the row, and a row under 1 KB costs one unit a heartbeat."""
+
+KEY_BYTES: Final = 100
+"""Longest name of a sequence."""
+
+CURSOR_BYTES: Final = 400
+"""Largest cursor of several sequences: some twenty symbols, each with a number."""
+
+NUMBER_BYTES: Final = 11
+"""Counted for the number of each sequence, so that a cursor which has room still has it when its numbers have grown."""
 
 DIGITS: Final = 38
 LARGEST: Final = 10**DIGITS - 1
@@ -25,11 +33,16 @@ class Cursor:
     An epoch names one life of the stream: within it numbers grow, by one unless the stream's options say otherwise;
     with another epoch they start afresh (https://centrifugal.dev/docs/server/history_and_recovery has the same idea).
     `token` is what the peer wants to be resumed with, if that is not the number.
+
+    A stream may have several sequences, such as one for each symbol: `key` names the one that the number counts in, and
+    `others` has the places of the other sequences by their keys. `of` finds a place whichever comes first.
     """
 
     seq: int
     epoch: str | int | None = None
     token: str | None = None
+    key: str | None = None
+    others: Mapping[str, Cursor] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.seq, bool) or not isinstance(self.seq, int):
@@ -44,22 +57,170 @@ class Cursor:
                 raise ValueError(
                     f"the {name} of a cursor has {len(text.encode())} bytes, at most {TOKEN_BYTES} are kept"
                 )
+        if self.key is not None:
+            check_key(self.key)
+
+    # As the place of a message, which covers its number
+
+    @property
+    def first(self) -> int:
+        """The number."""
+        return self.seq
+
+    @property
+    def last(self) -> int:
+        """The number."""
+        return self.seq
+
+    @property
+    def snapshot(self) -> bool:
+        """Never; see `Span`."""
+        return False
+
+    @property
+    def beginning(self) -> Cursor:
+        """The place itself."""
+        return self.end
+
+    @property
+    def end(self) -> Cursor:
+        """The place itself."""
+        return replace(self, others={}) if self.others else self
+
+    # Several sequences
+
+    def of(self, key: str | None) -> Cursor | None:
+        """The place in the sequence of this key, None if nothing of it was handled."""
+        if key == self.key:
+            return self.end
+        return self.others.get(key) if key is not None else None
+
+    @property
+    def places(self) -> tuple[Cursor, ...]:
+        """The place in each sequence, this one's own last."""
+        return (*self.others.values(), self.end)
+
+    def with_place(self, place: Cursor) -> Cursor:
+        """The same places but for this one, which takes that of its own sequence."""
+        if place.key == self.key and not self.others:
+            return place
+        joined = joined_cursor([*self.places, place])
+        assert joined is not None
+        return joined
 
     def is_behind(self, other: Cursor) -> bool:
-        """True when the other place is of the same epoch and further on."""
-        return self.epoch == other.epoch and self.seq < other.seq
+        """True when the other place is of the same sequence and epoch, and further on."""
+        return self.epoch == other.epoch and self.seq < other.seq and self.key == other.key
+
+    def check_size(self) -> None:
+        """Refuse a cursor that has no room in a row which costs one unit a heartbeat.
+
+        Raises:
+            ValueError: it has the places of too many sequences.
+        """
+        if not self.others:
+            return
+        places = self.places
+        texts = (text for place in places for text in (place.key, place.epoch, place.token) if isinstance(text, str))
+        size = NUMBER_BYTES * len(places) + sum(len(text.encode()) for text in texts)
+        if size > CURSOR_BYTES:
+            raise ValueError(
+                f"the cursor of {len(places)} keys has {size} bytes, at most {CURSOR_BYTES} are kept: give "
+                "each part of the keys a task of its own, or keep no checkpoints of them"
+            )
 
     def to_map(self) -> dict[str, Any]:
         """As the attribute `lastSeq` keeps it."""
-        values = {"seq": self.seq, "epoch": self.epoch, "token": self.token}
-        return {name: value for name, value in values.items() if value is not None}
+        values: dict[str, Any] = {"seq": self.seq, "epoch": self.epoch, "token": self.token, "key": self.key}
+        kept = {name: value for name, value in values.items() if value is not None}
+        if self.others:
+            kept["others"] = {key: _kept_other(place) for key, place in self.others.items()}
+        return kept
 
     @classmethod
     def from_map(cls, kept: Mapping[str, Any] | None) -> Cursor | None:
         """The cursor that an attribute `lastSeq` keeps, None without one."""
         if not kept:
             return None
-        return cls(int(kept["seq"]), kept.get("epoch"), kept.get("token"))
+        others = {
+            key: cls(int(other["seq"]), other.get("epoch"), other.get("token"), key)
+            if isinstance(other, Mapping)
+            else cls(int(other), key=key)
+            for key, other in (kept.get("others") or {}).items()
+        }
+        return cls(int(kept["seq"]), kept.get("epoch"), kept.get("token"), kept.get("key"), others)
+
+
+def _kept_other(place: Cursor) -> int | dict[str, Any]:
+    """A number is enough for most sequences, and rows are small."""
+    values = place.to_map()
+    del values["key"]
+    return place.seq if len(values) == 1 else values
+
+
+def joined_cursor(places: Iterable[Cursor]) -> Cursor | None:
+    """One cursor of places in sequences; a later one takes the place of an earlier one with its key.
+
+    The place without a key comes first, and without it the last one.
+    """
+    by_key: dict[str | None, Cursor] = {}
+    last: str | None = None
+    for place in places:
+        by_key[place.key], last = place, place.key
+    if not by_key:
+        return None
+    first = by_key.pop(None if None in by_key else last)
+    return replace(first, others={key: place for key, place in by_key.items() if key is not None})
+
+
+def check_key(key: object) -> None:
+    """Refuse what cannot name a sequence.
+
+    Raises:
+        ValueError: it is no text, or empty, or too long.
+    """
+    if not isinstance(key, str) or not key:
+        raise ValueError(f"the key of a place is {key!r}; name a sequence by a text, or the only one by None")
+    if len(key.encode()) > KEY_BYTES:
+        raise ValueError(f"the key of a place has {len(key.encode())} bytes, at most {KEY_BYTES} are kept")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The place of a message that covers several numbers, belongs to one of several sequences, or is a snapshot.
+
+    A message that says "changes 157 to 160 of BTCUSDT" is `Span(first=157, last=160, key="BTCUSDT")`. It follows 156, a
+    part of it may have come before, and behind it comes 161.
+    """
+
+    first: int
+    last: int
+    key: str | None = None
+    """Names the sequence in which the numbers count."""
+    epoch: str | int | None = None
+    token: str | None = None
+    """See `Cursor`."""
+    snapshot: bool = False
+    """The message replaces the state: it is always handed out, ends a gap, and numbers go on behind it."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("first", self.first), ("last", self.last)):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise ValueError(f"{name} is {number!r}; a place in a stream is a whole number")
+        if self.first > self.last:
+            raise ValueError(f"a span from {self.first} to {self.last} covers nothing: first is the smaller number")
+        if self.key is not None:
+            check_key(self.key)
+
+    @property
+    def beginning(self) -> Cursor:
+        """The place of its first number."""
+        return Cursor(self.first, self.epoch, None, self.key)
+
+    @property
+    def end(self) -> Cursor:
+        """The place behind which the stream goes on."""
+        return Cursor(self.last, self.epoch, self.token, self.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +230,23 @@ class Gap:
     after: Cursor
     before: Cursor
     cause: str
-    """`missing`, `dropped` (by our own full buffer) or `epoch` (the stream began a new life)."""
+    """`missing`, `dropped` (by our own full buffer), `epoch` (the stream began a new life) or `restart` (its numbers
+    did, and it has no epochs)."""
+
+    @property
+    def key(self) -> str | None:
+        """The sequence in which they are missing."""
+        return self.before.key
 
     @property
     def missed(self) -> int | None:
         """How many by the numbers, which is the most if they do not grow by one; None over a change of the epoch."""
-        return self.before.seq - self.after.seq - 1 if self.after.epoch == self.before.epoch else None
+        is_one_life = self.cause != RESTART and self.after.epoch == self.before.epoch
+        return self.before.seq - self.after.seq - 1 if is_one_life else None
+
+
+RESTART: Final = "restart"
+"""The cause of a gap where a peer without epochs counts from its beginning again."""
 
 
 class GapAction(StrEnum):
@@ -82,63 +254,24 @@ class GapAction(StrEnum):
 
     * `CONTINUE`: go on; the gap stays on record.
     * `SNAPSHOT`: read the state anew with `snapshot`, then go on behind the place that it answers.
+    * `AWAIT`: hand out no message of the sequence before one with `Span(snapshot=True)`, or what is missing, has come.
     * `RECONNECT`: connect again from the cursor, for a peer that sends what is missing.
     * `FAIL`: end the stream as FAILED.
     """
 
     CONTINUE = "continue"
     SNAPSHOT = "snapshot"
+    AWAIT = "await"
     RECONNECT = "reconnect"
     FAIL = "fail"
 
 
-PositionOf = Callable[[Any], Cursor | int | None]
+Place = Span | Cursor
+Position = Place | int | None
+PositionOf = Callable[[Any], Position]
 """The place of a decoded message, or None for one that has none, such as a greeting. Pure and cheap."""
 
 
-class Track:
-    """The place of the last message that was handed out, and what the next one's place means.
-
-    Args:
-        last: where to go on; None at the very beginning.
-        contiguous: numbers grow by one, so that a jump is a gap.
-    """
-
-    __slots__ = ("_contiguous", "_passed", "dropped", "last")
-
-    def __init__(self, last: Cursor | None, *, contiguous: bool) -> None:
-        self.last = last
-        self._contiguous = contiguous
-        self._passed: set[str | int | None] = set()
-        self.dropped = False
-        """True when our own buffer dropped messages since the last one that was handed out."""
-
-    def is_duplicate(self, at: Cursor) -> bool:
-        """True for a message that was handed out before."""
-        last = self.last
-        return at.epoch in self._passed or (last is not None and last.epoch == at.epoch and at.seq <= last.seq)
-
-    def jump(self, to: Cursor, epochs: Sequence[str | int | None]) -> None:
-        """Go on behind this place; of these epochs, in their order, those before its own are over."""
-        self._passed.update(takewhile(lambda epoch: epoch != to.epoch, epochs))
-        self.last = to
-
-    def gap_before(self, at: Cursor) -> Gap | None:
-        """What is missing before this message."""
-        last = self.last
-        if last is None:
-            return None
-        if last.epoch != at.epoch:
-            return Gap(after=last, before=at, cause="epoch")
-        if at.seq <= last.seq + 1 or not (self._contiguous or self.dropped):
-            return None
-        return Gap(after=last, before=at, cause="dropped" if self.dropped else "missing")
-
-    def handed_out(self, at: Cursor) -> None:
-        """This message is the last now."""
-        self.last, self.dropped = at, False
-
-
-def place_of(value: Cursor | int | None) -> Cursor | None:
-    """What a `PositionOf` answered, as a cursor."""
+def place_of(value: Position) -> Place | None:
+    """What a `PositionOf` answered, as a place."""
     return Cursor(value) if isinstance(value, int) else value

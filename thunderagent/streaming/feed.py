@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from websockets.exceptions import ConnectionClosed
 
@@ -15,20 +14,15 @@ from thunderagent.clock import since_boot
 from thunderagent.errors import ConfigurationError, StreamFailed, TaskStopped
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection, Dialect
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf, Track, place_of
-from thunderagent.streaming.ending import Cause, FunctionFailed, State
+from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Place, PositionOf, place_of
+from thunderagent.streaming.ending import CAUGHT_UP, Cause, FunctionFailed, State
 from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.pump import OnOpen, Pump, is_cancelled, seen
+from thunderagent.streaming.sequencer import OnGap, Sequencer, Snapshot
 
 M = TypeVar("M")
-
-OnGap = GapAction | Callable[[Gap], GapAction | Awaitable[GapAction]]
-Snapshot = Callable[[Gap], Cursor | int | Awaitable[Cursor | int]]
-
-RECONNECTS_A_GAP: Final = 2
-"""How often a gap may be answered with a reconnect before the stream goes on without what is missing."""
 
 
 class Keeper(Protocol):
@@ -47,6 +41,12 @@ class Keeper(Protocol):
     def found_gap(self, gap: Gap, action: GapAction) -> None:
         """Messages are missing, and this is done about it."""
 
+    def goes_back(self, key: str | None) -> None:
+        """The next place of this sequence may be behind the last one: the peer counts afresh, or sent a snapshot."""
+
+    def warned(self, feed: Feed[Any], reason: str) -> None:
+        """The feed goes on, and something looks wrong."""
+
 
 class Feed(Generic[M]):
     """Messages of one peer, over as many connections as it takes. Made by `ctx.connect`; iterate it once.
@@ -55,25 +55,19 @@ class Feed(Generic[M]):
     """
 
     __slots__ = (
-        "_asked_behind_gap",
         "_buffer",
         "_closing",
         "_decode",
         "_flush",
-        "_gap_reconnects",
         "_handling_since",
         "_held",
         "_keeper",
         "_monotonic",
-        "_on_gap",
         "_position",
         "_pump",
         "_pumping",
+        "_sequencer",
         "_since_progress",
-        "_snapshot",
-        "_stale_from",
-        "_track",
-        "duplicates",
         "handled",
         "options",
         "since",
@@ -108,8 +102,6 @@ class Feed(Generic[M]):
             on_hold: connect and buffer, but hand nothing out before `release`.
             monotonic: the clock of `handling_s`.
         """
-        if on_gap is GapAction.SNAPSHOT and snapshot is None:
-            raise ConfigurationError("on_gap asks for a snapshot: give connect() a `snapshot` function")
         if overlap and position is None:
             raise ConfigurationError(
                 "exclusive=False needs positions, or what two connections bring at one moment would be handled twice: "
@@ -120,18 +112,16 @@ class Feed(Generic[M]):
         self.since = monotonic()
         self.handled = 0
         """Messages that the handler has handled."""
-        self.duplicates = 0
-        """Messages that were dropped as they had come before."""
         self.unsent = 0
         """Messages that `send` could not send."""
         self._keeper = keeper
         self._decode = decode
         self._position = position
-        self._on_gap = on_gap
-        self._snapshot = snapshot
         self._monotonic = monotonic
         self._buffer = Buffer(options.max_pending, options.max_pending_bytes, options.on_full)
-        self._track = Track(keeper.cursor, contiguous=options.contiguous)
+        self._sequencer = Sequencer(
+            self, self._buffer, keeper, place=self._place_of, on_gap=on_gap, snapshot=snapshot, overlap=overlap
+        )
         self._pump = Pump(
             source,
             on_open,
@@ -150,10 +140,6 @@ class Feed(Generic[M]):
         self._held = asyncio.Event() if on_hold else None
         self._flush = False
         self._since_progress = 0
-        self._gap_reconnects = 0
-        self._stale_from: int | None = None
-        """What connections up to this one bring is not wanted: a new one is to bring what is missing."""
-        self._asked_behind_gap = False
         self._handling_since: float | None = None
 
     # For the handler
@@ -183,7 +169,7 @@ class Feed(Generic[M]):
                 continue
             try:
                 message = cast(M, raw) if self._decode is None else self._decode(raw)
-                is_next = self._position is None or await self._is_next(place_of(self._position(message)))
+                is_next = self._position is None or await self._sequencer.is_next(place_of(self._position(message)))
             except (StopAsyncIteration, asyncio.CancelledError) as error:
                 if is_cancelled():
                     raise
@@ -221,6 +207,11 @@ class Feed(Generic[M]):
         """Connections that became live so far."""
         return self._pump.connects
 
+    @property
+    def duplicates(self) -> int:
+        """Messages that were dropped as they had come before."""
+        return self._sequencer.duplicates
+
     def reconnect(self, reason: str = "asked to") -> None:
         """Leave the connection and connect again at once, for example when the peer says that it moves."""
         if self._pump.connection is not None:
@@ -245,9 +236,7 @@ class Feed(Generic[M]):
 
     def release(self, cursor: Cursor | None) -> None:
         """Hand out what comes behind this place: the one who held the stream before has stopped there."""
-        last = self._track.last
-        if cursor is not None and (last is None or last.epoch != cursor.epoch or last.is_behind(cursor)):
-            self._jump(cursor, last)
+        self._sequencer.release(cursor)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -327,20 +316,11 @@ class Feed(Generic[M]):
             self._moved(State.CLOSED, "")
 
     def _moved(self, state: State, reason: str) -> None:
-        if self._stale_from is not None and self._pump.connects > self._stale_from:
-            self._buffer.clear()
-            if self._asked_behind_gap:
-                self._stale_from = None
-            else:  # this attempt had begun before the gap was found
-                self._stale_from = self._pump.connects
-                self.reconnect("messages are missing")
+        self._sequencer.moved()
+        if state is State.LIVE and reason != CAUGHT_UP:
+            self._buffer.begin_connection()
         self.state, self.since = state, self._monotonic()
         self._keeper.moved(self, state, reason)
-
-    def _begin_at(self, place: Cursor | int) -> None:
-        """`on_open` was told where the stream begins: what comes before the first message may be a gap already."""
-        if self._track.last is None and self._position is not None:
-            self._track.last = place_of(place)
 
     def _has_handled(self) -> None:
         if self._handling_since is None:
@@ -355,87 +335,38 @@ class Feed(Generic[M]):
 
     def _resume(self) -> Cursor | None:
         """Behind the newest message that was read; without positions, what the handler has on record."""
-        newest = self._buffer.newest()
-        self._asked_behind_gap = self._stale_from is not None
-        if self._position is not None and newest is not None and self._stale_from is None:
-            try:
-                at = place_of(self._position(newest if self._decode is None else self._decode(newest)))
-            except Exception:  # the handler will meet the same error, where it can be told
-                at = None
-            if at is not None:
-                return at
-        return self._track.last if self._position is not None else self._keeper.cursor
+        return self._keeper.cursor if self._position is None else self._sequencer.resume()
 
-    async def _is_next(self, at: Cursor | None) -> bool:
-        """Whether to hand out the message at this place, after what is missing before it was dealt with."""
-        if self._stale_from is not None:
-            return False
-        if at is None:
-            return True
-        track = self._track
-        track.dropped = bool(self._buffer.take_dropped()) or track.dropped
-        if track.is_duplicate(at):
-            self.duplicates += 1
-            return False
-        gap = track.gap_before(at)
-        if gap is not None and not await self._go_on_after(gap):
-            return False
-        if track.is_duplicate(at):  # the snapshot holds it already
-            return False
-        track.handed_out(at)
-        self._gap_reconnects = 0
-        return True
+    def _begin_at(self, place: Cursor | int) -> None:
+        if self._position is not None:
+            self._sequencer.begin_at(place)
 
-    async def _go_on_after(self, gap: Gap) -> bool:
-        """Deal with a gap; False when the message behind it is to come again."""
-        self._handling_since = self._monotonic()  # functions of the handler: they have as long as it has for a message
+    def _place_of(self, raw: Any) -> Place | None:
+        """The place of a message that waits for the handler, as far as it has one."""
+        if self._position is not None:
+            with suppress(Exception):  # the handler will meet the same error, where it can be told
+                return place_of(self._position(raw if self._decode is None else self._decode(raw)))
+        return None
+
+    # For the sequencer
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Functions of the handler are asked: they have as long as it has for a message."""
+        self._handling_since = self._monotonic()
         try:
-            return await self._deal_with(gap)
+            yield
         finally:
             self._handling_since = None
             self._keeper.guard()
 
-    async def _deal_with(self, gap: Gap) -> bool:
-        action = await self._action(gap)
-        if action is GapAction.RECONNECT and self._gap_reconnects >= RECONNECTS_A_GAP:
-            action = GapAction.CONTINUE
-        self._keeper.found_gap(gap, action)
-        match action:
-            case GapAction.FAIL:
-                raise StreamFailed(f"messages are missing ({gap.cause}): after {gap.after}, before {gap.before}")
-            case GapAction.RECONNECT:
-                self._gap_reconnects += 1
-                self._stale_from, self._asked_behind_gap = self._pump.connects, False
-                self._buffer.clear()
-                self.reconnect("messages are missing")
-                return False
-            case GapAction.SNAPSHOT:
-                if self._snapshot is None:
-                    raise ConfigurationError("on_gap asks for a snapshot: give connect() a `snapshot` function")
-                place = self._snapshot(gap)
-                if inspect.isawaitable(place):
-                    place = await place
-                to = place_of(place)
-                if to is not None:
-                    self._jump(to, gap.after, gap.before)
-        return True
+    def doubt(self, reason: str) -> None:
+        """Something looks wrong."""
+        self._keeper.warned(self, reason)
 
-    def _jump(self, to: Cursor, *before: Cursor | None) -> None:
-        """Go on behind this place: what was read so far and is of an epoch before its own is not handed out."""
-        epochs = [at.epoch for at in before if at is not None]
-        if self._position is not None:
-            for raw in self._buffer.waiting():
-                with suppress(Exception):  # the handler will meet the same error, where it can be told
-                    at = place_of(self._position(raw if self._decode is None else self._decode(raw)))
-                    if at is not None:
-                        epochs.append(at.epoch)
-        self._track.jump(to, epochs)
-
-    async def _action(self, gap: Gap) -> GapAction:
-        if isinstance(self._on_gap, GapAction):
-            return self._on_gap
-        action = self._on_gap(gap)
-        return GapAction(await action if inspect.isawaitable(action) else action)
+    def now(self) -> float:
+        """Seconds of the lease's clock."""
+        return self._monotonic()
 
 
 def _silent(error: BaseException) -> RuntimeError:

@@ -13,6 +13,7 @@ from thunderagent.streaming.ending import ConnectionEnd
 from thunderagent.streaming.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
 
 OnFull = Literal["pause", "drop_oldest", "fail"]
+Restart = Literal["accept", "fail"]
 MOST: Final = 2**40
 _OPTIONAL: Final = ("ping_interval_s", "idle_timeout_s", "max_connection_age_s")
 _OVER_ZERO: Final = (
@@ -89,6 +90,9 @@ class StreamOptions:
     """Replace the connection at this age, less up to a tenth; None takes the profile's."""
     contiguous: bool = True
     """Positions grow by one, so that a jump is a gap."""
+    restart: Restart | None = None
+    """A new connection begins behind the last place, in no other epoch. None: duplicates, with a warning; "accept": the
+    peer counts afresh, which is a gap; "fail": FAILED."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -119,6 +123,7 @@ class StreamOptions:
         problems = [
             *map(self._number_problem, _OVER_ZERO),
             choice_problem("on_full", self.on_full, ("pause", "drop_oldest", "fail")),
+            None if self.restart is None else choice_problem("restart", self.restart, ("accept", "fail")),
             choice_problem("profile", self.profile, PROFILES),
         ]
         yield from filter(None, problems)
