@@ -7,6 +7,7 @@ results are never logged.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import threading
@@ -174,6 +175,25 @@ def configure_logging(
     _writer = writer = LogWriter(logger, to, guard, as_json=as_json, plain=_plain)
     if (outlet := outlet_of(to)) is not None:
         outlet.said = lambda number: writer.line("WARNING", "log lines were dropped", [("lines", number)])
+
+
+def adopt_lines(*libraries: str) -> None:
+    """Write what these libraries log as lines of ours, warnings and errors only; they would print bare ones."""
+    for name in libraries:
+        library = logging.getLogger(name)
+        library.handlers = [_LibraryLines(logging.WARNING)]
+        library.propagate = False
+
+
+class _LibraryLines(logging.Handler):
+    """Writes the lines of a library's logger as ours, with its name as a fact."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            bound = logger.bind(library=record.name).opt(exception=record.exc_info)
+            bound.log(record.levelname, "{}", record.getMessage())
+        except Exception:
+            self.handleError(record)
 
 
 def warn(sentence: str) -> None:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosedOK
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, NegotiationError
 
 from tests.streaming.support import PROMPT, Keeper, governor, now, run, streaming, subscribe
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
@@ -21,7 +22,7 @@ from thunderagent.errors import ConfigurationError, StreamFailed
 from thunderagent.streaming import transport
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import State
+from thunderagent.streaming.ending import Cause, State, end_of
 from thunderagent.streaming.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver
@@ -98,6 +99,70 @@ def test_headers_and_subprotocols_are_sent_and_each_attempt_asks_anew() -> None:
             assert [str(one.last_end)[:8] for one in attempts] == ["None", "http 401", "closed 1"]
 
     run(main(), fast=True)
+
+
+@asynccontextmanager
+async def a_peer(**options: Any) -> AsyncIterator[str]:
+    """A server of the library `websockets` that sends each message of a client back eight times over."""
+
+    async def echo(connection: ServerConnection) -> None:
+        async for message in connection:
+            await connection.send(str(message) * 8)
+
+    async with serve(echo, "127.0.0.1", 0, **options) as server:
+        yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+async def opened(url: str, **options: Any) -> Connection:
+    wanted = replace(PROMPT, **options)
+    endpoint = Endpoint(url, subprotocols=("v2.json", "v1.json"))
+    return Connection(await transport.open_connection(endpoint, wanted, Resolver()), wanted)
+
+
+def test_messages_are_compressed_if_that_is_wanted_and_the_peer_can() -> None:
+    async def main() -> None:
+        for ours, theirs in ((True, "deflate"), (True, None), (False, "deflate")):
+            async with a_peer(compression=theirs) as url:
+                connection = await opened(url, compression=ours)
+                is_compressed = "permessage-deflate" in connection.response_headers.get("Sec-WebSocket-Extensions", "")
+                assert is_compressed is (ours and theirs is not None)
+                await connection.send("tick" * 1000)
+                assert await connection.recv() == "tick" * 8000
+                await connection.close()
+
+    run(main())
+
+
+def test_a_small_message_that_becomes_a_large_one_is_too_large() -> None:
+    async def main() -> None:
+        async with a_peer(compression="deflate") as url:
+            connection = await opened(url, compression=True, max_size=20_000)
+            await connection.send("tick" * 1000)
+            with pytest.raises(ConnectionClosedError) as caught:
+                await connection.recv()
+            assert end_of(caught.value, State.LIVE, now=0.0).kind == "message_too_big 1009"
+            connection.abort()
+
+    run(main())
+
+
+def test_a_peer_that_chose_no_subprotocol_is_refused_if_one_is_required() -> None:
+    async def main() -> None:
+        async with a_peer(subprotocols=["v1.json"]) as url:
+            connection = await opened(url, require_subprotocol=True)
+            assert connection.subprotocol == "v1.json"
+            await connection.close()
+        async with a_peer() as url:
+            connection = await opened(url)
+            assert connection.subprotocol is None
+            await connection.close()
+            with pytest.raises(NegotiationError, match="chose none of 2 subprotocols") as caught:
+                await opened(url, require_subprotocol=True)
+            assert end_of(caught.value, State.CONNECTING, now=0.0).cause is Cause.PROTOCOL
+            with pytest.raises(ConfigurationError, match=r"answer with an Endpoint\(url, subprotocols="):
+                await transport.open_connection(Endpoint(url), replace(PROMPT, require_subprotocol=True), Resolver())
+
+    run(main())
 
 
 def test_a_process_has_one_context_of_tls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,7 +19,7 @@ from thunderagent.bus import EventBus
 from thunderagent.context import Context, Snooze
 from thunderagent.events import Event, TaskEvent
 from thunderagent.job import job
-from thunderagent.telemetry import COUNTED, LEVELS, Telemetry, configure_logging, task_scope
+from thunderagent.telemetry import COUNTED, LEVELS, Telemetry, adopt_lines, configure_logging, task_scope
 
 ALL: Final = [
     one
@@ -239,3 +240,31 @@ def test_the_logger_of_a_process_can_be_configured_twice() -> None:
     logger.remove()
     assert first.getvalue() == ""
     assert second.getvalue().count("once") == 1
+
+
+@pytest.fixture
+def library() -> Iterator[logging.Logger]:
+    """The logger of a library whose lines are ours; afterwards it is as it was."""
+    made = logging.getLogger("test.library")
+    before = made.handlers, made.propagate
+    adopt_lines(made.name)
+    yield made
+    made.handlers, made.propagate = before
+
+
+def test_a_library_has_no_bare_lines(
+    library: logging.Logger, lines: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = logging.getLogger("test.library.server")
+    try:
+        raise ValueError(f"password={SECRET}")
+    except ValueError:
+        child.error("connection %s failed {braces}", 7, exc_info=True)
+    child.warning("token=%s", SECRET)
+    child.info("server listening")
+    error, warning = parsed(lines)
+    assert (error["level"], error["message"], error["library"]) == ("ERROR", "connection 7 failed {braces}", child.name)
+    assert error["exception"].startswith("ValueError(")
+    assert warning["level"] == "WARNING"
+    assert SECRET not in lines.getvalue()
+    assert capsys.readouterr() == ("", "")

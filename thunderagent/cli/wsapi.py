@@ -15,7 +15,7 @@ from thunderagent.bus import EventBus
 from thunderagent.cli.output import JsonOption, errors, out
 from thunderagent.errors import ConfigurationError
 from thunderagent.settings import has_package, load_settings
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry import Telemetry, adopt_lines, configure_logging
 
 if TYPE_CHECKING:  # an extra
     from thunderagent.wsapi.local_regions import LocalRegion
@@ -58,6 +58,7 @@ def serve(
 
         settings = load_settings()
         configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
+        adopt_lines("websockets", "asyncio")
         bus = EventBus()
         Telemetry(bus)
         names = region or list(DEMO_REGIONS if demo else DEMO_REGIONS[:1])

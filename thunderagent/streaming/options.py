@@ -58,6 +58,10 @@ class StreamOptions:
     """For wss; None takes one context for the whole process, with the certificate authorities of the system."""
     proxy: str | bool = True
     """True: from the environment; False: none; or its URL."""
+    compression: bool = False
+    """Offer permessage-deflate: fewer bytes, for 44 to 68 KiB a connection and twice the time to read a message."""
+    require_subprotocol: bool = False
+    """Refuse a peer that chose none of the endpoint's subprotocols."""
     backoff_base_s: float = 0.5
     """Upper end of the random delay before the first retry; doubles with each."""
     backoff_cap_s: float = 60.0

@@ -12,8 +12,10 @@ from functools import cache
 from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import NegotiationError
 from websockets.proxy import get_proxy
 
+from thunderagent.errors import ConfigurationError
 from thunderagent.forks import of_this_process
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
@@ -47,7 +49,7 @@ class _Connect(connect):
             endpoint.url,
             additional_headers=dict(endpoint.headers),
             subprotocols=list(endpoint.subprotocols) or None,  # type: ignore[arg-type] # a NewType over str
-            compression=None,  # 40 KiB a connection, and Amazon's API Gateway misbehaves with it
+            compression="deflate" if options.compression else None,  # Amazon's API Gateway misbehaves with it
             proxy=options.proxy or None,
             open_timeout=options.open_timeout_s,
             ping_interval=None,  # the library's own cuts healthy connections of slow handlers
@@ -97,11 +99,19 @@ async def open_connection(
         reached: called when TCP and TLS are there, and the handshake begins.
 
     Raises:
+        ConfigurationError: a subprotocol is required, and the endpoint names none.
         OSError: no network, no name, no answer, a certificate that is not acceptable.
         websockets.exceptions.InvalidHandshake: the peer answered with something else.
         websockets.exceptions.InvalidURI: the URL is none.
     """
+    if options.require_subprotocol and not endpoint.subprotocols:
+        raise ConfigurationError("require_subprotocol is set: answer with an Endpoint(url, subprotocols=[…])")
     connection = await _Connect(endpoint, options, resolver, reached)
+    if options.require_subprotocol and connection.subprotocol is None:
+        abort_connection(connection)
+        raise NegotiationError(  # without their names: some peers take a token as one
+            f"the peer chose none of {len(endpoint.subprotocols)} subprotocols, and require_subprotocol is set"
+        )
     try:
         _set_up(connection.transport.get_extra_info("socket"))
         of_this_process(connection, _close_copy)
