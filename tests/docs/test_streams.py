@@ -54,7 +54,7 @@ def test_the_table_of_options_is_the_options() -> None:
 def test_the_stream_of_the_guide_has_twenty_lines_and_runs_as_it_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [block] = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    block = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)[0]
     assert len([line for line in block.splitlines() if line.strip() and not line.startswith("#")]) <= 20
     (tmp_path / "mystreams").mkdir()
     (tmp_path / "mystreams" / "__init__.py").touch()
