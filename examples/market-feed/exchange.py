@@ -85,14 +85,15 @@ class Exchange:
         """One client, until it leaves."""
         wanted = self.subscriptions[connection] = set()
         try:
-            async for request in connection:
-                symbols = [symbol for symbol in json.loads(request)["symbols"] if symbol in self.books]
-                wanted.update(symbols)
-                await self._tell(connection, {"type": "subscribed"})
-                for symbol in symbols:
-                    book = self.books[symbol]
-                    state = {"last": book.last, "bids": book.bids, "asks": book.asks}
-                    await self._tell(connection, {"type": "snapshot", "symbol": symbol, **state})
+            with suppress(ConnectionClosed):  # a restart, or a client that was killed
+                async for request in connection:
+                    symbols = [symbol for symbol in json.loads(request)["symbols"] if symbol in self.books]
+                    wanted.update(symbols)
+                    await self._tell(connection, {"type": "subscribed"})
+                    for symbol in symbols:
+                        book = self.books[symbol]
+                        state = {"last": book.last, "bids": book.bids, "asks": book.asks}
+                        await self._tell(connection, {"type": "snapshot", "symbol": symbol, **state})
         finally:
             del self.subscriptions[connection]
 
