@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent.conditions import Write
+from thunderagent.errors import StoreRejected
 from thunderagent.faults import FaultyEngine
 from thunderagent.journal import Missed
 from thunderagent.pacing import LOOP_LATE_S
@@ -206,6 +207,10 @@ class Watch(FaultyEngine):
         """Rows of a newer version."""
         self.newer_wish = ""
         """A value of `desiredState` that only newer versions know."""
+        self.never: Callable[[Write], bool] = lambda write: False
+        """Writes of streams that the store does not take, now or later."""
+        self._refused: set[str] = set()
+        """Streams whose last renewal was refused."""
         self._renewed: dict[str, float] = {}
         self._offers: dict[tuple[str, str], int] = {}
         self._owners: dict[tuple[str, int], str] = {}
@@ -225,6 +230,10 @@ class Watch(FaultyEngine):
             if before is not None and answer.won and not str(before["status"]).startswith(Status.PENDING):
                 self.ledger.blame(f"a row of a newer version is changed: {write}")
             return answer
+        if self.never(write):
+            if write.verb == "renew":
+                self._refused.add(write.task_id)
+            return Applied(won=False, error=StoreRejected("the row is too large"))
         before = self._engine.get([write.task_id]).get(write.task_id, {})
         [answer] = self._engine.apply([write])
         if answer.won and answer.row is not None:
@@ -279,7 +288,9 @@ class Watch(FaultyEngine):
             )
         run = self.ledger.runs.get((task, fence))
         done = [call.place for call in run.calls if call.ended_at < now - TICK_S] if run is not None else []
-        if done and (new is None or new < max(done)):
+        is_bare = task in self._refused  # with a cursor the store did not take it
+        self._refused.discard(task)
+        if done and not is_bare and (new is None or new < max(done)):
             self.ledger.blame(f"renewed with the cursor {new} though {max(done)} was handled: {who}")
         for call in self.ledger.open_calls:
             stuck = (call.task, call.fence) == (task, fence) and now - call.began > self.handler_timeout_s + TICK_S

@@ -344,6 +344,10 @@ class World:
         owner = self.task(name).lease_owner
         return next(one for one in self.living if one.agent.name == owner)
 
+    def connections(self, name: str) -> list[Wire]:
+        """Those of agents to the peer of a stream that are open."""
+        return [wire for wire in self.network.wires if wire.port == self.servers[name].port and wire.is_open]
+
     def waiting(self, name: str) -> bool:
         """True while a successor is connected and waits for its predecessor."""
         contexts = [one.agent._workload.held[name].context for one in self.living if name in one.agent._workload.held]

@@ -42,7 +42,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.engine.stream_support import FeedThread, Log, fleet, follower
 from tests.model.stream_agents import SimProcess
-from tests.model.stream_world import HOURS_S, LARGE, NEWER, NEWER_AGENTS, PAYLOADS, World
+from tests.model.stream_ledger import SETTLES
+from tests.model.stream_world import HOURS_S, LARGE, LEASE_S, NEWER, NEWER_AGENTS, PAYLOADS, SETTINGS, World
 from thunderagent.chaos import Behaviour, Close, Cut, HangUp, Refuse, Silence, Unanswered
 from thunderagent.task import Status
 
@@ -528,6 +529,54 @@ def test_what_the_store_refuses_for_good_keeps_no_other_stream_waiting(seed: int
         world.calm()
         found = world.settle()
         assert {found[name] for name in PAYLOADS if not found[name].startswith("failed")} <= {"live"}
+
+
+@pytest.mark.parametrize("is_bare_taken", [True, False])
+def test_an_outcome_that_the_store_never_takes_ends_the_run_or_at_least_its_lease(is_bare_taken: bool) -> None:
+    with a_world(0) as world:
+        world.watch.never = lambda write: (
+            write.task_id == "plain" and write.verb in SETTLES and (not is_bare_taken or "errors" in write.set)
+        )
+        fence = world.task("plain").fence
+        world.servers["plain"].publish("boom")
+        world.servers["plain"].publish("plain")
+        world.pass_time(2 * LEASE_S + SETTINGS.sweep_s)
+        task = world.task("plain")
+        if is_bare_taken:
+            assert (task.status, task.fence) == (Status.FAILED, fence)
+            assert task.error is not None
+            assert task.error.startswith("the store does not take its outcome (retry)")
+        else:
+            assert (task.status, task.fence) == (Status.RUNNING, fence + 1)
+            assert world.ledger.most["plain"] == (1, 6)
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_a_cursor_that_the_store_never_takes_costs_no_lease(name: str) -> None:
+    with a_world(0) as world:
+        world.watch.never = lambda write: (write.task_id, write.verb) == (name, "renew") and "lastSeq" in write.set
+        before, connections = world.task(name), world.connections(name)
+        for _ in range(20):
+            world.servers[name].publish("plain")
+            world.pass_time(1.0)
+        after = world.task(name)
+        assert (after.status, after.fence, after.last_seq) == (Status.RUNNING, before.fence, before.last_seq)
+        assert world.connections(name) == connections
+        assert world.ledger.most[name] == (1, 24)
+
+
+@pytest.mark.parametrize("name", ["plain", "overlapping"])
+def test_a_stream_whose_row_its_agent_cannot_read_for_a_while_goes_on(name: str) -> None:
+    with a_world(0) as world:
+        fence, connections = world.task(name).fence, world.connections(name)
+        world.wish_newer(name, 3 * LEASE_S)
+        for _ in range(20):
+            world.servers[name].publish("plain")
+            world.pass_time(1.0)
+        task = world.task(name)
+        assert (task.status, task.fence) == (Status.RUNNING, fence)
+        assert world.connections(name) == connections
+        assert world.ledger.most[name] == (1, 24)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
