@@ -107,10 +107,11 @@ def reads(ctx: Context, payload: dict[str, Any]) -> list[str]:
 @job("process.leaves_a_process", isolation="process")
 def leaves_a_process(ctx: Context, payload: dict[str, Any]) -> str:
     """Forks, as `multiprocessing` does; the grandchild has every descriptor of the child."""
-    if not os.fork():
-        ready(payload)
+    pid = os.fork()
+    if not pid:
         signal.pause()
         os._exit(0)
+    Path(payload["file"]).write_text(str(pid), encoding="utf-8")  # the other one may be ended before it can write
     return "done"
 
 
