@@ -962,3 +962,95 @@ def test_the_invariants_hold_in_a_file_whose_process_forks_at_any_step() -> None
 
 def test_the_invariants_hold_on_dynamodb_whatever_happens() -> None:
     _run(DynamoMachine, EXAMPLES // 10 or 10, 40)
+
+
+# Rules that a random example meets seldom.
+
+
+@pytest.fixture
+def machine() -> Iterator[QueueMachine]:
+    """One whose steps a test chooses."""
+    made = QueueMachine()
+    yield made
+    made.limit.stop()
+    made.close_engine()
+
+
+def running(machine: QueueMachine, who: int, number: int = 1) -> list[str]:
+    """Tasks that an agent runs."""
+    names = [machine.enqueue("default", 0.0, 0, 0) for _ in range(number)]
+    machine.claim(who, True, 10)
+    assert machine.fleet[who].leases.keys() >= set(names)
+    return names
+
+
+def status_of(machine: QueueMachine, name: str) -> Status:
+    return Task.from_row(machine.audit.rows[name]).status
+
+
+def test_what_the_store_never_takes_is_a_bare_failure_at_once(machine: QueueMachine) -> None:
+    [name] = running(machine, 0)
+    machine.faulty.reject("succeed")
+    machine.settle(0, "success", True)
+    assert status_of(machine, name) is Status.FAILED
+    assert not machine.fleet[0].leases
+
+
+def test_a_child_that_the_store_never_dooms_holds_up_no_other(machine: QueueMachine) -> None:
+    [parent] = running(machine, 0)
+    stuck, other = (machine.enqueue_child([parent], "fail", "default", 0.0, False) for _ in range(2))
+    machine.settle(0, "fatal", False)
+    machine.a_row_that_the_store_never_takes(stuck, "doom")
+    machine.heal(1)
+    assert (status_of(machine, stuck), status_of(machine, other)) == (Status.BLOCKED, Status.FAILED)
+
+
+def test_a_task_that_the_store_gives_no_other_agent_has_failed(machine: QueueMachine) -> None:
+    stuck, other = running(machine, 0, 2)
+    machine.crash(0)
+    machine.a_row_that_the_store_never_takes(stuck, "take over")
+    machine.take_over(1, LEASE_S + 2 * GUARD_S)
+    assert (status_of(machine, stuck), status_of(machine, other)) == (Status.FAILED, Status.RUNNING)
+    assert machine.fleet[1].leases.keys() == {other}
+
+
+def test_a_sweep_comes_to_the_children_behind_those_that_it_reads_at_once(machine: QueueMachine) -> None:
+    [parent] = running(machine, 0)
+    open_parent = machine.enqueue("default", 3600.0, 0, 0)
+    for _ in range(A_PART):
+        machine.enqueue_child([open_parent], "fail", "default", 0.0, False)
+    last = machine.enqueue_child([parent], "fail", "default", 0.0, False)
+    machine.settle(0, "fatal", False)
+    for who in range(3):  # each goes on where another has ended
+        machine.time_passes(10 * SWEEP_S)
+        machine.heal(who)
+    assert status_of(machine, last) is Status.FAILED
+
+
+def test_a_sweep_comes_to_the_lost_tasks_behind_those_that_it_reads_at_once(machine: QueueMachine) -> None:
+    running(machine, 0, A_PART)
+    [last] = running(machine, 1)
+    machine.crash(1)
+    for _ in range(6):
+        machine.time_passes(LEASE_S / 2)
+        machine.renew(0)
+        machine.take_over(2, 0.0)
+    assert machine.fleet[2].leases.keys() == {last}
+
+
+@pytest.mark.parametrize("to", [-1.0, 1.0])
+def test_a_lease_ends_in_its_time_whatever_the_clock_of_the_host_is_set_to(machine: QueueMachine, to: float) -> None:
+    [name] = running(machine, 0)
+    machine.clock_is_set(to)
+    machine.take_over(1, LEASE_S / 2)
+    assert not machine.fleet[1].leases
+    machine.take_over(1, LEASE_S)
+    assert machine.fleet[1].leases.keys() == {name}
+
+
+@pytest.mark.parametrize("why", ["now", "for good"])
+def test_a_text_that_cannot_be_read_holds_up_no_task_claimed_beside_it(machine: QueueMachine, why: str) -> None:
+    unread = machine.enqueue("default", 0.0, 0, max(SIZES))
+    machine.a_text_cannot_be_read(unread, why)
+    running(machine, 0)
+    assert status_of(machine, unread) is (Status.FAILED if why == "for good" else Status.PENDING)
