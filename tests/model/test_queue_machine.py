@@ -978,14 +978,14 @@ def machine() -> Iterator[QueueMachine]:
 
 def running(machine: QueueMachine, who: int, number: int = 1) -> list[str]:
     """Tasks that an agent runs."""
-    names = [machine.enqueue("default", 0.0, 0, 0) for _ in range(number)]
+    names = [str(machine.enqueue("default", 0.0, 0, 0)) for _ in range(number)]
     machine.claim(who, True, 10)
     assert machine.fleet[who].leases.keys() >= set(names)
     return names
 
 
-def status_of(machine: QueueMachine, name: str) -> Status:
-    return Task.from_row(machine.audit.rows[name]).status
+def status_of(machine: QueueMachine, name: object) -> Status:
+    return Task.from_row(machine.audit.rows[str(name)]).status
 
 
 def test_what_the_store_never_takes_is_a_bare_failure_at_once(machine: QueueMachine) -> None:
