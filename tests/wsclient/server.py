@@ -70,6 +70,20 @@ class Api:
         self._server: Server | None = None
         self._over = asyncio.Event()
 
+    def lose_answer(self, action: str, meanwhile: Callable[[Message], None] = lambda message: None) -> None:
+        """Carry out the next message of this action; its answer is lost with the connection, after `meanwhile`."""
+
+        def lose(number: int, message: Message) -> Message | list[Message] | None:
+            reply = self.reply(number, message)
+            if message["action"] != action:
+                return reply
+            self.answer = self.reply
+            meanwhile(message)
+            self.drop()
+            return None
+
+        self.answer = lose
+
     async def __aenter__(self) -> Self:
         await self.mend()
         return self

@@ -117,16 +117,7 @@ async def test_a_conflict_is_answered_with_the_same_change_upon_the_new_state() 
 @fast
 async def test_a_change_whose_answer_was_lost_with_the_connection_is_made_once() -> None:
     async with Api() as api, connected(api) as client:
-
-        def lose(number: int, message: Message) -> Message | None:
-            reply = api.reply(number, message)
-            if message["action"] == "setState":
-                api.answer = api.reply
-                api.drop()
-                return None
-            return reply
-
-        api.answer = lose
+        api.lose_answer("setState")
         assert await client.set({"a": 1}) == 1
         assert (api.row.version, len(api.actions("setState"))) == (1, 2)
 
@@ -328,16 +319,10 @@ async def test_an_update_whose_answer_was_lost_is_made_though_it_could_not_be_ma
                 raise LookupError("it is there")
             return {"list": [*state.get("list", []), "ours"]}
 
-        def lose(number: int, message: Message) -> Message | None:
-            reply = api.reply(number, message)
-            if message["action"] == "setState":
-                api.answer = api.reply
-                api.row.save({"more": 1}, "x")
-                api.drop()
-                return None
-            return reply
+        def meanwhile(message: Message) -> None:
+            api.row.save({"more": 1}, "x")
 
-        api.answer = lose
+        api.lose_answer("setState", meanwhile)
         assert await client.update(once) == 1
         assert client.state == api.row.state == {"list": ["ours"], "more": 1}
         assert api.row.version == 2
@@ -347,21 +332,15 @@ async def test_an_update_whose_answer_was_lost_is_made_though_it_could_not_be_ma
 async def test_an_update_of_which_nobody_knows_any_more_whether_it_was_made_is_not_made_twice() -> None:
     async with Api() as api, connected(api) as client:
 
-        def lose(number: int, message: Message) -> Message | None:
-            reply = api.reply(number, message)
-            if message["action"] == "setState":
-                api.answer = api.reply
-                for other in range(CHANGES_KEPT):
-                    api.row.save({"other": other}, f"x{other}")
-                api.row.changes.pop(message["change"])  # the last fifty are known
-                api.drop()
-                return None
-            return reply
+        def meanwhile(message: Message) -> None:
+            for other in range(CHANGES_KEPT):
+                api.row.save({"other": other}, f"x{other}")
+            api.row.changes.pop(message["change"])  # the last fifty are known
 
-        api.answer = lose
+        api.lose_answer("setState", meanwhile)
         plain = client.submit({"plain": 1})
         assert await plain == CHANGES_KEPT + 2  # of a patch twice is once
-        api.answer = lose
+        api.lose_answer("setState", meanwhile)
         with pytest.raises(ChangeRefused, match="not known"):
             await client.update(count)
         assert api.row.state["count"] == 1
@@ -415,16 +394,7 @@ async def test_a_change_for_a_version_is_made_upon_that_version_alone() -> None:
 @fast
 async def test_a_change_for_a_version_whose_answer_was_lost_is_no_conflict() -> None:
     async with Api() as api, connected(api) as client:
-
-        def lose(number: int, message: Message) -> Message | None:
-            reply = api.reply(number, message)
-            if message["action"] == "setState":
-                api.answer = api.reply
-                api.drop()
-                return None
-            return reply
-
-        api.answer = lose
+        api.lose_answer("setState")
         assert await client.set({"a": 1}, version=0) == 1
         assert api.row.version == 1
 
