@@ -15,6 +15,7 @@ import schedule
 from thunderagent import events
 from thunderagent.balance import is_paused
 from thunderagent.bus import EventBus
+from thunderagent.clock import process_start
 from thunderagent.errors import StoreError, StoreRejected
 from thunderagent.gate import Gate
 from thunderagent.health.marks import Marks
@@ -296,6 +297,7 @@ class Housekeeping:
             {
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
+                "process": process_start(os.getpid()),
                 "version": __version__,
                 "queues": {name: poller.slots for (name, _), poller in self._batch_first()},
                 "running": {name: poller.running for (name, _), poller in self._batch_first()},

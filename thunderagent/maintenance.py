@@ -7,12 +7,11 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
-from thunderagent.clock import on_host, since_boot
+from thunderagent.clock import on_host, process_start, since_boot
 from thunderagent.conditions import Write
 from thunderagent.dependencies import most_dependents
 from thunderagent.dependents import Dependents, Ended, statuses_of
@@ -24,7 +23,7 @@ from thunderagent.shared_writes import holder
 from thunderagent.store import Doubt, TaskStore
 from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.task import Lane, Lease, Row, Status, Task
-from thunderagent.unreadable import is_number
+from thunderagent.unreadable import as_map, is_number
 
 RECHECKED: Final = 500
 """Rows that one look at leases which should be over reads at most."""
@@ -329,7 +328,7 @@ class Janitor:
         ids = {f"agent:{name}": name for name in names}
         rows = self._store.engine.get(sorted(ids)) if ids else {}
         told = {ids[row_id]: at for row_id, row in rows.items() if is_number(at := row.get("updatedAt"))}
-        return told | {name: math.inf for name in ids.values() if _runs_here(name)}
+        return told | {name: math.inf for row_id, name in ids.items() if _runs_here(name, rows.get(row_id, {}))}
 
     def _give_up(self, task: Task, loss: Loss, error: str | None = None) -> None:
         now = self._store.clock.now()
@@ -388,14 +387,9 @@ class Janitor:
             self._store.apply(batch, rejected=self._dependents.rejected)
 
 
-def _runs_here(agent: str) -> bool:
-    """True when the agent's process is on this host and runs; one that has ended and still has a pid does not."""
+def _runs_here(agent: str, row: Row) -> bool:
+    """True when the agent's process is on this host and runs; what its row says of it tells it from others."""
     host, _, process = agent.partition(":")
     pid = process.partition(":")[0]
-    if host != socket.gethostname() or not pid.isdigit():
-        return False
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+    started = as_map(row.get("info")).get("process")
+    return host == socket.gethostname() and pid.isdigit() and bool(started) and process_start(int(pid)) == started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,12 +160,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         jobs: str = "workjobs",
         cwd: Path = tmp_path,
         ahead: Path | None = None,
+        within: Sequence[str] = (),
         **settings: Any,
     ) -> AgentProcess:
         url = place if isinstance(place, str) else place.url
         log = tmp_path / f"agent-{len(agents)}.log"
         given = {**SETTINGS, "store": url, **settings}
-        agents.append(AgentProcess([jobs, *arguments], settings=given, log=log, cwd=cwd, ahead=ahead))
+        whole = [jobs, *arguments]
+        agents.append(AgentProcess(whole, settings=given, log=log, cwd=cwd, ahead=ahead, within=within))
         return agents[-1]
 
     try:

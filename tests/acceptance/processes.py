@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -141,7 +141,16 @@ def cli(
 
 
 class AgentProcess:
-    """One `thunderagent run`, in a process group of its own; `ahead` is the file of a clock that the test sets."""
+    """One `thunderagent run`, in a process group of its own.
+
+    Args:
+        arguments: of the command.
+        settings: of the agent, without their prefix.
+        log: the file of its output.
+        cwd: its folder.
+        ahead: the file of a clock that the test sets.
+        within: the command that runs it, such as one that makes namespaces.
+    """
 
     def __init__(
         self,
@@ -151,12 +160,13 @@ class AgentProcess:
         log: Path,
         cwd: Path,
         ahead: Path | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self.log = Log(log)
         command = [COMMAND] if ahead is None else [sys.executable, "-c", STEPPED, str(ahead)]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "run", *arguments, "--json"],
+                [*within, *command, "run", *arguments, "--json"],
                 env=environment(**settings),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,

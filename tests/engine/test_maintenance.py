@@ -17,7 +17,7 @@ import pytest
 from tests.engine.support import Recorder, Rejecting, claimed, put, seen
 from thunderagent import events, writes
 from thunderagent.bus import EventBus
-from thunderagent.clock import DateClock, SharedClock
+from thunderagent.clock import DateClock, SharedClock, process_start
 from thunderagent.conditions import Write
 from thunderagent.dependents import Dependents
 from thunderagent.errors import StoreError
@@ -501,15 +501,20 @@ def test_a_lease_that_ran_out_while_its_agent_lives_is_told_so(at: Setting) -> N
 
 def test_an_agent_on_this_host_is_known_by_its_process(at: Setting) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    names = {name: f"{socket.gethostname()}:{pid}:0" for name, pid in (("lives", os.getpid()), ("killed", child.pid))}
+    pids = {"lives": os.getpid(), "killed": child.pid, "another": os.getpid()}
+    started = {name: process_start(pid) for name, pid in pids.items()}
+    started["another"] = started["killed"]  # had our pid, in another container or before us
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its pid is still taken
+    names = {name: f"{socket.gethostname()}:{pid}:{name}" for name, pid in pids.items()}
     for name, owner in names.items():
+        at.store.announce(owner, {"process": started[name]}, lives_s=60.0)
         claimed(at.store, name, owner=owner)
     at.clock.advance(303)
     at.janitor.take_over(LANES, anything)
     assert at.row("lives").errors[-1]["error"] == f"the lease ran out although agent {names['lives']} lives"
-    assert at.row("killed").errors[-1]["error"] == f"agent {names['killed']} was lost"
+    for name in ("killed", "another"):
+        assert at.row(name).errors[-1]["error"] == f"agent {names[name]} was lost"
     child.communicate()
 
 
