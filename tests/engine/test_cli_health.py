@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +71,20 @@ def test_one_that_is_not_healthy_is_exit_code_1_and_a_line_with_the_reason(run: 
     assert "elsewhere" not in run("--store", run.url, "--agent", AGENT)
     [told] = json.loads(run("--store", run.url, "--agent", f"{HERE}:4712:0a1b2c3d", "--json", code=1))
     assert (told["healthy"], told["alive"], told["reasons"]) == (False, True, ["the store has not answered for 75 s"])
+
+
+def test_what_restarts_an_agent_asks_whether_it_is_alive(run: Commands, tmp_path: Path) -> None:
+    """A container engine that asked for its health would restart a whole fleet whose store is away."""
+    folder = str(tmp_path / "health")
+    file = HealthFile(folder, now=time.time)
+    for told, code in ((ILL, 0), (Health(healthy=False, alive=False), 1)):
+        file.write({"agent": AGENT, **told.entry()}, every_s=60.0)
+        assert AGENT in run("--folder", folder, "--alive", code=code)
+        run("--folder", folder, code=1)
+    file.remove()
+    run("--folder", folder, "--alive", code=1)
+    run("--store", run.url, "--alive", code=2)
+    assert "--alive needs --folder or --url" in run.said
 
 
 def test_no_agent_is_not_healthy(run: Commands) -> None:

@@ -47,6 +47,14 @@ def health(
             metavar="URL", help="Ask one agent at its port, such as http://127.0.0.1:9464.", show_default=False
         ),
     ] = None,
+    alive: Annotated[
+        bool,
+        typer.Option(
+            "--alive",
+            help="Ask whether they are alive, as what restarts an agent should: one whose store is away is. "
+            "Needs --folder or --url.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Tell whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.
@@ -56,6 +64,8 @@ def health(
     with errors():
         if folder is not None and url is not None:
             raise ConfigurationError("give --folder or --url, not both")
+        if alive and folder is None and url is None:
+            raise ConfigurationError("--alive needs --folder or --url: rows tell nothing while the store is away")
         if url is not None:
             found = [_asked(url)]
         elif folder is not None:
@@ -65,7 +75,8 @@ def health(
         if agent is not None:
             found = [one for one in found if agent in names_of(str(one["agent"]))]
         _show(found, as_json)
-        if not found or not all(one["healthy"] for one in found):
+        good = "alive" if alive else "healthy"
+        if not found or not all(one.get(good, one["healthy"]) for one in found):
             raise typer.Exit(REFUSED)
 
 
