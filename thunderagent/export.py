@@ -41,7 +41,8 @@ class Export:
             return
         if turn % 2 == 0:
             self._send()
-        elif (series := (metrics.ACTIVE_CONNECTIONS, "")) in (now := self._meter.read()).gauges:
+        elif (metrics.STREAMS_HELD, "") in (now := self._meter.read()).gauges:  # else it is 0 in every minute
+            series = (metrics.ACTIVE_CONNECTIONS, "")
             only = Reading({}, {series: now.gauges[series]}, {}, now.set_at, now.at)
             self._told(lambda: self._to.put([datum for _, datum in data_of(only)]))
 

@@ -149,6 +149,11 @@ class Meter:
         self._count(metrics.TASKS_RETRIED, event.queue)
         self._count(metrics.HANDLER_ERRORS, event.job)
 
+    def _began(self, event: events.AgentStarted) -> None:
+        self._set(metrics.HEALTHY, 1.0)
+        # Agents without streams have it too: a scaling policy without data keeps all policies from scaling in.
+        self._set(metrics.ACTIVE_CONNECTIONS, 0.0)
+
     def _counted(self, event: events.Counted) -> None:
         self._set(metrics.SLOTS_USED, event.running)
         self._set(metrics.SLOTS, event.slots)
@@ -197,7 +202,7 @@ def _late_tick(meter: Meter, event: events.TickPut) -> None:
 
 
 _NOTES: Final[dict[type[Event], Callable[[Meter, Any], None]]] = {
-    events.AgentStarted: lambda meter, event: meter._set(metrics.HEALTHY, 1.0),
+    events.AgentStarted: Meter._began,
     events.Counted: Meter._counted,
     events.Polled: Meter._polled,
     events.TaskStarted: Meter._started,

@@ -247,7 +247,7 @@ ACTIVE_CONNECTIONS: Final = Metric(
     kind=Kind.GAUGE,
     unit=Unit.COUNT,
     group=Group.STREAMS,
-    help="Open connections of streams; each half minute.",
+    help="Open connections of streams; each half minute, of an agent without streams 0 each minute.",
 )
 STREAMS_HELD: Final = Metric(
     name="streams held", kind=Kind.GAUGE, unit=Unit.COUNT, group=Group.STREAMS, help="Streams that the agent holds."

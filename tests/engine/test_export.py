@@ -147,12 +147,16 @@ def test_a_minute_is_one_request_with_everything_in_it(bench: Bench) -> None:
 
 
 def test_an_agent_without_streams_makes_one_request_a_minute_and_one_with_streams_two(bench: Bench) -> None:
+    bench.bus.emit(events.AgentStarted(agent="a", store="s", queues="q", jobs=()))
     bench.export.turn()
     for _ in range(5):
         succeed(bench.bus)
         bench.bus.emit(events.Counted(running=2, slots=10, skew_s=None))
         bench.minute()
     assert len(bench.wire.bodies) == 5
+    # Auto Scaling takes no machine away while one of its policies has no data.
+    names = Counter(datum["MetricName"] for datum in bench.wire.data())
+    assert (names["ActiveConnections"], bench.wire.sum_of("ActiveConnections"), names["StreamsHeld"]) == (5, 0, 0)
     for connections in range(5):
         succeed(bench.bus)
         bench.bus.emit(events.ActiveConnections(connections=connections, streams=5))
@@ -161,7 +165,7 @@ def test_an_agent_without_streams_makes_one_request_a_minute_and_one_with_stream
     assert [datum["MetricName"] for datum in bench.wire.bodies[5]["MetricData"]] == ["ActiveConnections"]
     assert bench.wire.sum_of("TasksSucceeded") == 10
     names = Counter(datum["MetricName"] for datum in bench.wire.data())
-    assert names["ActiveConnections"] == 10
+    assert names["ActiveConnections"] == 15
 
 
 def test_no_metric_names_a_task_or_an_agent(bench: Bench) -> None:

@@ -330,7 +330,8 @@ def test_what_scaling_and_alarms_look_at_is_what_agents_have_sent(
     send_backlog(place)
     cloudwatch = place.aws("cloudwatch")
     sent = {one["MetricName"] for one in cloudwatch.list_metrics(Namespace=NAMESPACE)["Metrics"]}
-    assert {metric.cloudwatch for metric in (metrics.TASKS_SUCCEEDED, metrics.HEALTHY, metrics.BACKLOG)} <= sent
+    wanted = (metrics.TASKS_SUCCEEDED, metrics.HEALTHY, metrics.BACKLOG, metrics.ACTIVE_CONNECTIONS)
+    assert {metric.cloudwatch for metric in wanted} <= sent
     now = time.time()
     window = {"StartTime": now - 300, "EndTime": now + 60, "Period": 600, "Namespace": NAMESPACE}
     [agents] = cloudwatch.get_metric_statistics(MetricName="Healthy", Statistics=["SampleCount", "Minimum"], **window)[
