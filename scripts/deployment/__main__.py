@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from deployment.artefacts import check_source
 from deployment.cloud import Cloud, open_cloud
+from deployment.code import Code
 from deployment.deploying import Declined, Deployment
 from deployment.destroying import Destruction
 from deployment.errors import DeploymentError, WrongOption
@@ -51,21 +52,29 @@ def deploy(
         typer.Option(help="NAME=VALUE for every stack that has it, or STACK.NAME=VALUE; may be given several times."),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(help="Folder of the project with your jobs; this one's if not given.")
+        Path | None,
+        typer.Option(help="Folder of the project with your jobs. It stays until you give another.", show_default=False),
     ] = None,
     code: Annotated[
         list[Path] | None,
         typer.Option(
-            exists=True, file_okay=False, help="Folder with more code for the functions; may be given several times."
+            exists=True,
+            file_okay=False,
+            help="Folder with your router for the function of the doorbell; may be given several times. It stays too.",
         ),
     ] = None,
-    bucket: Annotated[str | None, typer.Option(help="Bucket for code; one is made if not given.")] = None,
+    builtin: Annotated[
+        bool, typer.Option("--builtin", help="ThunderAgent's own jobs and router in place of yours.")
+    ] = False,
+    bucket: Annotated[
+        str | None, typer.Option(help="Bucket for new code; the stack's, or one is made.", show_default=False)
+    ] = None,
     yes: Yes = False,
     local_folder: LocalFolder = ROOT / FOLDER,
 ) -> None:
     """Make or update the stacks of infra/: shows what would change, asks, does it, and checks that all is there.
 
-    Values of parameters that were given once stay. Exit codes: 0 done or nothing to change, 1 failed, 2 wrong options.
+    Parameters and code that were given once stay. Exit codes: 0 done or nothing to change, 1 failed, 2 wrong options.
 
     Example: scripts/deploy --region eu-central-1 --source ~/shop --parameter Jobs=shop.jobs
     """
@@ -77,15 +86,16 @@ def deploy(
             check_source(source)
         endpoint = start_engine(str(local_folder)) if local else None
         with _open(region, endpoint) as cloud:
-            run = Deployment(
+            what = Code(
                 cloud=cloud,
                 console=console,
                 prefix=prefix,
-                agree=_asker(console, yes),
                 source=source,
-                code=code or (),
+                folders=code or (),
                 bucket=bucket,
+                is_builtin=builtin,
             )
+            run = Deployment(cloud=cloud, console=console, prefix=prefix, agree=_asker(console, yes), code=what)
             changed = run.run(stacks, values, every=STACKS)
             console.print(
                 f"\n[green]{changed} of {len(stacks)} stacks changed.[/]" if changed else "\nNothing to change."

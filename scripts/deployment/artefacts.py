@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import tarfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -15,6 +16,8 @@ from botocore.exceptions import ClientError
 
 from deployment.cloud import Cloud
 from deployment.errors import DeploymentError, WrongOption, told
+from deployment.package import BUILTIN
+from deployment.package import PREFIX as FUNCTIONS
 from deployment.plan import ROOT
 
 PREFIX: Final = "thunderagent/agents"
@@ -29,6 +32,10 @@ SKIPPED: Final = (
     "*.egg-info", "*.pyc", "*.db", "*.db-wal", "*.db-shm", "*.db-bells", "*.pem",
 )  # fmt: skip
 """What is no part of a project: history, environments, caches, secrets, databases."""
+
+NONCURRENT_DAYS: Final = 30
+UPLOAD_DAYS: Final = 7
+"""Days until an overwritten or deleted version, and an upload that was never ended, are gone for good."""
 
 LARGEST: Final = 100 * 1024 * 1024
 """Bytes of a project; more is a mistake, such as a folder of data."""
@@ -72,7 +79,13 @@ def pack(source: Path | None = None) -> tuple[str, bytes]:
             entry.mode = 0o755 if files[name].stat().st_mode & 0o100 else 0o644
             archive.addfile(entry, io.BytesIO(data))
     content = buffer.getvalue()
-    return f"{PREFIX}/{hashlib.sha256(content).hexdigest()[:32]}.tar.gz", content
+    folder = f"{PREFIX}/{BUILTIN}" if source is None else PREFIX
+    return f"{folder}/{hashlib.sha256(content).hexdigest()[:32]}.tar.gz", content
+
+
+def is_builtin(key: str) -> bool:
+    """Whether a key is that of ThunderAgent's own code; any other is a user's, which no run without it replaces."""
+    return key.startswith((f"{PREFIX}/{BUILTIN}/", f"{FUNCTIONS}/{BUILTIN}/"))
 
 
 def bucket_name(cloud: Cloud, prefix: str) -> str:
@@ -81,24 +94,27 @@ def bucket_name(cloud: Cloud, prefix: str) -> str:
 
 
 def ensure_bucket(cloud: Cloud, bucket: str) -> bool:
-    """Make the bucket if it is missing: private and encrypted; whether it was made.
+    """Make the bucket if it is missing, and give it its settings if it lacks them; whether it was made.
 
     Raises:
         DeploymentError: it is somebody else's, or may not be made.
     """
-    s3 = cloud.client("s3")
+    s3, is_missing = cloud.client("s3"), False
     with told(f"looking at the bucket {bucket}"):
         try:
             s3.head_bucket(Bucket=bucket, **_owner(cloud))
-            return False
+            # The last of the settings: a bucket that has it has them all.
+            if s3.get_bucket_versioning(Bucket=bucket, **_owner(cloud)).get("Status") == "Enabled":
+                return False
         except ClientError as error:
-            if error.response["Error"]["Code"] not in ("404", "NoSuchBucket", "NotFound"):
+            if not _is_missing(error):
                 raise
+            is_missing = True
     with told(f"making the bucket {bucket}"):
-        place = (
-            {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
-        )
-        s3.create_bucket(Bucket=bucket, **place)
+        if is_missing:
+            is_default = cloud.region == "us-east-1"
+            place = {} if is_default else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
+            s3.create_bucket(Bucket=bucket, **place)
         s3.put_public_access_block(
             Bucket=bucket,
             PublicAccessBlockConfiguration={
@@ -109,7 +125,38 @@ def ensure_bucket(cloud: Cloud, bucket: str) -> bool:
             },
         )
         s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [{"Key": "made-by", "Value": "thunderagent"}]})
-    return True
+        s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(tls_only(bucket, s3.meta.partition)))
+        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [_LIFECYCLE]})
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    return is_missing
+
+
+_LIFECYCLE: Final = {
+    # Current versions never expire: a machine may boot from the one that its stack names, in a year.
+    "ID": "what-nothing-names",
+    "Status": "Enabled",
+    "Filter": {"Prefix": ""},
+    "NoncurrentVersionExpiration": {"NoncurrentDays": NONCURRENT_DAYS},
+    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": UPLOAD_DAYS},
+}
+
+
+def tls_only(bucket: str, partition: str = "aws") -> dict[str, Any]:
+    """The policy of a bucket that answers nobody without TLS."""
+    arn = f"arn:{partition}:s3:::{bucket}"
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Sid": "TlsOnly",
+                "Effect": "Deny",
+                "Principal": "*",
+                "Action": "s3:*",
+                "Resource": [arn, f"{arn}/*"],
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            }
+        ],
+    }
 
 
 def put(cloud: Cloud, bucket: str, key: str, content: bytes) -> None:
@@ -120,13 +167,27 @@ def put(cloud: Cloud, bucket: str, key: str, content: bytes) -> None:
             if s3.head_object(Bucket=bucket, Key=key, **_owner(cloud))["ContentLength"] == len(content):
                 return
         except ClientError as error:
-            if error.response["Error"]["Code"] not in ("404", "NoSuchKey", "NotFound"):
+            if not _is_missing(error):
                 raise
         s3.put_object(Bucket=bucket, Key=key, Body=content, **_owner(cloud))
 
 
+def is_gone(cloud: Cloud, bucket: str, key: str) -> bool:
+    """Whether an object is certainly not there; one that may not be looked at counts as there."""
+    with told(f"looking at s3://{bucket}/{key}"):
+        try:
+            cloud.client("s3").head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "403":
+                return False
+            if not _is_missing(error):
+                raise
+            return True
+    return False
+
+
 def delete_bucket(cloud: Cloud, bucket: str) -> bool:
-    """Delete the bucket with what deployments put into it; whether there was one.
+    """Delete the bucket with all versions of what deployments put into it; whether there was one.
 
     Raises:
         DeploymentError: it holds something else, or may not be deleted.
@@ -134,19 +195,23 @@ def delete_bucket(cloud: Cloud, bucket: str) -> bool:
     s3 = cloud.client("s3")
     with told(f"deleting the bucket {bucket}"):
         try:
-            pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, **_owner(cloud))
-            keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
+            pages = s3.get_paginator("list_object_versions").paginate(Bucket=bucket, **_owner(cloud))
+            found = [one for page in pages for kind in ("Versions", "DeleteMarkers") for one in page.get(kind, [])]
         except ClientError as error:
-            if error.response["Error"]["Code"] in ("404", "NoSuchBucket", "NotFound"):
+            if _is_missing(error):
                 return False
             raise
-        others = [key for key in keys if not key.startswith(("thunderagent/agents/", "thunderagent/lambda/"))]
+        others = [one["Key"] for one in found if not one["Key"].startswith((f"{PREFIX}/", f"{FUNCTIONS}/"))]
         if others:
             raise DeploymentError(f"the bucket {bucket} holds {others[0]}, which no deployment put there: it is kept")
-        for key in keys:
-            s3.delete_object(Bucket=bucket, Key=key)
+        for one in found:
+            s3.delete_object(Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"])
         s3.delete_bucket(Bucket=bucket)
     return True
+
+
+def _is_missing(error: ClientError) -> bool:
+    return error.response["Error"]["Code"] in ("404", "NoSuchBucket", "NoSuchKey", "NotFound")
 
 
 def _owner(cloud: Cloud) -> dict[str, Any]:

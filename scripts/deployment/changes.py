@@ -158,8 +158,9 @@ def show_values(console: Console, values: Sequence[Value]) -> None:
         if one.is_changed:
             console.print(f"  {one.parameter.name}: [yellow]{escape(one.shown(one.before))} → {now}[/] ({one.origin})")
         elif one.before is not None and one.origin.value == "kept":
-            default = escape(one.shown(one.parameter.default))
-            console.print(f"  {one.parameter.name}: {now} (kept; the default is {default})")
+            default = one.parameter.default
+            other = "" if default is None else f"; the default is {escape(one.shown(default))}"
+            console.print(f"  {one.parameter.name}: {now} (kept{other})", soft_wrap=True)
         else:
             console.print(f"  {one.parameter.name}: {now} ({one.origin})")
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from deployment import artefacts, package
 from deployment.changes import ChangeSet, drop, make_change_set, show
 from deployment.cloud import Cloud
+from deployment.code import PLACES, Code
 from deployment.conditions import wanted_resources
 from deployment.errors import DeploymentError, told
 from deployment.local import default_subnets, made_locally
@@ -39,18 +37,14 @@ class Deployment:
         console: what it says.
         prefix: of the stacks' names.
         agree: asks whether to go on, with what.
-        source: the folder of the project whose jobs the agents run; None: ThunderAgent's own.
-        code: folders with more code for the functions.
-        bucket: for code; None: one that is made.
+        code: what they run.
     """
 
     cloud: Cloud
     console: Console
     prefix: str
     agree: Callable[[str], bool]
-    source: Path | None = None
-    code: Sequence[Path] = ()
-    bucket: str | None = None
+    code: Code
     outputs: dict[str, str] = field(default_factory=dict)
     _made: dict[str, str] = field(default_factory=dict)
 
@@ -72,6 +66,10 @@ class Deployment:
         self.console.print(f"Deploying to {escape(self.cloud.place)}", highlight=False)
         known = {stack.name: parameters(stack) for stack in stacks}
         refuse_unknown(given, known)
+        self.code.refuse_unused(known)
+        for stack in stacks:
+            before = _parameters(state_of(self.cloud, self.stack_name(stack)))
+            self.code.check(stack.name, known[stack.name], given, before)
         changed = 0
         for stack in every:
             state = state_of(self.cloud, self.stack_name(stack))
@@ -96,8 +94,7 @@ class Deployment:
                 f"the stack {name} is {state.status}: {state.reason or 'no reason is told'}. Mend it, then run aws "
                 f"cloudformation continue-update-rollback --stack-name {name}, or scripts/destroy"
             )
-        before = {} if state is None or state.is_ruin else state.parameters
-        values, missing = self._values(stack, parameters, given, before)
+        values, missing = self._values(stack, parameters, given, _parameters(state))
         if missing:
             names = " ".join(f"--parameter {one.name}=…" for one in missing)
             self.console.print(f"  [yellow]left out[/]: it needs {escape(names)}", highlight=False)
@@ -174,53 +171,18 @@ class Deployment:
     ) -> tuple[list[Value], list[Parameter]]:
         local = made_locally(self.cloud, before) if self.cloud.endpoint else {}
 
-        def decide() -> tuple[list[Value], list[Parameter]]:
-            made = self._made | local
+        def decide(code: Mapping[str, str]) -> tuple[list[Value], list[Parameter]]:
+            made = {**self._made, **local, **code}
             return values_of(stack.name, parameters, given=given, outputs=self.outputs, made=made, before=before)
 
         is_placed = "Subnets" in self._made or "Subnets" in before or "Subnets" in given
         if "Subnets" in parameters and not is_placed and (found := default_subnets(self.cloud)):
             self._made["Subnets"] = found
-        wanted = {"CodeBucket", "CodeKey", "ArtefactBucket", "ArtefactKey"}
-        values, missing = decide()
-        if not {one.name for one in missing} - wanted:  # code is made when nothing else is lacking
-            self._make_code(parameters, {one.parameter.name: one.value for one in values}, given)
-            values, missing = decide()
+        values, missing = decide({})
+        if not {one.name for one in missing} - PLACES:  # code is made when nothing else is lacking
+            known = {one.parameter.name: one.value for one in values}
+            values, missing = decide(self.code.make(stack.name, parameters, known, given, before))
         return values, missing
-
-    def _make_code(
-        self, parameters: Mapping[str, Parameter], values: Mapping[str, str], given: Mapping[str, str]
-    ) -> None:
-        """Put what the stack runs into the bucket, once a run."""
-        if "CodeKey" in parameters and "CodeKey" not in given and "CodeKey" not in self._made:
-            bucket = self._bucket()
-            self.console.print("  making the code of the functions")
-            with tempfile.TemporaryDirectory(prefix="thunderagent-deploy-") as folder:
-                made = package.build(
-                    Path(folder) / "lambda.zip",
-                    local=self.cloud.endpoint is not None,
-                    architecture=values.get("Architecture", "x86_64"),
-                    python=values.get("Runtime", "python3.12").removeprefix("python"),
-                    extra=self.code,
-                )
-                owner = None if self.cloud.endpoint else self.cloud.account
-                package.upload(made, bucket, self.cloud.client("s3"), owner=owner)
-            self.console.print(f"  {made} in s3://{bucket}/{made.key}", highlight=False, soft_wrap=True)
-            self._made |= {"CodeBucket": bucket, "CodeKey": made.key}
-        if "ArtefactKey" in parameters and "ArtefactKey" not in given and "ArtefactKey" not in self._made:
-            bucket = self._bucket()
-            key, content = artefacts.pack(self.source)
-            artefacts.put(self.cloud, bucket, key, content)
-            size = f"{len(content) / 1e6:.1f} MB"
-            self.console.print(f"  {size} for machines in s3://{bucket}/{key}", highlight=False, soft_wrap=True)
-            self._made |= {"ArtefactBucket": bucket, "ArtefactKey": key}
-
-    def _bucket(self) -> str:
-        if self.bucket is None:
-            self.bucket = artefacts.bucket_name(self.cloud, self.prefix)
-            if artefacts.ensure_bucket(self.cloud, self.bucket):
-                self.console.print(f"  made the bucket {self.bucket}", highlight=False)
-        return self.bucket
 
     def _clear(self, name: str, state: State) -> None:
         """Delete what is left of a stack that could not be made."""
@@ -233,3 +195,8 @@ class Deployment:
         status = follower.until_done()
         if status != "DELETE_COMPLETE":
             raise why(follower, name, status)
+
+
+def _parameters(state: State | None) -> dict[str, str]:
+    """The values that a stack has; none of one that could not be made."""
+    return {} if state is None or state.is_ruin else state.parameters

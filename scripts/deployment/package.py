@@ -32,6 +32,8 @@ EXTRAS: Final = ("wsapi",)
 MOST_UNPACKED: Final = 250 * 1024 * 1024
 """Lambda's limit for a zip out of a bucket, unpacked."""
 PREFIX: Final = "thunderagent/lambda"
+BUILTIN: Final = "builtin"
+"""Folder of keys with ThunderAgent's own code and nothing of a user's: the next version may take its place."""
 PIP_S: Final = 600.0
 
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
@@ -57,11 +59,14 @@ class Package:
     """Bytes of the zip."""
     unpacked: int
     """Bytes of its files."""
+    is_builtin: bool
+    """Whether it has no more than ThunderAgent's own code."""
 
     @property
     def key(self) -> str:
         """Its place in the bucket: other content has another key, so that a stack sees new code as a change."""
-        return f"{PREFIX}/{self.digest[:32]}.zip"
+        folder = f"{PREFIX}/{BUILTIN}" if self.is_builtin else PREFIX
+        return f"{folder}/{self.digest[:32]}.zip"
 
     def __str__(self) -> str:
         packed, unpacked = self.packed / 1e6, self.unpacked / 1e6
@@ -107,7 +112,7 @@ def build(
             if not one.is_dir():
                 raise ConfigurationError(f"there is no folder {one}, whose files are to go into the Lambda code")
             _add(content, one, one)
-        return _write(output, content)
+        return _write(output, content, is_builtin=not extra)
 
 
 def upload(package: Package, bucket: str, s3: Any, *, owner: str | None = None) -> str:
@@ -218,7 +223,7 @@ def _remove_notes(folder: Path) -> None:
             (notes / name).unlink(missing_ok=True)
 
 
-def _write(output: Path, content: Mapping[str, Path]) -> Package:
+def _write(output: Path, content: Mapping[str, Path], *, is_builtin: bool) -> Package:
     sizes: Counter[str] = Counter()
     total = hashlib.sha256()
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +246,12 @@ def _write(output: Path, content: Mapping[str, Path]) -> Package:
         )
     part.replace(output)
     return Package(
-        path=output, digest=total.hexdigest(), files=len(content), packed=output.stat().st_size, unpacked=unpacked
+        path=output,
+        digest=total.hexdigest(),
+        files=len(content),
+        packed=output.stat().st_size,
+        unpacked=unpacked,
+        is_builtin=is_builtin,
     )
 
 

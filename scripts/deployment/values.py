@@ -106,6 +106,11 @@ def refuse_unknown(values: Mapping[str, str], known: Mapping[str, Mapping[str, P
         raise WrongOption(f"no stack of this run has the parameter {name}{hint}")
 
 
+def given_to(stack: str, name: str, given: Mapping[str, str]) -> str | None:
+    """What the command line says of a parameter of a stack; `STACK.NAME` goes before `NAME`."""
+    return given.get(f"{stack}.{name}", given.get(name))
+
+
 def values_of(
     stack: str,
     parameters: Mapping[str, Parameter],
@@ -120,7 +125,7 @@ def values_of(
     Args:
         stack: its name.
         parameters: of the template.
-        given: of the command line; `STACK.NAME` goes before `NAME`.
+        given: of the command line.
         outputs: of the stacks before it.
         made: what the run found or made, such as the key of the code.
         before: what the stack has now; empty for a new one.
@@ -129,7 +134,7 @@ def values_of(
     missing: list[Parameter] = []
     for name, parameter in parameters.items():
         for origin, value in (
-            (Origin.GIVEN, given.get(f"{stack}.{name}", given.get(name))),
+            (Origin.GIVEN, given_to(stack, name, given)),
             (Origin.OUTPUT, outputs.get(name)),
             (Origin.MADE, made.get(name)),
             (Origin.KEPT, before.get(name)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +21,15 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tests.acceptance.processes import until
 from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import given
-from tests.infra.world import REGION, World, engine, resources_of
+from tests.infra.world import REGION, World, engine, parameters_of, resources_of
+from thunderagent.client import Client
 from thunderagent.local import stop
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
+from thunderagent.task import Status
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -33,7 +39,7 @@ from deployment.changes import Change, ChangeSet
 from deployment.cloud import Cloud, open_cloud
 from deployment.conditions import holds, wanted_resources
 from deployment.deploying import Declined
-from deployment.errors import DeploymentError, told
+from deployment.errors import DeploymentError, WrongOption, told
 from deployment.local import made_locally
 from deployment.plan import STACKS, chosen
 from deployment.progress import Follower, why
@@ -277,12 +283,98 @@ class TestStacks:
         assert found["GlobalTaskTable"]["PhysicalResourceId"] == "TaskTable"
         assert "TaskTable" not in found
 
-    def test_code_and_machines_files_are_in_a_private_bucket_that_goes_with_the_stacks(self, clean: World) -> None:
-        clean.deploy("doorbell")
+    def test_code_is_in_a_private_bucket_whose_last_version_goes_with_the_stacks(self, clean: World) -> None:
         s3, bucket = clean.cloud.client("s3"), f"ta-artefacts-000000000000-{REGION}"
+        s3.create_bucket(Bucket=bucket)  # as a run has left it that was ended at once
+        clean.deploy("doorbell")
         assert all(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values())
+        assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+        assert json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"]) == artefacts.tls_only(bucket)
+        [rule] = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+        # Whatever a stack names is a current version, which nothing ends: machines boot from it in a year.
+        assert {name for name in rule if name not in ("ID", "Status", "Filter", "Prefix")} == {
+            "NoncurrentVersionExpiration",
+            "AbortIncompleteMultipartUpload",
+        }
+        key = parameters_of(clean, "doorbell")["CodeKey"]
+        s3.put_object(Bucket=bucket, Key=key, Body=b"overwritten")
+        s3.delete_object(Bucket=bucket, Key=key)
+        assert len(s3.list_object_versions(Bucket=bucket, Prefix=key)["Versions"]) == 2
         clean.destroy()
         assert bucket not in [one["Name"] for one in s3.list_buckets()["Buckets"]]
+
+    def test_code_of_a_user_stays_and_is_what_agents_and_the_function_run(self, clean: World, shop: Shop) -> None:
+        stacks = ("table", "doorbell", "agents")
+        clean.deploy(*stacks, source=shop.source, folders=[shop.events], Jobs="shop", **ROUTED)
+        first = [parameters_of(clean, name) for name in stacks]
+        outputs = clean.deploy(*stacks, MaxSize="8", MemorySize="256").outputs
+        for key, option in (("CodeKey", "--code FOLDER"), ("ArtefactKey", "--source FOLDER")):
+            [kept] = {one[key] for one in first if key in one}
+            assert f"/{kept}; new code: {option}, or --builtin" in clean.said[-1]
+            assert f"  {key}: {kept} (kept)" in clean.said[-1]
+        assert parameters_of(clean, "agents") == {**first[2], "MaxSize": "8"}
+        shop.order(clean, "17")
+        with shop.agent(clean, f"{outputs['StoreUrl']}&endpoint={clean.endpoint}") as store:
+            [task] = until(lambda: [one for one in store.list(queue="shop") if one.status is Status.SUCCESS], 30, "it")
+        assert task.result == "delivered 17"
+
+    def test_own_code_is_that_of_this_version_and_can_replace_that_of_a_user(
+        self, clean: World, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clean.deploy("agents")
+        assert "the agents run ThunderAgent's own jobs" in clean.said[-1]
+        own = parameters_of(clean, "agents")["ArtefactKey"]
+        monkeypatch.setattr(artefacts, "PARTS", artefacts.PARTS[1:])  # another version
+        clean.deploy("agents")
+        assert f"ArtefactKey: {own} → " in clean.said[-1]
+        clean.deploy("agents", source=shop.source, Jobs="shop")
+        with pytest.raises(WrongOption, match="Jobs=shop of agents is not in ThunderAgent's own code"):
+            clean.deploy("agents", is_builtin=True)
+        clean.deploy("agents", is_builtin=True, Jobs="jobs")
+        assert artefacts.is_builtin(parameters_of(clean, "agents")["ArtefactKey"])
+
+    def test_the_bucket_of_a_stack_stays(self, clean: World, shop: Shop) -> None:
+        s3 = clean.cloud.client("s3")
+        for name in ("mine", "other"):
+            s3.create_bucket(Bucket=name)
+        clean.deploy("doorbell", bucket="mine")
+        clean.deploy("doorbell", "agents", MemorySize="256")
+        assert parameters_of(clean, "doorbell")["CodeBucket"] == "mine"
+        assert parameters_of(clean, "agents")["ArtefactBucket"] == f"ta-artefacts-000000000000-{REGION}"
+        clean.deploy("doorbell", bucket="other")
+        assert parameters_of(clean, "doorbell")["CodeBucket"] == "other"
+        clean.deploy("doorbell", folders=[shop.events])
+        assert parameters_of(clean, "doorbell")["CodeBucket"] == "other"
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"bucket": "mine"}, "doorbell keeps its code, with CodeBucket=ta-artefacts-.*: for CodeBucket=mine give"),
+            (
+                {"Architecture": "arm64"},
+                "with Architecture=x86_64: for Architecture=arm64 give --code FOLDER, or --builtin too",
+            ),
+            ({"is_builtin": True}, "Handler=shop_events.handler of doorbell is not in ThunderAgent's own code"),
+            ({"source": ROOT}, "--source: none of table, doorbell takes it"),
+            ({"folders": [ROOT / "jobs"], "is_builtin": True}, "--code and --builtin: give one of them"),
+        ],
+    )
+    def test_what_does_not_fit_the_code_that_stays_is_refused_before_anything_is_done(
+        self, clean: World, shop: Shop, given: dict[str, Any], words: str
+    ) -> None:
+        clean.deploy("doorbell", folders=[shop.events], **ROUTED)
+        with pytest.raises(WrongOption, match=words):
+            clean.deploy("table", "doorbell", **given)
+        assert states.state_of(clean.cloud, "ta-table") is None
+
+    def test_code_that_is_gone_is_not_kept_in_silence(self, clean: World, shop: Shop) -> None:
+        clean.deploy("agents", source=shop.source, Jobs="shop")
+        known = parameters_of(clean, "agents")
+        clean.cloud.client("s3").delete_object(Bucket=known["ArtefactBucket"], Key=known["ArtefactKey"])
+        with pytest.raises(DeploymentError, match=r"the code of agents, s3://.*, is gone: give --source"):
+            clean.deploy("agents", MaxSize="8")
+        clean.deploy("agents", source=shop.source, MaxSize="8")
+        assert parameters_of(clean, "agents") == {**known, "MaxSize": "8"}
 
     def test_a_stack_that_lacks_a_resource_is_not_called_complete(
         self, clean: World, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +386,80 @@ class TestStacks:
         monkeypatch.setattr("deployment.deploying.check_physical_ids", forgetful)
         with pytest.raises(DeploymentError, match="it lacks Arbiter"):
             clean.deploy("control")
+
+
+ROUTED: Final = {"Handler": "shop_events.handler", "EventDetailTypes": "OrderPlaced"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """A user's project and router."""
+
+    folder: Path
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def events(self) -> Path:
+        return self.folder / "events"
+
+    def order(self, world: World, order: str) -> None:
+        """Put an event that only the user's router knows."""
+        detail = json.dumps({"order": order})
+        entry = {"Source": "shop", "DetailType": "OrderPlaced", "Detail": detail}
+        world.cloud.client("events").put_events(Entries=[entry])
+
+    @contextmanager
+    def agent(self, world: World, store: str) -> Iterator[Client]:
+        """An agent out of what machines fetch, and a client of its store."""
+        known = parameters_of(world, "agents")
+        found = world.cloud.client("s3").get_object(Bucket=known["ArtefactBucket"], Key=known["ArtefactKey"])
+        root, client = self.folder / "machine", Client.from_settings(store=store)
+        with tarfile.open(fileobj=io.BytesIO(found["Body"].read())) as archive:
+            archive.extractall(root, filter="data")
+        agent = subprocess.Popen(
+            [sys.executable, "-P", "-m", "thunderagent", "run", known["Jobs"], "--queue", "shop"],
+            env={**os.environ, "PYTHONPATH": f"{root}:{root / 'source'}", "THUNDERAGENT_STORE": store},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            yield client
+        finally:
+            agent.terminate()
+            agent.wait(30)
+            client.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    files = {
+        "project/pyproject.toml": "[project]\nname = 'shop'\nversion = '1'\n",
+        "project/shop/__init__.py": """
+from thunderagent import Context, job
+
+@job("shop.deliver", queue="shop")
+def deliver(ctx: Context, payload: dict[str, str]) -> str:
+    return f"delivered {payload['order']}"
+""",
+        "events/shop_events.py": """
+from thunderagent.router import Enqueue, EventBridgeEvent, Router
+
+router = Router()
+
+@router.eventbridge(source="shop", detail_type="OrderPlaced")
+def order_placed(detail: dict[str, str], event: EventBridgeEvent) -> Enqueue:
+    return Enqueue("shop.deliver", detail, queue="shop")
+
+handler = router.handler
+""",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return Shop(tmp_path)
 
 
 class Listing:
@@ -576,7 +742,8 @@ def test_the_page_names_all_that_the_commands_ask_of_aws(clean: World, monkeypat
     with pytest.raises(Declined):  # a change set that is taken back
         clean.deploy("control")
     clean.answers = True
-    clean.deploy("doorbell", "agents")
+    clean.deploy("doorbell")
+    clean.deploy("agents")  # to a bucket that is there
     clean.destroy()
     page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
     part = page.partition("<!-- asked by")[2].partition("<!-- end -->")[0]

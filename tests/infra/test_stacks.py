@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 from tests.acceptance.processes import ROOT, Log, until
 from tests.infra.recorded_agent import RECORD
 from tests.infra.rendering import Rendered
-from tests.infra.world import REGION, World, engine, resources_of
+from tests.infra.world import REGION, World, artefacts, engine, parameters_of, resources_of
 from thunderagent import metrics
 from thunderagent.bus import EventBus
 from thunderagent.client import Client
@@ -91,6 +91,11 @@ class Place:
         given = iam.create_access_key(UserName=name)["AccessKey"]
         return {"AWS_ACCESS_KEY_ID": given["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": given["SecretAccessKey"]}
 
+    @property
+    def code(self) -> str:
+        """The bucket of what machines and functions run."""
+        return artefacts.bucket_name(self.world.cloud, "ta")
+
     def task_store(self) -> TaskStore:
         return TaskStore(open_engine(self.store_url))
 
@@ -111,6 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             "control", "table", "doorbell", "agents", AlarmQueue="old", BlobBucket="texts", ArbiterRegion=REGION
         )
         made.outputs = run.outputs
+        made.aws("s3").delete_bucket_policy(Bucket=made.code)  # the engine has no TLS
         router = resources_of(world, "ta-doorbell")["RouterRole"]["PhysicalResourceId"]
         for role, name in ((run.outputs["RoleName"], "agent"), (router, "tasks")):
             spoken_by_engine(made.aws("iam"), role, name)
@@ -405,6 +411,18 @@ def test_a_machine_may_fetch_its_own_code_and_complete_its_own_hook(place: Place
     autoscaling.complete_lifecycle_action(AutoScalingGroupName=place.outputs["GroupName"], **told)
     act = lambda: autoscaling.complete_lifecycle_action(AutoScalingGroupName="other", **told)  # noqa: E731
     assert refusal(act).startswith("AccessDenied")
+
+
+def test_the_bucket_of_the_code_answers_nobody_without_tls(place: Place) -> None:
+    values = parameters_of(place.world, "agents")
+    s3, machine = place.aws("s3"), place.aws("s3", **lowered(place.machine()))
+    fetch = {"Bucket": values["ArtefactBucket"], "Key": values["ArtefactKey"]}
+    machine.get_object(**fetch)
+    s3.put_bucket_policy(Bucket=place.code, Policy=json.dumps(artefacts.tls_only(place.code)))
+    try:
+        assert refusal(lambda: machine.get_object(**fetch)).startswith("AccessDenied")
+    finally:
+        s3.delete_bucket_policy(Bucket=place.code)
 
 
 def test_an_application_may_not_list_what_others_have_enqueued(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,13 @@ from tests.infra.rendering import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from deployment import artefacts as artefacts
 from deployment.cloud import Cloud
+from deployment.code import Code
 from deployment.deploying import Deployment
 from deployment.destroying import Destruction
 from deployment.plan import STACKS, chosen
+from deployment.states import state_of
 
 REGION: Final = "us-east-1"
 _NO_PORTS: Final = {"IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0"}
@@ -44,9 +47,12 @@ class World:
         """The engine, as a deployment has it."""
         return Cloud(region=REGION, endpoint=self.endpoint)
 
-    def deploy(self, *names: str, prefix: str = "ta", **given: str) -> Deployment:
-        """Deploy stacks; what was said is in `said`."""
-        run = Deployment(cloud=self.cloud, console=self._console(), prefix=prefix, agree=self._agree)
+    def deploy(self, *names: str, prefix: str = "ta", **given: Any) -> Deployment:
+        """Deploy stacks with options of their code, and parameters; what was said is in `said`."""
+        cloud, console = self.cloud, self._console()
+        options = {name: given.pop(name) for name in ("source", "folders", "bucket", "is_builtin") if name in given}
+        code = Code(cloud=cloud, console=console, prefix=prefix, **options)
+        run = Deployment(cloud=cloud, console=console, prefix=prefix, agree=self._agree, code=code)
         try:
             run.run(chosen(names), given, every=STACKS)
         finally:
@@ -95,3 +101,14 @@ def resources_of(world: World, stack: str) -> dict[str, dict[str, Any]]:
         return {one["LogicalResourceId"]: one for one in listed["StackResourceSummaries"]}
     finally:
         with_client.close()
+
+
+def parameters_of(world: World, stack: str) -> dict[str, str]:
+    """What a stack was given."""
+    cloud = world.cloud
+    try:
+        state = state_of(cloud, f"ta-{stack}")
+    finally:
+        cloud.close()
+    assert state is not None
+    return state.parameters

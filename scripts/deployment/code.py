@@ -1,0 +1,201 @@
+"""The code that stacks run: a user's stays until a run brings other, ThunderAgent's own is that of this version."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from deployment import artefacts, package
+from deployment.cloud import Cloud
+from deployment.errors import DeploymentError, WrongOption
+from deployment.templates import Parameter
+from deployment.values import given_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Code as a template asks for it."""
+
+    option: str
+    bucket: str
+    key: str
+    """Parameters with its place."""
+    entry: str
+    """Parameter with what is started of it; a template without it has nothing to start but ThunderAgent's own code."""
+    builtin: tuple[str, ...]
+    """Packages in ThunderAgent's own code."""
+
+
+KINDS: Final = (
+    Kind(option="--source", bucket="ArtefactBucket", key="ArtefactKey", entry="Jobs", builtin=("jobs", "thunderagent")),
+    Kind(option="--code", bucket="CodeBucket", key="CodeKey", entry="Handler", builtin=("thunderagent",)),
+)
+PLACES: Final = frozenset(name for kind in KINDS for name in (kind.bucket, kind.key))
+_BUILT_FOR: Final = ("Architecture", "Runtime")
+
+
+@dataclass(slots=True, kw_only=True)
+class Code:
+    """The code of one run.
+
+    Args:
+        cloud: where.
+        console: what it says.
+        prefix: of the stacks' names, and of the bucket's.
+        source: folder of the project whose jobs the agents run; None: what the stack has.
+        folders: more code for the functions; none: what the stack has.
+        bucket: for new code; None: the stack's, or one that is made.
+        is_builtin: ThunderAgent's own code takes the place of a user's.
+    """
+
+    cloud: Cloud
+    console: Console
+    prefix: str
+    source: Path | None = None
+    folders: Sequence[Path] = ()
+    bucket: str | None = None
+    is_builtin: bool = False
+    _zips: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """Keys of what this run has made."""
+    _has_bucket: bool = False
+
+    def check(
+        self, stack: str, parameters: Mapping[str, Parameter], given: Mapping[str, str], before: Mapping[str, str]
+    ) -> None:
+        """Refuse what cannot work, before anything is done.
+
+        Args:
+            stack: its name.
+            parameters: of its template.
+            given: of the command line.
+            before: the values that the stack has.
+
+        Raises:
+            WrongOption: the options do not fit the code that stays, or ThunderAgent's own code.
+            DeploymentError: the code that stays is gone.
+        """
+        kind = _kind(parameters)
+        if kind is None or given_to(stack, kind.key, given) is not None or self._brings(kind, parameters):
+            return
+        asked = {name: value for name in parameters if (value := given_to(stack, name, given)) is not None}
+        if self.bucket is not None:
+            asked.setdefault(kind.bucket, self.bucket)
+        remedy = self._remedy(kind, parameters)
+        if self._stays(kind, before):
+            for name in (kind.bucket, *_BUILT_FOR):
+                if name in asked and asked[name] != before.get(name):
+                    raise WrongOption(
+                        f"{stack} keeps its code, with {name}={before.get(name)}: for {name}={asked[name]} give "
+                        f"{remedy} too"
+                    )
+            if artefacts.is_gone(self.cloud, bucket := before.get(kind.bucket, ""), key := before[kind.key]):
+                raise DeploymentError(f"the code of {stack}, s3://{bucket}/{key}, is gone: give {remedy}")
+        elif kind.entry in parameters:
+            entry = asked.get(kind.entry) or before.get(kind.entry) or parameters[kind.entry].default or ""
+            if entry.partition(".")[0] not in kind.builtin:
+                raise WrongOption(
+                    f"{kind.entry}={entry} of {stack} is not in ThunderAgent's own code: give the folder that has it "
+                    f"with {kind.option}, or --parameter {stack}.{kind.entry}={parameters[kind.entry].default}"
+                )
+
+    def refuse_unused(self, known: Mapping[str, Mapping[str, Parameter]]) -> None:
+        """Code that no stack of the run takes is a mistake.
+
+        Raises:
+            WrongOption: there is such code, or code of two kinds at once.
+        """
+        for kind in KINDS:
+            if not self._is_given(kind):
+                continue
+            if self.is_builtin:
+                raise WrongOption(f"{kind.option} and --builtin: give one of them")
+            if not any(self._brings(kind, parameters) for parameters in known.values()):
+                raise WrongOption(f"{kind.option}: none of {', '.join(known)} takes it")
+
+    def make(
+        self,
+        stack: str,
+        parameters: Mapping[str, Parameter],
+        values: Mapping[str, str],
+        given: Mapping[str, str],
+        before: Mapping[str, str],
+    ) -> dict[str, str]:
+        """Put what a stack is to run into its bucket; the parameters with its place, none if it keeps what it has."""
+        kind = _kind(parameters)
+        if kind is None or given_to(stack, kind.key, given) is not None:
+            return {}
+        brings = self._brings(kind, parameters)
+        if self._stays(kind, before) and not brings:
+            self._say(
+                f"its code stays, and the ThunderAgent in it: s3://{before.get(kind.bucket)}/{before[kind.key]}; "
+                f"new code: {self._remedy(kind, parameters)}"
+            )
+            return {}
+        bucket = self._bucket(given_to(stack, kind.bucket, given) or self.bucket or before.get(kind.bucket))
+        if kind.option == "--source":
+            key = self._artefact(bucket)
+        else:
+            key = self._zip(bucket, self.folders if brings else (), values)
+        return {kind.bucket: bucket, kind.key: key}
+
+    def _is_given(self, kind: Kind) -> bool:
+        return self.source is not None if kind.option == "--source" else bool(self.folders)
+
+    def _brings(self, kind: Kind, parameters: Mapping[str, Parameter]) -> bool:
+        """Whether the command line has a user's code for a template."""
+        return kind.key in parameters and kind.entry in parameters and self._is_given(kind)
+
+    def _stays(self, kind: Kind, before: Mapping[str, str]) -> bool:
+        """Whether a stack has code that is not ours to replace."""
+        return kind.key in before and not artefacts.is_builtin(before[kind.key]) and not self.is_builtin
+
+    def _remedy(self, kind: Kind, parameters: Mapping[str, Parameter]) -> str:
+        return f"{kind.option} FOLDER, or --builtin" if kind.entry in parameters else "--builtin"
+
+    def _artefact(self, bucket: str) -> str:
+        key, content = artefacts.pack(self.source)
+        artefacts.put(self.cloud, bucket, key, content)
+        jobs = self.source or "ThunderAgent's own jobs (for yours give --source FOLDER)"
+        self._say(f"the agents run {jobs}: {len(content) / 1e6:.1f} MB in s3://{bucket}/{key}")
+        return key
+
+    def _zip(self, bucket: str, folders: Sequence[Path], values: Mapping[str, str]) -> str:
+        """Make the zip of functions, once a run for all that want the same."""
+        architecture, runtime = values.get("Architecture", "x86_64"), values.get("Runtime", "python3.12")
+        same = (bucket, bool(folders), architecture, runtime)
+        if same not in self._zips:
+            self._say(" with ".join(["making the code of the functions", *map(str, folders)]))
+            with tempfile.TemporaryDirectory(prefix="thunderagent-deploy-") as folder:
+                made = package.build(
+                    Path(folder) / "lambda.zip",
+                    local=self.cloud.endpoint is not None,
+                    architecture=architecture,
+                    python=runtime.removeprefix("python"),
+                    extra=folders,
+                )
+                owner = None if self.cloud.endpoint else self.cloud.account
+                self._zips[same] = package.upload(made, bucket, self.cloud.client("s3"), owner=owner)
+            self._say(f"{made} in s3://{bucket}/{made.key}")
+        return self._zips[same]
+
+    def _bucket(self, name: str | None) -> str:
+        """The bucket of this name, or the deployment's own, which is made when it is missing."""
+        own = artefacts.bucket_name(self.cloud, self.prefix)
+        if name in (None, own) and not self._has_bucket:
+            if artefacts.ensure_bucket(self.cloud, own):
+                self._say(f"made the bucket {own}")
+            self._has_bucket = True
+        return name or own
+
+    def _say(self, words: str) -> None:
+        self.console.print(f"  {escape(words)}", highlight=False, soft_wrap=True)
+
+
+def _kind(parameters: Mapping[str, Parameter]) -> Kind | None:
+    return next((kind for kind in KINDS if kind.key in parameters), None)
