@@ -1,11 +1,13 @@
-"""Which resources of a template a stack must have, given the values of its parameters."""
+"""Which resources of a template a stack must have, and what they say, given the values of its parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from deployment.errors import DeploymentError
+
+_NOTHING: Final = object()
 
 
 def wanted_resources(template: Mapping[str, Any], values: Mapping[str, str], region: str) -> dict[str, str]:
@@ -66,3 +68,25 @@ def text_of(content: Any, values: Mapping[str, str]) -> str:
             separator, parts = inner
             return str(separator.join(text_of(part, values) for part in parts))
     raise DeploymentError(f"the value {content!r} cannot be judged: teach scripts/deployment/conditions.py to")
+
+
+def filled(content: Any, conditions: Mapping[str, Any], values: Mapping[str, str]) -> Any:
+    """A part of a template with parameters and conditions filled in; other functions stay as they are.
+
+    Raises:
+        DeploymentError: a condition uses a function that is not known here.
+    """
+    match content:
+        case {"Fn::If": [condition, yes, no]}:
+            return filled(yes if holds(conditions[condition], conditions, values) else no, conditions, values)
+        case {"Ref": "AWS::NoValue"}:
+            return _NOTHING
+        case {"Ref": name} if name in values:
+            return values[name]
+        case Mapping():
+            members = ((key, filled(one, conditions, values)) for key, one in content.items())
+            return {key: one for key, one in members if one is not _NOTHING}
+        case list():
+            return [one for part in content if (one := filled(part, conditions, values)) is not _NOTHING]
+        case _:
+            return content

@@ -17,7 +17,14 @@ from deployment.local import default_subnets, made_locally
 from deployment.plan import Stack
 from deployment.progress import Follower, why
 from deployment.states import State, check_physical_ids, state_of
-from deployment.takeover import existing_tables, import_template, resources_to_import
+from deployment.takeover import (
+    existing_tables,
+    import_template,
+    prepare,
+    refuse_impossible,
+    resources_to_import,
+    steps_of,
+)
 from deployment.templates import Parameter, parameters, read
 from deployment.values import Value, refuse_unknown, values_of
 
@@ -106,6 +113,8 @@ class Deployment:
             state = None
         if state is None or state.is_new:
             state = self._take_over(stack, values, state)
+        else:
+            refuse_impossible(read(stack), state.parameters, values, self.cloud.region)
         change_set = make_change_set(self.cloud, name, values, template=stack.template, state=state)
         if change_set is None:
             self.console.print("  nothing to change")
@@ -120,14 +129,21 @@ class Deployment:
         tables = existing_tables(self.cloud, template, values)
         if not tables:
             return state
-        self.console.print(f"  takes over what is there already: {escape(', '.join(tables.values()))}", highlight=False)
+        names = ", ".join(one.name for one in tables)
+        self.console.print(f"  takes over what is there already: {escape(names)}", highlight=False)
+        steps = steps_of(self.cloud, tables)
+        for step in steps:
+            self.console.print(f"  before that, {step.table}: {step.words}", highlight=False)
+        if steps and not self.agree(f"Change {names}?"):
+            raise Declined(f"{names} was left as it is")
+        prepare(self.cloud, tables, steps)
         change_set = make_change_set(
             self.cloud,
             name,
             values,
             template=import_template(template, tables),
             state=state,
-            imported=resources_to_import(template, tables),
+            imported=resources_to_import(tables),
         )
         if change_set is not None:
             self._change(stack, change_set, (), is_new=True)

@@ -129,6 +129,9 @@ def values_of(
         outputs: of the stacks before it.
         made: what the run found or made, such as the key of the code.
         before: what the stack has now; empty for a new one.
+
+    Raises:
+        WrongOption: two numbers cannot go together, which rules of a template cannot compare.
     """
     values: list[Value] = []
     missing: list[Parameter] = []
@@ -145,7 +148,20 @@ def values_of(
                 break
         else:
             missing.append(parameter)
+    _refuse_disorder({one.parameter.name: one for one in values})
     return values, missing
+
+
+def _refuse_disorder(values: Mapping[str, Value]) -> None:
+    for name, one in values.items():
+        most = values.get(name.replace("Min", "Max", 1)) if name.startswith("Min") else None
+        if most and most.value.isdigit() and one.value.isdigit() and int(one.value) > int(most.value):
+            raise WrongOption(
+                f"{name}={one.value} is more than {most.parameter.name}={most.value}: make it smaller, or "
+                f"{most.parameter.name} larger"
+            )
+        if name.startswith("Warm") and one.before and one.value.isdigit() and int(one.value) < int(one.before):
+            raise WrongOption(f"{name}={one.value} is less than the {one.before} of now: it can be raised only")
 
 
 def worth_telling(values: Sequence[Value]) -> list[Value]:

@@ -224,6 +224,37 @@ def test_throttles_on_a_third_of_the_calls_slow_the_agent_and_lose_nothing(fault
         assert stage.record.of(events.TaskTakenOver) == []
 
 
+class Capped(FaultyEngine):
+    """The store with a cap on its write units a second: it throttles above, and has those of one second in hand."""
+
+    def __init__(self, engine: Engine, writes_s: float) -> None:
+        super().__init__(engine)
+        self._writes_s, self._left, self._at = writes_s, writes_s, time.monotonic()
+
+    def _next(self, verb: str) -> Fault | None:
+        with self._guard:
+            if verb in ("claim", "renew", "succeed"):
+                now = time.monotonic()
+                self._left = min(self._writes_s, self._left + (now - self._at) * self._writes_s)
+                self._at = now
+                if self._left < 1.0:
+                    self._script[verb].append(Fault.THROTTLED)
+                else:
+                    self._left -= 1.0
+            return super()._next(verb)
+
+
+def test_a_cap_below_the_demand_sets_the_pace_of_the_agent_and_loses_nothing(work: Work) -> None:
+    capped = Capped(SqliteEngine(MEMORY), writes_s=20.0)
+    began = time.monotonic()
+    with serving(work.job(lease_s=2.0, heartbeat_s=0.2), store=TaskStore(capped), slots=4) as stage:
+        for one in stage.client.enqueue_many("test.job", [{"n": n} for n in range(30)]):
+            ran_once(stage, work, one.task)
+        assert stage.record.of(events.LeaseLost) == []
+    assert time.monotonic() - began >= (60 - 20) / 20.0  # a claim and a success each, and what was in hand
+    assert 0 < capped.hits.count(("succeed", Fault.THROTTLED)) + capped.hits.count(("claim", Fault.THROTTLED)) < 180
+
+
 def test_stale_pages_cost_claims_and_bring_no_task_twice(faulty: FaultyEngine, work: Work) -> None:
     faulty.chance("page", Fault.STALE, 0.5)
     with serving(work.job(), store=TaskStore(faulty), slots=2) as stage:

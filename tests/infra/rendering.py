@@ -119,6 +119,9 @@ class Rendered:
             case "Fn::Equals":
                 left, right = map(self.fill, argument)
                 return left == right
+            case "Fn::Contains":
+                strings, member = map(self.fill, argument)
+                return member in strings
             case "Fn::Not":
                 return not self.fill(argument[0])
             case "Fn::And":

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,10 +23,19 @@ from typer.testing import CliRunner
 
 from tests.acceptance.processes import until
 from tests.infra.rendering import ROOT, Rendered
-from tests.infra.test_templates import given
+from tests.infra.test_templates import CAPPED, PROVISIONED, STRONG, given
 from tests.infra.world import REGION, World, engine, parameters_of, resources_of
 from thunderagent.client import Client
 from thunderagent.local import stop
+from thunderagent.prices import (
+    ALARM_DOLLARS,
+    INSIGHTS_EVENT_DOLLARS,
+    INSIGHTS_RULE_DOLLARS,
+    MONTH_S,
+    PROVISIONED_READ_DOLLARS,
+    PROVISIONED_WRITE_DOLLARS,
+    store_dollars,
+)
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
 from thunderagent.task import Status
@@ -43,6 +52,7 @@ from deployment.errors import DeploymentError, WrongOption, told
 from deployment.local import made_locally
 from deployment.plan import STACKS, chosen
 from deployment.progress import Follower, why
+from deployment.takeover import WantedTable, lacking, refuse_impossible
 from deployment.templates import Parameter, parameters, read
 from deployment.values import HIDDEN, Origin, Value, refuse_unknown, values_of
 from deployment.values import given as given_values
@@ -212,6 +222,30 @@ def clean(world: World) -> Iterator[World]:
     world.destroy(with_data=True)
 
 
+def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, Any]]]:
+    """Services, actions and arguments of all that is asked of AWS from now on."""
+    from botocore.client import BaseClient
+
+    calls: list[tuple[str, str, dict[str, Any]]] = []
+    ask = BaseClient._make_api_call
+
+    def noted(client: Any, action: str, arguments: Any) -> Any:
+        calls.append((client.meta.service_model.service_name, action, arguments))
+        return ask(client, action, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", noted)
+    return calls
+
+
+def drop_table(world: World, region: str) -> None:
+    """Delete a table that no stack has."""
+    cloud = Cloud(region=region, endpoint=world.endpoint)
+    dynamodb = cloud.client("dynamodb")
+    dynamodb.update_table(TableName="TaskTable", DeletionProtectionEnabled=False)
+    dynamodb.delete_table(TableName="TaskTable")
+    cloud.close()
+
+
 @pytest.mark.ministack
 @pytest.mark.processes
 class TestStacks:
@@ -282,6 +316,61 @@ class TestStacks:
         found = resources_of(clean, "ta-table")
         assert found["GlobalTaskTable"]["PhysicalResourceId"] == "TaskTable"
         assert "TaskTable" not in found
+
+    def test_a_table_that_is_left_becomes_a_global_table_in_the_order_of_aws(
+        self, clean: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from tests.engine.support import put
+        from thunderagent.stores.dynamo import DynamoEngine
+
+        def there(region: str) -> TaskStore:
+            return TaskStore(DynamoEngine("TaskTable", endpoint=clean.endpoint, region=region))
+
+        clean.deploy("table")
+        put(there(REGION), "kept")
+        with pytest.raises(DeploymentError, match="TaskTable is a table of us-east-1 alone") as refused:
+            clean.deploy("table", ReplicaRegion="eu-west-1")
+        assert "run scripts/destroy for this stack" in str(refused.value)
+        clean.destroy("table")
+        clean.answers = False
+        with pytest.raises(Declined):
+            clean.deploy("table", ReplicaRegion="eu-west-1")
+        assert clean.asked[-1] == "Change TaskTable?"
+        clean.answers = True
+        calls = noted_calls(monkeypatch)
+        with pytest.raises(DeploymentError):  # the engine imports no global table
+            clean.deploy("table", ReplicaRegion="eu-west-1")
+        said = clean.said[-1]
+        assert said.index("turn on its stream") < said.index("add its replica in eu-west-1")
+        changed = [arguments for _, action, arguments in calls if action in ("UpdateTable", "CreateChangeSet")]
+        stream = {"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
+        assert changed[0] == {"TableName": "TaskTable", "StreamSpecification": stream}
+        assert changed[1] == {
+            "TableName": "TaskTable",
+            "ReplicaUpdates": [{"Create": {"RegionName": "eu-west-1"}}],
+        }
+        [claimed] = json.loads(changed[2]["TemplateBody"])["Resources"].values()
+        assert claimed["Type"] == "AWS::DynamoDB::GlobalTable"
+        assert claimed["Properties"]["StreamSpecification"] == {"StreamViewType": stream["StreamViewType"]}
+        # What replicas have each by itself is left to the update after it.
+        assert claimed["Properties"]["Replicas"] == [{"Region": REGION}, {"Region": "eu-west-1"}]
+        assert there("eu-west-1").get(["kept"])["kept"].job == "test.job"
+        for region in (REGION, "eu-west-1"):
+            drop_table(clean, region)
+
+    def test_provisioned_units_and_caps_are_deployed_and_rules_of_the_template_are_told(self, clean: World) -> None:
+        gone = {"DeletionPolicy": "Delete", "DeletionProtection": "false"}
+        with pytest.raises(DeploymentError, match="STRONG needs regions of one set"):
+            clean.deploy("table", Consistency="STRONG", ReplicaRegion="us-east-2", WitnessRegion="eu-west-3")
+        with pytest.raises(DeploymentError, match="PROVISIONED needs the Min and the Max"):
+            clean.deploy("table", **PROVISIONED | {"MinIndexReadUnits": ""})
+        clean.deploy("table", **CAPPED, **gone)
+        clean.deploy("table", **PROVISIONED)
+        dynamodb = clean.cloud.client("dynamodb")
+        table = dynamodb.describe_table(TableName="TaskTable")["Table"]
+        units = table["ProvisionedThroughput"]
+        assert [int(units[f"{kind}CapacityUnits"]) for kind in ("Read", "Write")] == [5, 60]
+        assert "TableWriteScaling (AWS::ApplicationAutoScaling::ScalableTarget)" in clean.said[-1]  # left out here
 
     def test_code_is_in_a_private_bucket_whose_last_version_goes_with_the_stacks(self, clean: World) -> None:
         s3, bucket = clean.cloud.client("s3"), f"ta-artefacts-000000000000-{REGION}"
@@ -462,6 +551,78 @@ handler = router.handler
     return Shop(tmp_path)
 
 
+def wanted(type_: str, *regions: str, **properties: Any) -> WantedTable:
+    """A table of a template in us-east-1 and these regions."""
+    filled = {"BillingMode": "PAY_PER_REQUEST", "Replicas": [{"Region": one} for one in (REGION, *regions)]}
+    type_ = f"AWS::DynamoDB::{type_}"
+    return WantedTable(logical="T", type=type_, name="Tasks", home=REGION, properties=filled | properties)
+
+
+ON_DEMAND: Final = {"BillingModeSummary": {"BillingMode": "PAY_PER_REQUEST"}}
+REPLICA: Final = {"Replicas": [{"RegionName": "eu-west-1", "ReplicaStatus": "ACTIVE"}]}
+IMAGES: Final = {"StreamSpecification": {"StreamViewType": "NEW_AND_OLD_IMAGES"}}
+
+
+@pytest.mark.parametrize(
+    ("table", "there", "words"),
+    [
+        (wanted("Table"), ON_DEMAND | REPLICA, "replicas in eu-west-1, which the stack would not have"),
+        (wanted("GlobalTable", "eu-west-2"), ON_DEMAND | REPLICA, "--parameter ReplicaRegion="),
+        (wanted("GlobalTable", "eu-west-1", MultiRegionConsistency="STRONG"), ON_DEMAND, "only a new table"),
+        (wanted("GlobalTable"), ON_DEMAND | {"MultiRegionConsistency": "STRONG"}, "there with Consistency STRONG"),
+        (wanted("Table"), {}, "there with BillingMode PROVISIONED"),
+        (wanted("GlobalTable", "eu-west-1", BillingMode="PROVISIONED"), {}, "--billing-mode PAY_PER_REQUEST"),
+        (wanted("GlobalTable", BillingMode="PROVISIONED"), ON_DEMAND, "there with BillingMode PAY_PER_REQUEST"),
+        (
+            wanted("GlobalTable", **IMAGES),
+            ON_DEMAND | {"StreamSpecification": {"StreamEnabled": True, "StreamViewType": "KEYS_ONLY"}},
+            "update-table --region us-east-1 --table-name Tasks --stream-specification StreamEnabled=false",
+        ),
+    ],
+)
+def test_a_table_that_cannot_become_what_its_import_claims_is_refused(
+    table: WantedTable, there: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DeploymentError, match=re.escape(words)):
+        lacking(table, there)
+
+
+def test_a_table_that_is_what_its_import_claims_needs_nothing() -> None:
+    on = {"StreamSpecification": {"StreamEnabled": True, **IMAGES["StreamSpecification"]}}
+    assert lacking(wanted("GlobalTable", "eu-west-1", **IMAGES), ON_DEMAND | REPLICA | on) == []
+    assert lacking(wanted("Table"), ON_DEMAND | on) == []
+    strong = {"MultiRegionConsistency": "STRONG"}
+    assert lacking(wanted("GlobalTable", "eu-west-1", **strong), ON_DEMAND | REPLICA | strong) == []
+
+
+GLOBAL: Final = {"ReplicaRegion": "eu-west-1"}
+STRONGLY: Final = STRONG | {"ReplicaRegion": "us-east-2", "WitnessRegion": "us-west-2"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({}, {"TableName": "Other"}, None),
+        ({"Global": "true"}, GLOBAL, None),
+        (GLOBAL, GLOBAL | {"SecondReplicaRegion": "eu-west-2"}, None),
+        ({}, GLOBAL, "a table of us-east-1 alone"),
+        ({"DeletionPolicy": "Delete"}, GLOBAL, "give --parameter DeletionPolicy=Retain alone, run scripts/destroy"),
+        (GLOBAL, {}, "give --parameter Global=true"),
+        (GLOBAL, {"ReplicaRegion": "eu-west-2"}, "change one of eu-west-1, eu-west-2 with each run"),
+        (GLOBAL, STRONGLY, "cannot change to STRONG in us-east-1, us-east-2"),
+        (STRONGLY, STRONGLY | {"SecondReplicaRegion": "us-west-2", "WitnessRegion": ""}, "make another table"),
+    ],
+)
+def test_what_cloudformation_cannot_do_to_a_table_is_refused_before_it_is_asked(
+    before: dict[str, str], after: dict[str, str], words: str | None
+) -> None:
+    [stack] = chosen(["table"])
+    none: dict[str, str] = {}
+    values, _ = values_of("table", parameters(stack), given=after, outputs=none, made=none, before=none)
+    with nullcontext() if words is None else pytest.raises(DeploymentError, match=words):
+        refuse_impossible(read(stack), before, values, REGION)
+
+
 class Listing:
     """A client of CloudFormation that lists what it is told to."""
 
@@ -622,6 +783,23 @@ def test_the_nearest_source_of_a_value_decides() -> None:
     assert values[0].value == "given"
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"MinReadUnits": "9", "MaxReadUnits": "10"}, None),
+        ({"MinReadUnits": "10", "MaxReadUnits": "9"}, "MinReadUnits=10 is more than MaxReadUnits=9"),
+        ({"WarmReadUnits": "20000"}, None),
+        ({"WarmReadUnits": "15000"}, "WarmReadUnits=15000 is less than the 16000 of now"),
+        ({"WarmReadUnits": ""}, None),
+    ],
+)
+def test_numbers_that_cannot_go_together_are_refused(given: dict[str, str], words: str | None) -> None:
+    known = {name: parameter(name) for name in ("MinReadUnits", "MaxReadUnits", "WarmReadUnits")}
+    sources: dict[str, dict[str, str]] = {"outputs": {}, "made": {}, "before": {"WarmReadUnits": "16000"}}
+    with nullcontext() if words is None else pytest.raises(WrongOption, match=words):
+        values_of("table", known, given=given, **sources)
+
+
 def test_values_of_the_command_line_may_hold_anything_and_a_misspelt_name_is_answered_with_the_right_one() -> None:
     assert given_values(["A=b=c", "table.A="]) == {"A": "b=c", "table.A": ""}
     known = {"table": {"AlarmQueue": parameter("AlarmQueue")}}
@@ -728,23 +906,22 @@ def test_a_folder_that_is_no_project_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_names_all_that_the_commands_ask_of_aws(clean: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from botocore.client import BaseClient
-
-    asked: dict[str, set[str]] = {}
-    ask = BaseClient._make_api_call
-
-    def noted(client: Any, action: str, arguments: Any) -> Any:
-        asked.setdefault(client.meta.service_model.service_name, set()).add(action)
-        return ask(client, action, arguments)
-
-    monkeypatch.setattr(BaseClient, "_make_api_call", noted)
+    clean.deploy("table")
+    clean.destroy("table")
+    calls = noted_calls(monkeypatch)
     clean.answers = False
     with pytest.raises(Declined):  # a change set that is taken back
         clean.deploy("control")
     clean.answers = True
+    with pytest.raises(DeploymentError):  # the engine imports no global table
+        clean.deploy("table", Global="true")
     clean.deploy("doorbell")
     clean.deploy("agents")  # to a bucket that is there
     clean.destroy()
+    asked: dict[str, set[str]] = {}
+    for service, action, _ in calls:
+        asked.setdefault(service, set()).add(action)
+    drop_table(clean, REGION)
     page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
     part = page.partition("<!-- asked by")[2].partition("<!-- end -->")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", part, re.MULTILINE)
@@ -768,3 +945,35 @@ def test_the_page_names_the_stacks_their_defaults_and_what_an_event_may_say() ->
         assert f"`{name}` (`{table[name]}`)" in page, name
     for name in ("OldestReadySeconds", "ThrottleEvents"):
         assert f"`{name}` ({table[name]})" in page, name
+
+
+def test_the_page_tells_what_capacity_costs() -> None:
+    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    part = page.partition("### Capacity")[2].partition("### A table")[0]
+    hours = MONTH_S / 3600
+    used = [store_dollars(write_units=MONTH_S), store_dollars(read_units=MONTH_S)]
+    kept = [hours * PROVISIONED_WRITE_DOLLARS, hours * PROVISIONED_READ_DOLLARS]
+    tasks, streams, agents, queues = 50, 100, 20, 2
+    caps = [
+        2 * (3 * tasks + 0.2 * streams),
+        2 * 5 * tasks,
+        2 * (0.5 * tasks + agents),
+        2 * agents * queues,
+    ]
+    capped = store_dollars(write_units=sum(caps[:2]) * MONTH_S, read_units=sum(caps[2:]) * MONTH_S)
+    events = 3 + 5 * 2  # a rule for the keys of the table, two for those of the index
+    for words in (
+        f"${used[0]:.2f} a month; a read unit ${used[1]:.2f}",
+        f"${kept[0]:.2f} a month; a read unit ${kept[1]:.2f}. Cheaper",
+        f"where more than {100 * kept[0] / used[0]:.0f} % are used",
+        f"16 alarms, ${16 * ALARM_DOLLARS:.2f}",
+        f"three rules, ${3 * INSIGHTS_RULE_DOLLARS:.2f}",
+        f"six rules, ${6 * INSIGHTS_RULE_DOLLARS:.2f} a month, and ${INSIGHTS_EVENT_DOLLARS} for a million",
+        f"${events * INSIGHTS_EVENT_DOLLARS:.2f} for a million small tasks",
+        f"${capped:,.0f} a month at most",
+        f"${store_dollars(write_units=40_000 * MONTH_S):,.0f}",
+    ):
+        assert words in part, words
+    assert [float(one) for one in re.findall(r"^\| `Max\w+` \|.*\| (\d+) \|$", part, re.MULTILINE)] == caps
+    for name in parameters(chosen(["table"])[0]):
+        assert f"`{name}`" in part or not name.startswith(("Max", "Warm", "Target", "Contributor", "Billing")), name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -106,18 +107,133 @@ def test_a_replica_makes_it_a_global_table_of_the_same_shape() -> None:
         assert replica["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
         assert replica["DeletionProtectionEnabled"] is True
     assert "MultiRegionConsistency" not in table
+    assert table["StreamSpecification"] == {"StreamViewType": "NEW_AND_OLD_IMAGES"}
     assert len(Rendered("table", {"Global": "true"}).properties("GlobalTaskTable")["Replicas"]) == 1
 
 
-def test_strong_consistency_has_three_regions_and_no_time_to_live() -> None:
-    three = {"Consistency": "STRONG", "ReplicaRegion": "eu-west-1", "WitnessRegion": "eu-west-3"}
-    rendered = Rendered("table", three)
+STRONG: Final = {"Consistency": "STRONG", "ReplicaRegion": "eu-west-1", "WitnessRegion": "eu-west-3"}
+BOUNDS: Final = {
+    f"{edge}{where}{kind}Units": str(units)
+    for where, kind, few, most in (("", "Read", 5, 50), ("", "Write", 60, 600), ("Index", "Read", 7, 70))
+    for edge, units in (("Min", few), ("Max", most))
+} | {"MinIndexWriteUnits": "80", "MaxIndexWriteUnits": "800"}
+PROVISIONED: Final = {"BillingMode": "PROVISIONED", **BOUNDS}
+CAPPED: Final = {name: units for name, units in BOUNDS.items() if name.startswith("Max")}
+WARM: Final = {f"Warm{name}": str(20_000 + at) for at, name in enumerate(("ReadUnits", "WriteUnits"))}
+
+
+def test_strong_consistency_has_three_regions_and_neither_time_to_live_nor_a_stream() -> None:
+    rendered = Rendered("table", STRONG)
     table = rendered.properties("GlobalTaskTable")
     assert rendered.refused == []
     assert (table["MultiRegionConsistency"], table["GlobalTableWitnesses"]) == ("STRONG", [{"Region": "eu-west-3"}])
-    assert "TimeToLiveSpecification" not in table  # which such tables do not have
-    assert Rendered("table", {"Consistency": "STRONG", "ReplicaRegion": "eu-west-1"}).refused
-    assert Rendered("table", {"Consistency": "STRONG"}).refused
+    assert not {"TimeToLiveSpecification", "StreamSpecification"} & table.keys()  # it has no former and needs no latter
+
+
+@pytest.mark.parametrize(
+    ("region", "given", "words"),
+    [
+        ("eu-central-1", STRONG, None),
+        ("us-east-1", STRONG | {"ReplicaRegion": "us-east-2", "WitnessRegion": "us-west-2"}, None),
+        ("ap-northeast-3", STRONG | {"ReplicaRegion": "ap-northeast-1", "WitnessRegion": "ap-northeast-2"}, None),
+        ("us-east-1", STRONG, "regions of one set"),
+        ("eu-central-1", STRONG | {"WitnessRegion": "us-east-1"}, "regions of one set"),
+        ("eu-north-1", STRONG, "regions of one set"),
+        ("eu-central-1", STRONG | {"SecondReplicaRegion": "eu-west-2"}, "three regions"),
+        ("eu-central-1", STRONG | {"WitnessRegion": ""}, "needs ReplicaRegion, and"),
+        ("eu-central-1", STRONG | {"WitnessRegion": "eu-west-1"}, "region without the table"),
+        ("eu-central-1", STRONG | {"WitnessRegion": "eu-central-1"}, "region without the table"),
+        ("eu-central-1", STRONG | {"Consistency": "EVENTUAL"}, "for Consistency STRONG alone"),
+        ("eu-west-1", {"ReplicaRegion": "eu-west-1"}, "two regions beside"),
+        ("us-east-1", {"ReplicaRegion": "eu-west-1", "SecondReplicaRegion": "eu-west-1"}, "two regions beside"),
+        ("us-east-1", {"ReplicaRegion": "eu-west-1", "SecondReplicaRegion": "eu-west-2"}, None),
+        ("us-east-1", PROVISIONED, None),
+        ("us-east-1", CAPPED | WARM, None),
+        ("us-east-1", {"MaxWriteUnits": "500"}, None),
+        ("us-east-1", PROVISIONED | {"MaxIndexWriteUnits": ""}, "the Min and the Max of reads and writes"),
+        ("us-east-1", BOUNDS, "for BillingMode PROVISIONED"),
+        ("us-east-1", {"WarmReadUnits": "20000"}, "WarmReadUnits and WarmWriteUnits are given together"),
+    ],
+)
+def test_what_aws_would_refuse_is_refused_before(region: str, given: dict[str, str], words: str | None) -> None:
+    refused = Rendered("table", given, region=region).refused
+    assert len(refused) == (words is not None)
+    assert (words or "") in " ".join(refused)
+
+
+@pytest.mark.parametrize(("name", "least"), [("WarmReadUnits", 12_000), ("WarmIndexWriteUnits", 4_000)])
+def test_no_warm_throughput_is_below_that_of_a_new_table(name: str, least: int) -> None:
+    pattern = Rendered.template_of("table")["Parameters"][name]["AllowedPattern"]
+    taken = [bool(re.fullmatch(pattern, str(units))) for units in (least - 1, least, 40_000, 1_000_000)]
+    assert taken == [False, True, True, True]
+
+
+def test_capacity_is_the_same_for_one_region_and_for_several() -> None:
+    def capacity(given: dict[str, str]) -> tuple[Any, ...]:
+        """Cap, provisioned units, warm units, insights of the table, then of its index."""
+        table = Rendered("table", given).properties("TaskTable")
+        names = ("OnDemandThroughput", "ProvisionedThroughput", "WarmThroughput", "ContributorInsightsSpecification")
+        return tuple(one.get(name) for one in (table, *table["GlobalSecondaryIndexes"]) for name in names)
+
+    insights = {"Enabled": True, "Mode": "THROTTLED_KEYS"}
+    warm = {"ReadUnitsPerSecond": "20000", "WriteUnitsPerSecond": "20001"}
+    cap = {"MaxReadRequestUnits": "50", "MaxWriteRequestUnits": "600"}
+    index_cap = {"MaxReadRequestUnits": "70", "MaxWriteRequestUnits": "800"}
+    units = (
+        {"ReadCapacityUnits": "5", "WriteCapacityUnits": "60"},
+        {"ReadCapacityUnits": "7", "WriteCapacityUnits": "80"},
+    )
+    listed = {"ContributorInsights": "THROTTLED_KEYS"}
+    assert capacity({}) == (None,) * 8
+    assert capacity(CAPPED | WARM | listed) == (cap, None, warm, insights, index_cap, None, None, insights)
+    assert capacity(PROVISIONED) == (None, units[0], None, None, None, units[1], None, None)
+
+    both = {"ReplicaRegion": "eu-west-1"}
+    table = Rendered("table", both | CAPPED | WARM | listed).properties("GlobalTaskTable")
+    [index] = table["GlobalSecondaryIndexes"]
+    assert (table["WarmThroughput"], "WarmThroughput" in index) == (warm, False)
+    assert [one["WriteOnDemandThroughputSettings"]["MaxWriteRequestUnits"] for one in (table, index)] == ["600", "800"]
+    for replica in table["Replicas"]:
+        [of_index] = replica["GlobalSecondaryIndexes"]
+        reads = [one["ReadOnDemandThroughputSettings"]["MaxReadRequestUnits"] for one in (replica, of_index)]
+        assert (reads, replica["ContributorInsightsSpecification"]) == (["50", "70"], insights)
+        assert of_index["ContributorInsightsSpecification"] == insights
+
+    table = Rendered("table", both | PROVISIONED).properties("GlobalTaskTable")
+    [index] = table["GlobalSecondaryIndexes"]
+    writes = [one["WriteProvisionedThroughputSettings"]["WriteCapacityAutoScalingSettings"] for one in (table, index)]
+    assert [(one["MinCapacity"], one["MaxCapacity"]) for one in writes] == [("60", "600"), ("80", "800")]
+    for replica in table["Replicas"]:
+        settings = [one["ReadProvisionedThroughputSettings"] for one in (replica, *replica["GlobalSecondaryIndexes"])]
+        scaled = [one["ReadCapacityAutoScalingSettings"] for one in settings]
+        assert [(one["MinCapacity"], one["MaxCapacity"]) for one in scaled] == [("5", "50"), ("7", "70")]
+        assert scaled[0]["TargetTrackingScalingPolicyConfiguration"] == {"TargetValue": 70}
+
+
+def test_provisioned_units_of_one_region_are_scaled_between_their_bounds() -> None:
+    made = Rendered("table", PROVISIONED)
+    targets = {
+        (one["ScalableDimension"], one["ResourceId"]): (one["MinCapacity"], one["MaxCapacity"])
+        for one in made.of_type("AWS::ApplicationAutoScaling::ScalableTarget")
+    }
+    index = f"table/<TaskTable>/index/{INDEX}"
+    assert targets == {
+        ("dynamodb:table:ReadCapacityUnits", "table/<TaskTable>"): ("5", "50"),
+        ("dynamodb:table:WriteCapacityUnits", "table/<TaskTable>"): ("60", "600"),
+        ("dynamodb:index:ReadCapacityUnits", index): ("7", "70"),
+        ("dynamodb:index:WriteCapacityUnits", index): ("80", "800"),
+    }
+    policies = made.of_type("AWS::ApplicationAutoScaling::ScalingPolicy")
+    assert sorted(one["ScalingTargetId"] for one in policies) == [
+        f"<{where}{kind}Scaling>" for where in ("Index", "Table") for kind in ("Read", "Write")
+    ]
+    for one in policies:
+        kind = "Read" if "Read" in one["ScalingTargetId"] else "Write"
+        followed = one["TargetTrackingScalingPolicyConfiguration"]
+        assert followed["TargetValue"] == 70
+        assert followed["PredefinedMetricSpecification"]["PredefinedMetricType"] == f"DynamoDB{kind}CapacityUtilization"
+    for other in ({}, PROVISIONED | {"ReplicaRegion": "eu-west-1"}):  # where there are none, or the table has its own
+        assert Rendered("table", other).of_type("AWS::ApplicationAutoScaling::ScalableTarget") == []
 
 
 def test_in_the_region_of_a_replica_there_are_alarms_alone() -> None:
