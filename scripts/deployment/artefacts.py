@@ -214,6 +214,11 @@ def _is_missing(error: ClientError) -> bool:
     return error.response["Error"]["Code"] in ("404", "NoSuchBucket", "NoSuchKey", "NotFound")
 
 
+def has_module(folder: Path, name: str) -> bool:
+    """Whether a folder may hold a module or package of this name, wherever it keeps its code."""
+    return any(name in {part.removesuffix(".py") for part in path.split("/")} for path, _ in _files(folder))
+
+
 def _owner(cloud: Cloud) -> dict[str, Any]:
     """A bucket of this name that belongs to somebody else gets nothing of ours."""
     return {} if cloud.endpoint else {"ExpectedBucketOwner": cloud.account}

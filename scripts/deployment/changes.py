@@ -154,15 +154,14 @@ def show(console: Console, change_set: ChangeSet, values: Sequence[Value]) -> No
 def show_values(console: Console, values: Sequence[Value]) -> None:
     """Print the parameters that change, and those that differ from the template's defaults."""
     for one in worth_telling(values):
-        now = escape(one.shown(one.value))
+        now, default = one.shown(one.value), one.parameter.default
         if one.is_changed:
-            console.print(f"  {one.parameter.name}: [yellow]{escape(one.shown(one.before))} → {now}[/] ({one.origin})")
-        elif one.before is not None and one.origin.value == "kept":
-            default = one.parameter.default
-            other = "" if default is None else f"; the default is {escape(one.shown(default))}"
-            console.print(f"  {one.parameter.name}: {now} (kept{other})", soft_wrap=True)
+            told = f"[yellow]{escape(one.shown(one.before))} → {escape(now)}[/] ({one.origin})"
+        elif one.before is not None and one.origin.value == "kept" and default is not None:
+            told = f"{escape(now)} (kept; the default is {escape(one.shown(default))})"
         else:
-            console.print(f"  {one.parameter.name}: {now} ({one.origin})")
+            told = f"{escape(now)} ({one.origin})"
+        console.print(f"  {one.parameter.name}: {told}", soft_wrap=True)  # so that what is copied is whole
 
 
 def _change(told_: dict[str, Any]) -> Change:

@@ -81,20 +81,28 @@ class Code:
             DeploymentError: the code that stays is gone.
         """
         kind = _kind(parameters)
-        if kind is None or given_to(stack, kind.key, given) is not None or self._brings(kind, parameters):
+        if kind is None:
             return
         asked = {name: value for name in parameters if (value := given_to(stack, name, given)) is not None}
         if self.bucket is not None:
             asked.setdefault(kind.bucket, self.bucket)
         remedy = self._remedy(kind, parameters)
-        if self._stays(kind, before):
+        bucket = asked.get(kind.bucket, before.get(kind.bucket, ""))
+        if key := asked.get(kind.key):
+            if self._brings(kind, parameters):
+                raise WrongOption(f"{kind.option} and {kind.key}={key}: give one of them")
+            if bucket and artefacts.is_gone(self.cloud, bucket, key):
+                raise WrongOption(f"{kind.key}={key} of {stack} is not in the bucket {bucket}")
+        elif self._brings(kind, parameters):
+            return
+        elif self._stays(kind, before):
             for name in (kind.bucket, *_BUILT_FOR):
                 if name in asked and asked[name] != before.get(name):
                     raise WrongOption(
                         f"{stack} keeps its code, with {name}={before.get(name)}: for {name}={asked[name]} give "
                         f"{remedy} too"
                     )
-            if artefacts.is_gone(self.cloud, bucket := before.get(kind.bucket, ""), key := before[kind.key]):
+            if artefacts.is_gone(self.cloud, bucket, key := before[kind.key]):
                 raise DeploymentError(f"the code of {stack}, s3://{bucket}/{key}, is gone: give {remedy}")
         elif kind.entry in parameters:
             entry = asked.get(kind.entry) or before.get(kind.entry) or parameters[kind.entry].default or ""
@@ -129,7 +137,7 @@ class Code:
         """Put what a stack is to run into its bucket; the parameters with its place, none if it keeps what it has."""
         kind = _kind(parameters)
         if kind is None or given_to(stack, kind.key, given) is not None:
-            return {}
+            return {kind.bucket: self.bucket} if kind and self.bucket else {}
         brings = self._brings(kind, parameters)
         if self._stays(kind, before) and not brings:
             self._say(
@@ -138,6 +146,8 @@ class Code:
             )
             return {}
         bucket = self._bucket(given_to(stack, kind.bucket, given) or self.bucket or before.get(kind.bucket))
+        if brings:
+            self._warn_of_entry(stack, kind, values[kind.entry])
         if kind.option == "--source":
             key = self._artefact(bucket)
         else:
@@ -157,6 +167,18 @@ class Code:
 
     def _remedy(self, kind: Kind, parameters: Mapping[str, Parameter]) -> str:
         return f"{kind.option} FOLDER, or --builtin" if kind.entry in parameters else "--builtin"
+
+    def _warn_of_entry(self, stack: str, kind: Kind, entry: str) -> None:
+        """What is to run is mostly in the folders that are given for it."""
+        folders = [self.source] if kind.option == "--source" and self.source else self.folders
+        if not any(artefacts.has_module(folder, entry.partition(".")[0]) for folder in folders):
+            where = escape(", ".join(map(str, folders)))
+            self.console.print(
+                f"  [yellow]{kind.entry}={escape(entry)} is not in {where}[/]: name what is to run with --parameter "
+                f"{stack}.{kind.entry}=…",
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def _artefact(self, bucket: str) -> str:
         key, content = artefacts.pack(self.source)

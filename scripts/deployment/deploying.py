@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.markup import escape
@@ -151,9 +151,18 @@ class Deployment:
 
     def _change(self, stack: Stack, change_set: ChangeSet, values: Sequence[Value], *, is_new: bool) -> None:
         name = self.stack_name(stack)
+        if self.cloud.endpoint and values:  # a local engine lists what conditions leave out as well
+            wanted = self._wanted(stack, values)
+            meant = tuple(one for one in change_set.changes if one.action != "Add" or one.resource in wanted)
+            change_set = replace(change_set, changes=meant)
         show(self.console, change_set, values)
-        if not self.agree(f"Change {name}?"):
-            drop(self.cloud, name, change_set.id, is_new=is_new)
+        agrees = False
+        try:
+            agrees = self.agree(f"Change {name}?")
+        finally:
+            if not agrees:
+                drop(self.cloud, name, change_set.id, is_new=is_new)
+        if not agrees:
             raise Declined(f"{name} was left as it is")
         follower = Follower(self.cloud, self.console, name)
         with told(f"changing {name}"):
@@ -162,17 +171,20 @@ class Deployment:
         if status not in GOOD:
             raise why(follower, name, status)
 
+    def _wanted(self, stack: Stack, values: Sequence[Value], **others: str) -> dict[str, str]:
+        """Logical ids and types of the resources that a stack has with these values, some of them others."""
+        known = {one.parameter.name: one.value for one in values} | others
+        return wanted_resources(read(stack), known, self.cloud.region)
+
     def _check(self, stack: Stack, values: Sequence[Value]) -> None:
         """Everything that the template wants is really there."""
         name = self.stack_name(stack)
         found = {one["LogicalResourceId"] for one in check_physical_ids(self.cloud, name)}
-        template = read(stack)
-        told_values = {one.parameter.name: one.value for one in values}
-        wanted = wanted_resources(template, told_values, self.cloud.region)
+        wanted = self._wanted(stack, values)
         if lacking := sorted(wanted.keys() - found):
             raise DeploymentError(f"the stack {name} is told to be complete, but it lacks {', '.join(lacking)}")
-        if self.cloud.endpoint and "Endpoint" in told_values:
-            on_aws = wanted_resources(template, told_values | {"Endpoint": ""}, self.cloud.region)
+        if self.cloud.endpoint and any(one.parameter.name == "Endpoint" for one in values):
+            on_aws = self._wanted(stack, values, Endpoint="")
             left_out = [f"{one} ({type_})" for one, type_ in on_aws.items() if one not in wanted]
             if left_out:
                 self.console.print(f"  left out on a local engine: {escape(', '.join(left_out))}", highlight=False)

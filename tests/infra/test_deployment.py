@@ -102,6 +102,9 @@ def test_one_command_makes_everything_and_another_takes_it_away(
 
         put(store, "kept")
         assert "Nothing to change." in run("deploy")
+        unasked = said_by("deploy", "--prefix", "other", "--stack", "doorbell", *local[:-1])
+        assert "nobody is here to be asked" in unasked.stderr
+        assert "there is nothing to destroy" in run("destroy", "--prefix", "other")
         changed = run("deploy", "--stack", "doorbell", "--parameter", "EventSources=shop")
         assert "EventSources: (nothing) → shop (given)" in changed
         assert re.search(r"Modify +│ Rule ", changed)
@@ -313,6 +316,7 @@ class TestStacks:
 
     def test_a_replica_region_is_deployed_as_a_global_table(self, clean: World) -> None:
         clean.deploy("table", ReplicaRegion="eu-west-1", DeletionPolicy="Delete", DeletionProtection="false")
+        assert re.findall(r"│ Add +│ (\w*TaskTable) ", clean.said[-1]) == ["GlobalTaskTable"]
         found = resources_of(clean, "ta-table")
         assert found["GlobalTaskTable"]["PhysicalResourceId"] == "TaskTable"
         assert "TaskTable" not in found
@@ -416,11 +420,24 @@ class TestStacks:
         monkeypatch.setattr(artefacts, "PARTS", artefacts.PARTS[1:])  # another version
         clean.deploy("agents")
         assert f"ArtefactKey: {own} → " in clean.said[-1]
+        clean.deploy("agents", source=shop.source)
+        assert f"Jobs=jobs is not in {shop.source}: name what is to run with" in clean.said[-1]
         clean.deploy("agents", source=shop.source, Jobs="shop")
+        assert "name what is to run" not in clean.said[-1]
         with pytest.raises(WrongOption, match="Jobs=shop of agents is not in ThunderAgent's own code"):
             clean.deploy("agents", is_builtin=True)
         clean.deploy("agents", is_builtin=True, Jobs="jobs")
         assert artefacts.is_builtin(parameters_of(clean, "agents")["ArtefactKey"])
+
+    def test_a_key_goes_back_to_code_of_an_earlier_day(self, clean: World, shop: Shop) -> None:
+        clean.deploy("agents", source=shop.source, Jobs="shop")
+        first = parameters_of(clean, "agents")
+        (shop.source / "shop" / "__init__.py").write_text("")
+        clean.deploy("agents", source=shop.source)
+        assert parameters_of(clean, "agents")["ArtefactKey"] != first["ArtefactKey"]
+        clean.deploy("agents", ArtefactKey=first["ArtefactKey"])
+        clean.deploy("agents")
+        assert parameters_of(clean, "agents") == first
 
     def test_the_bucket_of_a_stack_stays(self, clean: World, shop: Shop) -> None:
         s3 = clean.cloud.client("s3")
@@ -444,6 +461,8 @@ class TestStacks:
                 "with Architecture=x86_64: for Architecture=arm64 give --code FOLDER, or --builtin too",
             ),
             ({"is_builtin": True}, "Handler=shop_events.handler of doorbell is not in ThunderAgent's own code"),
+            ({"CodeKey": "mine.zip"}, "CodeKey=mine.zip of doorbell is not in the bucket ta-artefacts-"),
+            ({"CodeKey": "mine.zip", "folders": [ROOT / "jobs"]}, "--code and CodeKey=mine.zip: give one of them"),
             ({"source": ROOT}, "--source: none of table, doorbell takes it"),
             ({"folders": [ROOT / "jobs"], "is_builtin": True}, "--code and --builtin: give one of them"),
         ],
