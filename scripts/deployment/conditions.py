@@ -1,8 +1,8 @@
-"""Which resources of a template a stack must have, and what they say, given the values of its parameters."""
+"""What the conditions and rules of a template make of the values of its parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from deployment.errors import DeploymentError
@@ -49,7 +49,41 @@ def holds(condition: Any, conditions: Mapping[str, Any], values: Mapping[str, st
         if name == "Fn::Equals":
             first, second = (text_of(one, values) for one in content)
             return first == second
+        if name == "Fn::Contains":
+            strings, member = content
+            return text_of(member, values) in [text_of(one, values) for one in strings]
     raise DeploymentError(f"the condition {condition!r} cannot be judged: teach scripts/deployment/conditions.py to")
+
+
+def refusals(template: Mapping[str, Any], values: Mapping[str, str], region: str) -> list[str]:
+    """What the rules of a template say against these values, each with the values that it is about.
+
+    Raises:
+        DeploymentError: a rule uses a function that is not known here.
+    """
+    known = {**values, "AWS::Region": region}
+    return [
+        f"{assertion['AssertDescription']} ({', '.join(f'{name}={known[name]}' for name in _names(assertion))})"
+        for rule in template.get("Rules", {}).values()
+        if "RuleCondition" not in rule or holds(rule["RuleCondition"], {}, known)
+        for assertion in rule["Assertions"]
+        if not holds(assertion["Assert"], {}, known)
+    ]
+
+
+def _names(content: Any) -> dict[str, None]:
+    """The parameters that a part of a template refers to, in order."""
+
+    def refs(part: Any) -> Iterator[str]:
+        if isinstance(part, Mapping):
+            if "Ref" in part:
+                yield part["Ref"]
+            part = list(part.values())
+        if isinstance(part, list):
+            for one in part:
+                yield from refs(one)
+
+    return dict.fromkeys(refs(content))
 
 
 def text_of(content: Any, values: Mapping[str, str]) -> str:

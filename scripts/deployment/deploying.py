@@ -11,8 +11,8 @@ from rich.markup import escape
 from deployment.changes import ChangeSet, drop, make_change_set, show
 from deployment.cloud import Cloud
 from deployment.code import PLACES, Code
-from deployment.conditions import wanted_resources
-from deployment.errors import DeploymentError, told
+from deployment.conditions import refusals, wanted_resources
+from deployment.errors import DeploymentError, WrongOption, told
 from deployment.local import default_subnets, made_locally
 from deployment.plan import Stack
 from deployment.progress import Follower, why
@@ -108,6 +108,8 @@ class Deployment:
             for one in missing:
                 self.console.print(f"    {one.name}: {escape(one.description)}", highlight=False)
             return False
+        if wrong := refusals(read(stack), {one.parameter.name: one.value for one in values}, self.cloud.region):
+            raise WrongOption(f"{name}: {' '.join(wrong)}")
         if state is not None and state.is_ruin:
             self._clear(name, state)
             state = None
@@ -133,7 +135,7 @@ class Deployment:
         self.console.print(f"  takes over what is there already: {escape(names)}", highlight=False)
         steps = steps_of(self.cloud, tables)
         for step in steps:
-            self.console.print(f"  before that, {step.table}: {step.words}", highlight=False)
+            self.console.print(f"  before that, {step.table.name}: {step.words}", highlight=False)
         if steps and not self.agree(f"Change {names}?"):
             raise Declined(f"{names} was left as it is")
         prepare(self.cloud, tables, steps)

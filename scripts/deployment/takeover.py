@@ -74,7 +74,7 @@ class WantedTable:
 class Step:
     """One request of UpdateTable that makes a table what its import claims."""
 
-    table: str
+    table: WantedTable
     words: str
     arguments: Mapping[str, Any]
 
@@ -207,10 +207,10 @@ def lacking(wanted: WantedTable, there: Mapping[str, Any]) -> list[Step]:
     steps = []
     if wanted.stream is not None and stream is None:
         on = {"StreamEnabled": True, "StreamViewType": wanted.stream}
-        steps.append(Step(table=name, words="turn on its stream", arguments={"StreamSpecification": on}))
+        steps.append(Step(table=wanted, words="turn on its stream", arguments={"StreamSpecification": on}))
     for region in missing:
         create = [{"Create": {"RegionName": region}}]
-        steps.append(Step(table=name, words=f"add its replica in {region}", arguments={"ReplicaUpdates": create}))
+        steps.append(Step(table=wanted, words=f"add its replica in {region}", arguments={"ReplicaUpdates": create}))
     return steps
 
 
@@ -221,24 +221,27 @@ def prepare(cloud: Cloud, tables: Sequence[WantedTable], steps: Sequence[Step]) 
         DeploymentError: one was refused, or takes too long.
     """
     for step in steps:
-        with told(f"{step.table}: {step.words}"):
-            cloud.client("dynamodb").update_table(TableName=step.table, **step.arguments)
-        _await_rest(cloud, step.table)
+        with told(f"{step.table.name}: {step.words}"):
+            cloud.client("dynamodb").update_table(TableName=step.table.name, **step.arguments)
+        _await_rest(cloud, step.table, step)
     for one in tables:
-        _await_rest(cloud, one.name)
+        _await_rest(cloud, one)
 
 
-def _await_rest(cloud: Cloud, name: str) -> None:
+def _await_rest(cloud: Cloud, wanted: WantedTable, step: Step | None = None) -> None:
+    """Wait until a table and its replicas are ACTIVE, and a step is seen: a description may be older than it."""
     deadline = cloud.monotonic() + LONGEST_S
-    while (there := described_table(cloud, name)) is not None:
+    while (there := described_table(cloud, wanted.name)) is not None:
         states = {one["RegionName"]: one.get("ReplicaStatus", "ACTIVE") for one in there.get("Replicas", ())}
         states[cloud.region] = there["TableStatus"]
-        if set(states.values()) == {"ACTIVE"}:
+        if set(states.values()) == {"ACTIVE"} and (step is None or step not in lacking(wanted, there)):
             return
         if cloud.monotonic() > deadline:
-            raise DeploymentError(f"{name} is {states} after {LONGEST_S:g} s: run this again when all are ACTIVE")
+            raise DeploymentError(
+                f"{wanted.name} is {states} after {LONGEST_S:g} s: run this again when all are ACTIVE"
+            )
         cloud.sleep(LOOK_S)
-    raise DeploymentError(f"{name} is gone: it was deleted meanwhile")
+    raise DeploymentError(f"{wanted.name} is gone: it was deleted meanwhile")
 
 
 def import_template(template: Mapping[str, Any], tables: Sequence[WantedTable]) -> str:

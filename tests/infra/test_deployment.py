@@ -46,13 +46,13 @@ from deployment import artefacts, changes, states
 from deployment.__main__ import app
 from deployment.changes import Change, ChangeSet
 from deployment.cloud import Cloud, open_cloud
-from deployment.conditions import holds, wanted_resources
+from deployment.conditions import holds, refusals, wanted_resources
 from deployment.deploying import Declined
 from deployment.errors import DeploymentError, WrongOption, told
 from deployment.local import made_locally
 from deployment.plan import STACKS, chosen
 from deployment.progress import Follower, why
-from deployment.takeover import WantedTable, lacking, refuse_impossible
+from deployment.takeover import WantedTable, lacking, prepare, refuse_impossible
 from deployment.templates import Parameter, parameters, read
 from deployment.values import HIDDEN, Origin, Value, refuse_unknown, values_of
 from deployment.values import given as given_values
@@ -362,12 +362,12 @@ class TestStacks:
         for region in (REGION, "eu-west-1"):
             drop_table(clean, region)
 
-    def test_provisioned_units_and_caps_are_deployed_and_rules_of_the_template_are_told(self, clean: World) -> None:
+    def test_provisioned_units_and_caps_are_deployed_and_what_the_rules_refuse_is_told_with_its_values(
+        self, clean: World
+    ) -> None:
         gone = {"DeletionPolicy": "Delete", "DeletionProtection": "false"}
-        with pytest.raises(DeploymentError, match="STRONG needs regions of one set"):
+        with pytest.raises(WrongOption, match=r"STRONG needs regions of one set.*WitnessRegion=eu-west-3"):
             clean.deploy("table", Consistency="STRONG", ReplicaRegion="us-east-2", WitnessRegion="eu-west-3")
-        with pytest.raises(DeploymentError, match="PROVISIONED needs the Min and the Max"):
-            clean.deploy("table", **PROVISIONED | {"MinIndexReadUnits": ""})
         clean.deploy("table", **CAPPED, **gone)
         clean.deploy("table", **PROVISIONED)
         dynamodb = clean.cloud.client("dynamodb")
@@ -606,6 +606,35 @@ def test_a_table_that_cannot_become_what_its_import_claims_is_refused(
         lacking(table, there)
 
 
+class SlowTable:
+    """A client of DynamoDB whose table shows a change only in a later description."""
+
+    def __init__(self, *later: dict[str, Any]) -> None:
+        self._later = list(later)
+        self.changes: list[dict[str, Any]] = []
+
+    def update_table(self, **arguments: Any) -> None:
+        self.changes.append(arguments)
+
+    def describe_table(self, TableName: str) -> dict[str, Any]:
+        assert TableName == "Tasks"
+        return {"Table": {"TableStatus": "ACTIVE"} | (self._later.pop(0) if self._later else ON_DEMAND | REPLICA)}
+
+
+def test_an_import_waits_until_each_step_is_seen_and_all_regions_are_at_rest() -> None:
+    slow = SlowTable(ON_DEMAND, ON_DEMAND | {"Replicas": [{"RegionName": "eu-west-1", "ReplicaStatus": "CREATING"}]})
+    waits: list[float] = []
+    cloud = Cloud(region=REGION, sleep=waits.append, monotonic=lambda: sum(waits), _clients={"dynamodb": slow})
+    table = wanted("GlobalTable", "eu-west-1")
+    prepare(cloud, [table], lacking(table, ON_DEMAND))
+    assert slow.changes == [{"TableName": "Tasks", "ReplicaUpdates": [{"Create": {"RegionName": "eu-west-1"}}]}]
+    assert len(waits) == 2
+    stuck = Cloud(region=REGION, sleep=waits.append, monotonic=lambda: sum(waits) * 1e4, _clients=cloud._clients)
+    slow._later = [{"TableStatus": "UPDATING"}] * 9
+    with pytest.raises(DeploymentError, match="run this again when all are ACTIVE"):
+        prepare(stuck, [table], [])
+
+
 def test_a_table_that_is_what_its_import_claims_needs_nothing() -> None:
     on = {"StreamSpecification": {"StreamEnabled": True, **IMAGES["StreamSpecification"]}}
     assert lacking(wanted("GlobalTable", "eu-west-1", **IMAGES), ON_DEMAND | REPLICA | on) == []
@@ -640,6 +669,14 @@ def test_what_cloudformation_cannot_do_to_a_table_is_refused_before_it_is_asked(
     values, _ = values_of("table", parameters(stack), given=after, outputs=none, made=none, before=none)
     with nullcontext() if words is None else pytest.raises(DeploymentError, match=words):
         refuse_impossible(read(stack), before, values, REGION)
+
+
+def test_the_table_of_states_cannot_become_a_global_table_in_its_stack_either() -> None:
+    [stack] = chosen(["wsapi"])
+    none: dict[str, str] = {}
+    values, _ = values_of("wsapi", parameters(stack), given=GLOBAL, outputs=none, made=none, before=none)
+    with pytest.raises(DeploymentError, match="ThunderAgentState is a table of us-east-1 alone"):
+        refuse_impossible(read(stack), none, values, REGION)
 
 
 class Listing:
@@ -844,11 +881,31 @@ def test_templates_and_their_conditions_are_read_as_cfn_lint_reads_them(stack: s
         assert wanted == {name: told["Type"] for name, told in rendered.resources.items()}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        PROVISIONED,
+        PROVISIONED | {"MinReadUnits": ""},
+        CAPPED,
+        {"ReplicaRegion": "eu-central-1"},
+        STRONG,
+        STRONG | {"WitnessRegion": "us-east-1"},
+        STRONG | {"ReplicaRegion": ""},
+    ],
+)
+def test_rules_are_judged_as_the_tests_of_templates_judge_them(given: dict[str, str]) -> None:
+    rendered = Rendered("table", given)
+    values = {name: str(value) for name, value in rendered.parameters.items()}
+    found = refusals(read(chosen(["table"])[0]), values, rendered.region)
+    assert [one.partition(" (")[0] for one in found] == rendered.refused
+
+
 def test_a_condition_that_cannot_be_judged_is_told() -> None:
     with pytest.raises(DeploymentError, match="cannot be judged"):
         holds({"Fn::Equals": [{"Fn::FindInMap": ["a", "b", "c"]}, "x"]}, {}, {})
     with pytest.raises(DeploymentError, match="cannot be judged"):
-        holds({"Fn::Contains": [["a"], "x"]}, {}, {})
+        holds({"Fn::EachMemberIn": [["a"], ["x"]]}, {}, {})
 
 
 # Errors of AWS
