@@ -182,7 +182,8 @@ def lacking(wanted: WantedTable, there: Mapping[str, Any]) -> list[Step]:
     if surplus := sorted(regions - wanted.regions):
         raise DeploymentError(
             f"{name} has replicas in {', '.join(surplus)}, which the stack would not have: name them with --parameter "
-            "ReplicaRegion=…, or give --parameter CreateTable=false if the stack of another region has the table"
+            "ReplicaRegion=…, give --parameter CreateTable=false if the stack of another region has the table, or name "
+            "another table"
         )
     consistency = there.get("MultiRegionConsistency", "EVENTUAL")
     if wanted.consistency != consistency:
