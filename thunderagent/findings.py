@@ -13,12 +13,14 @@ class State(StrEnum):
     * `OK`: as it should be.
     * `WARNING`: agents work, but somebody should look at it.
     * `WRONG`: agents cannot work like this, or lose something.
+    * `UNKNOWN`: it cannot be told, as a permission or an answer is missing.
     * `SKIPPED`: it could not be checked, or there is nothing to check.
     """
 
     OK = "ok"
     WARNING = "warning"
     WRONG = "wrong"
+    UNKNOWN = "unknown"
     SKIPPED = "skipped"
 
 
@@ -46,4 +48,4 @@ class Check:
 def worst(findings: Sequence[Finding]) -> State:
     """The state of all together: what is skipped says nothing."""
     states = {one.state for one in findings}
-    return next((state for state in (State.WRONG, State.WARNING) if state in states), State.OK)
+    return next((state for state in (State.WRONG, State.WARNING, State.UNKNOWN) if state in states), State.OK)

@@ -27,6 +27,8 @@ class Role(StrEnum):
     """Runs tasks."""
     OPERATOR = "operator"
     """A person with the command line."""
+    DOCTOR = "doctor"
+    """The command `doctor --aws`, which reads how things are set up, and no task."""
 
 
 _PRODUCER: Final = frozenset({"BatchGetItem", "DeleteItem", "GetItem", "PartiQLInsert", "PutItem", "UpdateItem"})
@@ -64,7 +66,9 @@ QUEUE_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
 }
 """Actions of SQS on the wake queue; an operator's `doctor` tries all of them."""
 
-BUCKET_ACTIONS: Final[Mapping[Role, frozenset[str]]] = dict.fromkeys(Role, frozenset({"GetObject", "PutObject"}))
+BUCKET_ACTIONS: Final[Mapping[Role, frozenset[str]]] = dict.fromkeys(
+    TABLE_ACTIONS, frozenset({"GetObject", "PutObject"})
+)
 """Actions of S3 on the objects of the bucket."""
 
 ARBITER_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
@@ -79,6 +83,21 @@ PUSH_ACTIONS: Final = frozenset({"ManageConnections"})
 """Actions of API Gateway on the connections of the WebSocket API."""
 CONNECTION_ACTIONS: Final = frozenset({"BatchGetItem", "DeleteItem", "GetItem", "UpdateItem"})
 """Actions of DynamoDB on the table of connections, of agents whose jobs push."""
+
+DOCTOR_ACTIONS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
+    "autoscaling": ("", frozenset({"DescribeAutoScalingGroups", "DescribeScalingActivities"})),
+    "cloudformation": ("", frozenset({"DescribeStacks", "ListStackResources"})),
+    "cloudwatch": ("", frozenset({"DescribeAlarms"})),
+    "dynamodb": ("table/*", frozenset({"DescribeContinuousBackups", "DescribeTable", "DescribeTimeToLive"})),
+    "ec2": ("", frozenset({"DescribeInstanceTypes"})),
+    "iam": ("", frozenset({"SimulatePrincipalPolicy"})),
+    "lambda": ("function:*", frozenset({"GetFunctionConfiguration"})),
+    "logs": ("", frozenset({"DescribeLogGroups"})),
+    "s3": ("", frozenset({"GetBucketPublicAccessBlock"})),
+    "servicequotas": ("", frozenset({"GetAWSDefaultServiceQuota", "GetServiceQuota"})),
+    "sqs": ("*", frozenset({"GetQueueAttributes"})),
+}
+"""What the doctor asks of each service, and of which resources of the account and region; nothing stands for all."""
 
 METRICS_ACTION: Final = "cloudwatch:PutMetricData"
 METRICS_ROLES: Final = frozenset({Role.AGENT, Role.OPERATOR})
@@ -161,6 +180,8 @@ def resources(
 
 def policy(role: Role, to: Resources) -> dict[str, Any]:
     """The policy document of a role, which `aws iam put-role-policy` takes."""
+    if role is Role.DOCTOR:
+        return {"Version": "2012-10-17", "Statement": [*_looks(to), *_secrets(to)]}
     table = f"arn:{to.partition}:dynamodb:{to.region}:{to.account}:table/{to.table}"
     statements = [
         _allow("Tasks", "dynamodb", TABLE_ACTIONS[role], table),
@@ -183,11 +204,20 @@ def policy(role: Role, to: Resources) -> dict[str, Any]:
         only = {"StringEquals": {"cloudwatch:namespace": to.namespace}}
         metrics = {"Sid": "Metrics", "Effect": "Allow", "Action": METRICS_ACTION, "Resource": "*", "Condition": only}
         statements.append(metrics)
-    if to.secrets and role in METRICS_ROLES:
-        statements += [
-            _allow_one(f"CanaryToken{number}", SECRET_ACTION, arn) for number, arn in enumerate(to.secrets, start=1)
-        ]
+    if role in METRICS_ROLES:
+        statements += _secrets(to)
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _looks(to: Resources) -> Iterator[dict[str, Any]]:
+    for service, (which, actions) in DOCTOR_ACTIONS.items():
+        arn = f"arn:{to.partition}:{service}:{to.region}:{to.account}:{which}" if which else "*"
+        yield _allow(f"Look{service.capitalize()}", service, actions, arn)
+
+
+def _secrets(to: Resources) -> list[dict[str, Any]]:
+    numbered = enumerate(to.secrets, start=1)
+    return [_allow_one(f"CanaryToken{number}", SECRET_ACTION, arn) for number, arn in numbered]
 
 
 def _secret_arns(settings: Settings, region: str, account: str, partition: str) -> Iterator[str]:

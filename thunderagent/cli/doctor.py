@@ -14,12 +14,14 @@ from rich.table import Table
 
 from thunderagent.cli.output import REFUSED, STORE, JsonOption, StoreOption, errors, find_here, notes, out, tell
 from thunderagent.doctor.checks import Doctor
+from thunderagent.errors import ConfigurationError
 from thunderagent.findings import Finding, State, worst
 
 _SIGNS: Final = {
     State.OK: "[green]ok[/green]",
     State.WARNING: "[yellow]warning[/yellow]",
     State.WRONG: "[red]wrong[/red]",
+    State.UNKNOWN: "[yellow]unknown[/yellow]",
     State.SKIPPED: "[dim]skipped[/dim]",
 }
 _WIDTH: Final = 7
@@ -37,6 +39,13 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    aws: Annotated[
+        bool, typer.Option("--aws", help="Instead, compare the deployed stacks with the account; only reads.")
+    ] = False,
+    prefix: Annotated[str, typer.Option(help="With --aws: begins the names of the stacks.")] = "thunderagent",
+    region: Annotated[
+        str | None, typer.Option(help="With --aws: region; that of the store or environment.", show_default=False)
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,10 +54,18 @@ def doctor(
     Run it as the user and with the environment of the agents. It leaves nothing behind: what it writes is one row,
     which it deletes. Exit code 0: agents can work (a warning does not change that), 1: something is wrong, 3: the store
     cannot be used.
+
+    With --aws it compares what the stacks of infra/ promise with what the account has: tables, alarms, logs, machines,
+    functions, permissions, quotas. It asks for what `thunderagent iam doctor` prints, and changes nothing. What it may
+    not see is unknown, and never ok. Exit code 0: nothing is wrong, 1: something is, 3: the account cannot be asked.
     """
     with errors():
         find_here()
-        one = Doctor(store=store, jobs=jobs, supervisor_conf=supervisor_conf)
+        one = (
+            _account(jobs, store, prefix, region)
+            if aws
+            else Doctor(store=store, jobs=jobs, supervisor_conf=supervisor_conf)
+        )
         found: list[Finding] = []
         with _progress() as progress:
             for finding in one.examine(progress):
@@ -58,11 +75,23 @@ def doctor(
         code = STORE if not one.is_reachable else REFUSED if worst(found) is State.WRONG else 0
         if as_json:
             checks = [{**asdict(finding), "remedy": finding.remedy or None} for finding in found]
-            tell({"store": one.url, "state": worst(found), "exit_code": code, "checks": checks}, True)
+            tell(
+                {"region" if aws else "store": one.url, "state": worst(found), "exit_code": code, "checks": checks},
+                True,
+            )
         else:
-            _sum_up(found, one)
+            _sum_up(found, one, is_account=aws)
         if code:
             raise typer.Exit(code)
+
+
+def _account(jobs: str | None, store: str | None, prefix: str, region: str | None) -> Doctor:
+    if jobs is not None:
+        raise ConfigurationError(f"--aws looks at no jobs: leave {jobs} out, or leave --aws out")
+    from thunderagent.doctor.account import Account  # boto3 is slow to import
+    from thunderagent.doctor.aws import LOOKS
+
+    return Account(store, prefix=prefix, region=region, looks=LOOKS)
 
 
 @contextmanager
@@ -86,14 +115,15 @@ def _show(finding: Finding) -> None:
     out.print(table)
 
 
-def _sum_up(found: list[Finding], one: Doctor) -> None:
+def _sum_up(found: list[Finding], one: Doctor, *, is_account: bool) -> None:
     counts = {state: len([finding for finding in found if finding.state is state]) for state in State}
+    doubts = _warnings(counts[State.WARNING]) + (f", {counts[State.UNKNOWN]} unknown" if counts[State.UNKNOWN] else "")
     if not one.is_reachable:
-        what = f"[red]the store {escape(one.url)} cannot be used[/red]"
+        what = f"[red]the {'account in' if is_account else 'store'} {escape(one.url)} cannot be used[/red]"
     elif counts[State.WRONG]:
-        what = f"[red]{counts[State.WRONG]} wrong[/red], {_warnings(counts[State.WARNING])}"
-    elif counts[State.WARNING]:
-        what = f"agents can work; [yellow]{_warnings(counts[State.WARNING])}[/yellow]"
+        what = f"[red]{counts[State.WRONG]} wrong[/red], {doubts}"
+    elif counts[State.WARNING] or counts[State.UNKNOWN]:
+        what = f"{'nothing is wrong' if is_account else 'agents can work'}; [yellow]{doubts}[/yellow]"
     else:
         what = "[green]all is well[/green]"
     out.print(f"\n{what}")

@@ -34,6 +34,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "doctor": (
         "thunderagent doctor jobs",
         "thunderagent doctor --supervisor-conf /opt/thunderagent/current/systemd/supervisord.conf --json",
+        "thunderagent doctor --aws --region eu-central-1",
     ),
     "canary": ("thunderagent canary", "thunderagent canary --url wss://ws.example.com --token-from env:TOKEN --json"),
     "health": ("thunderagent health --folder /run/thunderagent/health",),

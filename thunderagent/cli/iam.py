@@ -13,7 +13,9 @@ from thunderagent.settings import load_settings
 
 
 def iam(
-    role: Annotated[Role, typer.Argument(help="producer: an application; agent; operator: this command.")],
+    role: Annotated[
+        Role, typer.Argument(help="producer: an application; agent; operator: this command; doctor: its doctor --aws.")
+    ],
     store: StoreOption = None,
     account: Annotated[
         str | None, typer.Option(help="Number of the AWS account; any if not given.", show_default=False)

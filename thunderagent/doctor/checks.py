@@ -269,22 +269,8 @@ class Doctor:
 
     def _clock(self) -> Iterator[Finding]:
         clock = self._engine.clock if self._engine is not None else None
-        if not isinstance(clock, DateClock):
-            return
-        if not clock.is_usable:
-            yield Finding("clock", State.SKIPPED, "no reply of the store told the time")
-            return
-        skew, rough = clock.skew, (clock.latest() - clock.earliest()) / 2
-        off = f"{abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
-        found = f"this host is {off} of the store's clock, give or take {rough:.1f} s"
-        remedy = "let it be kept: timedatectl set-ntp true, or install chrony"
-        if abs(skew) - rough > WRONG_SKEW_S:
-            yield Finding("clock", State.WRONG, f"{found}: AWS refuses requests that are five minutes off", remedy)
-        elif abs(skew) - rough > SKEW_S:
-            what = f"{found}; leases do not depend on it, the times of log lines do"
-            yield Finding("clock", State.WARNING, what, remedy)
-        else:
-            yield Finding("clock", State.OK, found)
+        if isinstance(clock, DateClock):
+            yield judge_clock(clock)
 
     # What is around it
 
@@ -361,6 +347,23 @@ class Doctor:
     def _dynamo(self) -> Any:
         """The engine when it is one on DynamoDB."""
         return self._engine if hasattr(self._engine, "connection") else None
+
+
+def judge_clock(clock: DateClock) -> Finding:
+    """How far this host is off the clock that the replies of AWS have told."""
+    if not clock.is_usable:
+        return Finding("clock", State.SKIPPED, "no reply of the store told the time")
+    skew, rough = clock.skew, (clock.latest() - clock.earliest()) / 2
+    off = f"{abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
+    found = f"this host is {off} of the store's clock, give or take {rough:.1f} s"
+    remedy = "let it be kept: timedatectl set-ntp true, or install chrony"
+    if abs(skew) - rough > WRONG_SKEW_S:
+        what = f"{found}: AWS refuses requests that are five minutes off"
+        return Finding("clock", State.WRONG, what, remedy)
+    if abs(skew) - rough > SKEW_S:
+        what = f"{found}; leases do not depend on it, the times of log lines do"
+        return Finding("clock", State.WARNING, what, remedy)
+    return Finding("clock", State.OK, found)
 
 
 def _is_basis(check: str, found: str) -> bool:

@@ -51,7 +51,11 @@ def look_at_table(engine: DynamoEngine) -> Iterator[Finding]:
     yield from _told("table", f"{place} is {status}", of_keys(engine, table))
     yield from _told("index", f"{INDEX} is there", of_index(engine, index_of(table)))
     yield _billing(engine, table)
-    yield from _told("time to live", f"on {EXPIRY}", of_expiry(engine))
+    if table.get("MultiRegionConsistency") == "STRONG":
+        what = "a table of strong consistency has none, so ended tasks stay"
+        yield Finding("time to live", State.SKIPPED, what, "delete them with: thunderagent purge")
+    else:
+        yield from _told("time to live", f"on {EXPIRY}", of_expiry(engine))
     yield from _told("point-in-time recovery", "on", of_backups(engine))
 
 

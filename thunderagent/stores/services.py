@@ -11,8 +11,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import boto3
+from botocore import xform_name
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, InvalidRegionError
 
 from thunderagent.findings import Finding, State
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
@@ -46,6 +47,53 @@ def clients_at(place: Place, endpoint: str | None = None) -> Clients:
     return make
 
 
+# Requests that may be refused
+
+_PERMISSIONS: Final = {"s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock"}
+"""The permission of a request, where it has another name."""
+_ABSENT: Final = ("NotFound", "NonExistent", "DoesNotExist", "NoSuchBucket")
+
+
+class Unanswered(Exception):
+    """A request was refused, or had no answer."""
+
+    def __init__(self, action: str, error: BotoCoreError | ClientError) -> None:
+        super().__init__(str(error))
+        self.action, self.error, self.code = action, error, code_of(error)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether what was asked for does not exist."""
+        return any(one in f"{self.code} {self}" for one in _ABSENT)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody was reached, as in a region that does not exist."""
+        return isinstance(self.error, (ConnectionError, HTTPClientError, InvalidRegionError))
+
+    def finding(self, check: str) -> Finding:
+        """What cannot be told, and what has to be allowed for it."""
+        if is_denial(self.code):
+            what, remedy = "is not allowed", f"allow {self.action}; `thunderagent iam doctor` prints all that is asked"
+        else:
+            what, remedy = f"has no answer: {self}", "run this again in a minute"
+        return Finding(check, State.UNKNOWN, f"cannot tell: {self.action} {what}", remedy)
+
+
+def ask(clients: Clients, service: str, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """One request, such as `DescribeAlarms` of `cloudwatch`.
+
+    Raises:
+        Unanswered: it was refused, or there is no answer.
+    """
+    try:
+        reply: dict[str, Any] = getattr(clients(service), xform_name(action))(**arguments)
+    except (ClientError, BotoCoreError) as error:
+        name = f"{service.replace('-', '')}:{action}"
+        raise Unanswered(_PERMISSIONS.get(name, name), error) from error
+    return reply
+
+
 # Who we are
 
 
@@ -58,10 +106,10 @@ def identify(place: Place, clients: Clients, session: Callable[[], Any] | None =
         made = session() if session else build(lambda: new_session(local=False))
         found = made.get_credentials()
     except BotoCoreError as error:
-        yield Finding("credentials", State.WRONG, f"the AWS configuration cannot be read: {error}", _SIGN_IN)
+        yield Finding("credentials", State.WRONG, f"the AWS configuration cannot be read: {error}", SIGN_IN)
         return
     if found is None:
-        yield Finding("credentials", State.WRONG, "there are no AWS credentials", _SIGN_IN)
+        yield Finding("credentials", State.WRONG, "there are no AWS credentials", SIGN_IN)
         return
     source = str(getattr(found, "method", None) or "unknown")
     try:
@@ -70,7 +118,7 @@ def identify(place: Place, clients: Clients, session: Callable[[], Any] | None =
         code = code_of(error)
         if code in EXPIRED or code in DENIED or code == "InvalidClientTokenId":
             what = f"the credentials from {source} are expired or unknown ({error})"
-            yield Finding("credentials", State.WRONG, what, f"{_SIGN_IN}; and check the clock of this host")
+            yield Finding("credentials", State.WRONG, what, f"{SIGN_IN}; and check the clock of this host")
         else:
             yield Finding("credentials", State.WARNING, f"from {source}; STS does not tell whose they are: {error}")
         return
@@ -87,7 +135,7 @@ def identify(place: Place, clients: Clients, session: Callable[[], Any] | None =
         yield Finding("credentials", State.OK, f"{who.get('Arn')} from {source}{lasts}")
 
 
-_SIGN_IN: Final = (
+SIGN_IN: Final = (
     "give this machine an instance role, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
     "sign in again with: aws sso login"
 )
@@ -133,7 +181,7 @@ def look_at_queue(url: str, clients: Clients) -> Iterator[Finding]:
                     remedy = "create it, or take THUNDERAGENT_WAKE_QUEUE_URL away: agents then poll"
                     yield Finding("wake queue", State.WRONG, f"{url} does not exist", remedy)
                     return
-                if _is_denial(code):
+                if is_denial(code):
                     denied.append(action)
     except BotoCoreError as error:
         remedy = "agents poll until it answers; check the route to SQS, in a VPC its endpoint"
@@ -175,9 +223,9 @@ def look_at_bucket(bucket: str, clients: Clients, prefix: str) -> Iterator[Findi
                     remedy = "create it in the region of the table, or name another in THUNDERAGENT_BLOB_BUCKET"
                     yield Finding("bucket", State.WRONG, f"s3://{bucket}: {error}", remedy)
                     return
-                if _is_denial(code) and action == "s3:GetObject":
+                if is_denial(code) and action == "s3:GetObject":
                     unsure = True  # without s3:ListBucket that is also the answer for what is not there
-                elif _is_denial(code):
+                elif is_denial(code):
                     denied.append(action)
             else:
                 if action == "s3:PutObject":  # a store that does not look at checksums
@@ -210,7 +258,7 @@ def look_at_metrics(namespace: str, clients: Clients) -> Iterator[Finding]:
     try:
         clients("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])
     except ClientError as error:
-        if _is_denial(code_of(error)):
+        if is_denial(code_of(error)):
             statement = (
                 '{"Effect": "Allow", "Action": "cloudwatch:PutMetricData", "Resource": "*", '
                 f'"Condition": {{"StringEquals": {{"cloudwatch:namespace": "{namespace}"}}}}}}'
@@ -228,5 +276,6 @@ def look_at_metrics(namespace: str, clients: Clients) -> Iterator[Finding]:
 _NOTHING: Final = {"SampleCount": 1.0, "Sum": 1.0, "Minimum": 1.0, "Maximum": 1.0}
 
 
-def _is_denial(code: str) -> bool:
+def is_denial(code: str) -> bool:
+    """Whether the code of an error says that a permission is missing."""
     return code in DENIED or "AccessDenied" in code or code in ("403", "Forbidden", "AllAccessDisabled")

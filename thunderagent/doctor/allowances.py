@@ -1,0 +1,203 @@
+"""What the account allows: permissions of the agents, public access of buckets, tokens of canaries, quotas."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from thunderagent.doctor.account import FUNCTION, GROUP, Account
+from thunderagent.errors import AccessDenied, ThunderAgentError
+from thunderagent.findings import Finding, State
+from thunderagent.iam import Resources, Role, policy, resources
+from thunderagent.secret_texts import secret_text
+from thunderagent.stores.services import Unanswered
+
+ENDS_SOON_DAYS: Final = 14.0
+"""A token of a canary that ends sooner is worth a warning."""
+BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+STANDARD: Final = frozenset("acdhimrtz")
+"""First letters of the types of machines that the quota of EC2 counts."""
+QUOTAS: Final = (
+    ("lambda", "L-B99A9384", "functions that run at once", FUNCTION),
+    ("apigateway", "L-9ED1E49A", "new WebSocket connections a second", "AWS::ApiGatewayV2::Api"),
+    ("dynamodb", "L-AB614373", "write units a second of each table", None),
+    ("dynamodb", "L-CF0CBE56", "read units a second of each table", None),
+    ("ec2", "L-1216C47A", "virtual processors of standard machines", GROUP),
+)
+"""Service, code and words of each quota, and the type of resource that needs it."""
+
+
+# Permissions, buckets, secrets
+
+
+def look_at_permissions(account: Account) -> Iterator[Finding]:
+    """Whether the machines' role, or without one these credentials, may do what `thunderagent iam agent` prints."""
+    roles: list[tuple[str, Mapping[str, str]]] = [
+        (stack.outputs["RoleArn"], stack.parameters) for stack in account.stacks if "RoleArn" in stack.outputs
+    ]
+    if not roles and account.place.table and not account.who.endswith(":root"):
+        roles = [(_principal(account.who), {})]
+    for arn, given in roles:
+        denied: list[str] = []
+        for statement in policy(Role.AGENT, _used(account, arn, given))["Statement"]:
+            names, told = statement["Action"], statement.get("Condition", {}).get("StringEquals", {})
+            if (told and account.is_local) or ":*/*/" in statement["Resource"]:
+                continue  # a local engine knows no conditions; of an API behind a domain of one's own nothing is known
+            reply = account.ask(
+                "iam",
+                "SimulatePrincipalPolicy",
+                PolicySourceArn=arn,
+                ActionNames=[names] if isinstance(names, str) else names,
+                ResourceArns=[statement["Resource"]],
+                ContextEntries=[
+                    {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
+                    for key, value in told.items()
+                ],
+            )
+            results = reply["EvaluationResults"]
+            lacking = [one["EvalActionName"] for one in results if one["EvalDecision"] != "allowed"]
+            denied += [f"{one} on {statement['Resource']}" for one in lacking]
+        state, role = State.WRONG if denied else State.OK, arn.rpartition("/")[2]
+        what = (
+            f"{role} may not {'; '.join(denied)}" if denied else f"{role} may do what `thunderagent iam agent` prints"
+        )
+        yield Finding("permissions", state, what, "compare its policy with: thunderagent iam agent" if denied else "")
+
+
+def _principal(arn: str) -> str:
+    """The role that credentials are of, else their user."""
+    parts = arn.replace(":sts:", ":iam:").replace(":assumed-role/", ":role/")
+    return "/".join(parts.split("/")[:2]) if ":role/" in parts else parts
+
+
+def _used(account: Account, arn: str, given: Mapping[str, str]) -> Resources:
+    """What agents use, by the parameters of their stack, or without one by the settings."""
+    _, partition, _, _, number, _ = arn.split(":", 5)
+    if not given:
+        return resources(account.settings, account=number, region=account.region, partition=partition)
+
+    def value(name: str, needs: str | None = None) -> str | None:
+        return given.get(name) or None if given.get(needs or name) else None
+
+    secret = value("TokenSecretArn", needs="RegionalUrl")
+    arbiter = f"dynamodb://{given.get('ArbiterName')}?region={given.get('ArbiterRegion')}"
+    return Resources(
+        table=given["TableName"],
+        region=str(account.region),
+        account=number,
+        partition=partition,
+        queue_url=value("WakeQueueUrl"),
+        bucket=value("BlobBucket"),
+        namespace=value("Namespace"),
+        arbiter=arbiter if given.get("ArbiterRegion") else None,
+        push_endpoint=value("PushEndpoint", needs="PushPolicyArn"),
+        push_connections=value("ConnectionStore", needs="PushPolicyArn"),
+        secrets=(secret,) if secret else (),
+    )
+
+
+def look_at_buckets(account: Account) -> Iterator[Finding]:
+    """Whether the buckets with code and with large texts are there, and closed to the public."""
+    for name in account.given("ArtefactBucket", "CodeBucket", "BlobBucket"):
+        told: Mapping[str, Any] = {}
+        try:
+            told = account.ask("s3", "GetPublicAccessBlock", Bucket=name)["PublicAccessBlockConfiguration"]
+        except Unanswered as error:
+            if error.code == "NoSuchBucket":
+                yield Finding("buckets", State.WRONG, f"s3://{name} does not exist", account.deploy(None))
+                continue
+            if error.code != "NoSuchPublicAccessBlockConfiguration":
+                raise
+        if lacking := [one for one in BLOCKS if not told.get(one)]:
+            block = ",".join(f"{one}=true" for one in BLOCKS)
+            remedy = f"s3api put-public-access-block --bucket {name} --public-access-block-configuration {block}"
+            what = f"s3://{name} can be made public: {', '.join(lacking)} off"
+            yield Finding("buckets", State.WARNING, what, account.aws(remedy))
+        else:
+            yield Finding("buckets", State.OK, f"s3://{name} is closed to the public")
+
+
+def look_at_secrets(account: Account) -> Iterator[Finding]:
+    """How long the tokens of the canaries last. Nothing of a secret's text is told."""
+    names = dict.fromkeys(account.given("TokenSecretArn"))
+    for name, stack in account.given("TokenSecret").items():
+        names |= {f"{name}-{one}": None for one in (account.region, stack.parameters.get("OtherRegion")) if one}
+    for name in names:
+        region = None if name.startswith("arn:") else account.region
+        try:
+            ends = _end_of(secret_text(name, region=region, endpoint=account.local_endpoint))
+        except AccessDenied as error:
+            remedy = f"allow secretsmanager:GetSecretValue on {name}"
+            yield Finding("canary token", State.UNKNOWN, f"cannot tell: {error}", remedy)
+        except ThunderAgentError as error:
+            yield Finding("canary token", State.WRONG, str(error), "see docs/canary.md, The token")
+        else:
+            yield _of_token(account, name, ends)
+
+
+def _of_token(account: Account, name: str, ends: float | None) -> Finding:
+    if ends is None:
+        return Finding("canary token", State.OK, f"{name} does not end, as far as it tells")
+    days = (ends - time.time()) / 86_400
+    if days > ENDS_SOON_DAYS:
+        return Finding("canary token", State.OK, f"{name} ends in {days:.0f} days")
+    remedy = account.aws(f"secretsmanager put-secret-value --secret-id {name} --secret-string file://TOKEN")
+    if days > 0:
+        return Finding("canary token", State.WARNING, f"{name} ends in {days:.1f} days", remedy)
+    what = f"{name} ended {-days:.1f} days ago: the canary fails, and users are sent to the other region"
+    return Finding("canary token", State.WRONG, what, remedy)
+
+
+def _end_of(text: str) -> float | None:
+    """When the token in a secret ends; None for one that does not tell, and for what gets a token each time."""
+    try:
+        token = json.loads(text)["token"] if text.lstrip().startswith("{") else text.strip()
+        body = token.split(".")[1]
+        return float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None  # the error may hold the secret
+
+
+# Quotas and clock
+
+
+def look_at_quotas(account: Account) -> Iterator[Finding]:
+    """Whether a quota is under what AWS gives by default, as in new accounts, or under what the stacks may use."""
+    if account.is_local:
+        yield Finding("quotas", State.SKIPPED, "a local engine has none")
+        return
+    for service, code, words, kind in QUOTAS:
+        if kind and not list(account.ids(kind)):
+            continue
+        value, usual = _quota(account, ServiceCode=service, QuotaCode=code)
+        needed = max(usual, _processors(account) if service == "ec2" else 0.0)
+        if value < needed:
+            which = f"--service-code {service} --quota-code {code} --desired-value {needed:.0f}"
+            remedy = account.aws(f"service-quotas request-service-quota-increase {which}")
+            yield Finding("quotas", State.WARNING, f"{words}: {value:,.0f}, and {needed:,.0f} are wanted", remedy)
+        else:
+            yield Finding("quotas", State.OK, f"{words}: {value:,.0f}")
+
+
+def _quota(account: Account, **which: str) -> tuple[float, float]:
+    """A quota of the account, and what AWS gives by default."""
+    usual = float(account.ask("service-quotas", "GetAWSDefaultServiceQuota", **which)["Quota"]["Value"])
+    try:
+        return float(account.ask("service-quotas", "GetServiceQuota", **which)["Quota"]["Value"]), usual
+    except Unanswered as error:
+        if error.code != "NoSuchResourceException":
+            raise
+        return usual, usual
+
+
+def _processors(account: Account) -> float:
+    """Virtual processors of the groups at their largest, of the types that the quota counts."""
+    number = 0
+    for stack, _ in account.ids(GROUP):
+        if (kind := stack.parameters.get("InstanceType", ""))[:1] in STANDARD:
+            [told] = account.ask("ec2", "DescribeInstanceTypes", InstanceTypes=[kind])["InstanceTypes"]
+            number += told["VCpuInfo"]["DefaultVCpus"] * int(stack.parameters["MaxSize"])
+    return float(number)
