@@ -69,6 +69,9 @@ def deploy(
     bucket: Annotated[
         str | None, typer.Option(help="Bucket for new code; the stack's, or one is made.", show_default=False)
     ] = None,
+    revert_drift: Annotated[
+        bool, typer.Option("--revert-drift", help="Put back what was changed or deleted by hand too.")
+    ] = False,
     yes: Yes = False,
     local_folder: LocalFolder = ROOT / FOLDER,
 ) -> None:
@@ -95,7 +98,14 @@ def deploy(
                 bucket=bucket,
                 is_builtin=builtin,
             )
-            run = Deployment(cloud=cloud, console=console, prefix=prefix, agree=_asker(console, yes), code=what)
+            run = Deployment(
+                cloud=cloud,
+                console=console,
+                prefix=prefix,
+                agree=_asker(console, yes),
+                code=what,
+                revert_drift=revert_drift,
+            )
             changed = run.run(stacks, values, every=STACKS)
             console.print(
                 f"\n[green]{changed} of {len(stacks)} stacks changed.[/]" if changed else "\nNothing to change."

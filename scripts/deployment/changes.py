@@ -63,6 +63,7 @@ def make_change_set(
     template: str | None,
     state: State | None,
     imported: Sequence[dict[str, Any]] = (),
+    revert_drift: bool = False,
 ) -> ChangeSet | None:
     """Ask CloudFormation what would change; None if nothing would.
 
@@ -74,6 +75,7 @@ def make_change_set(
         state: what it is now; None: it does not exist.
         imported: what is there already and becomes a part of the stack, as CloudFormation takes it; the template has
             nothing else then.
+        revert_drift: whether an update compares with what the account has, and not with the last deployment alone.
 
     Raises:
         DeploymentError: it was refused; the message has the reason.
@@ -85,6 +87,8 @@ def make_change_set(
         arguments |= {"ChangeSetType": "IMPORT", "ResourcesToImport": list(imported)}
     else:
         arguments |= {"ChangeSetType": "CREATE" if is_new else "UPDATE", "Tags": TAGS}
+        if revert_drift and not is_new:
+            arguments["DeploymentMode"] = "REVERT_DRIFT"
     with told(f"asking what would change in {name}"):
         made = client.create_change_set(
             StackName=name,

@@ -45,6 +45,7 @@ class Deployment:
         prefix: of the stacks' names.
         agree: asks whether to go on, with what.
         code: what they run.
+        revert_drift: whether what differs from the templates by hand is put back.
     """
 
     cloud: Cloud
@@ -52,6 +53,7 @@ class Deployment:
     prefix: str
     agree: Callable[[str], bool]
     code: Code
+    revert_drift: bool = False
     outputs: dict[str, str] = field(default_factory=dict)
     _made: dict[str, str] = field(default_factory=dict)
 
@@ -117,7 +119,9 @@ class Deployment:
             state = self._take_over(stack, values, state)
         else:
             refuse_impossible(read(stack), state.parameters, values, self.cloud.region)
-        change_set = make_change_set(self.cloud, name, values, template=stack.template, state=state)
+        change_set = make_change_set(
+            self.cloud, name, values, template=stack.template, state=state, revert_drift=self.revert_drift
+        )
         if change_set is None:
             self.console.print("  nothing to change")
         else:

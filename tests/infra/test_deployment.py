@@ -252,6 +252,16 @@ def drop_table(world: World, region: str) -> None:
 @pytest.mark.ministack
 @pytest.mark.processes
 class TestStacks:
+    def test_what_differs_by_hand_is_put_back_when_that_is_asked_for(
+        self, clean: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = noted_calls(monkeypatch)
+        clean.deploy("control", revert_drift=True)  # a new stack differs in nothing
+        clean.deploy("control")
+        clean.deploy("control", revert_drift=True)
+        asked = [arguments.get("DeploymentMode") for _, action, arguments in calls if action == "CreateChangeSet"]
+        assert asked == [None, None, "REVERT_DRIFT"]
+
     def test_who_declines_has_changed_nothing(self, clean: World) -> None:
         clean.answers = False
         with pytest.raises(Declined):

@@ -17,7 +17,7 @@ from botocore.client import BaseClient
 from typer.testing import CliRunner
 
 from tests.infra.test_stacks import ROOT_KEY, spoken_by_engine
-from tests.infra.world import REGION, World, engine, resources_of
+from tests.infra.world import REGION, World, artefacts, engine, resources_of
 from thunderagent.cli import app
 from thunderagent.iam import DOCTOR_ACTIONS, SECRET_ACTION, Resources, Role, policy
 from thunderagent.stores.dynamo import DynamoEngine
@@ -54,6 +54,8 @@ class Place:
         """Deploy stacks, and switch on what the engine leaves out of a template."""
         made = self.world.deploy(*stacks, prefix=prefix, AlarmTopic=TOPIC, AlarmQueue="old", **parameters)
         spoken_by_engine(self.aws("iam"), made.outputs["RoleName"], "agent")
+        bucket = artefacts.bucket_name(self.world.cloud, prefix)
+        self.aws("s3").delete_bucket_policy(Bucket=bucket)  # the engine has no TLS
         dynamodb = self.aws("dynamodb")
         for name in dynamodb.list_tables()["TableNames"]:
             lives = {"Enabled": True, "AttributeName": "expireAt"}
@@ -209,6 +211,7 @@ def set_to(key: str, **values: Any) -> Callable[[Any], None]:
 OLD: Final = datetime(2026, 1, 1, tzinfo=UTC)
 FAILED: Final = {"Description": "Launching a new EC2 instance", "StatusCode": "Failed", "StatusMessage": "no capacity"}
 REPLICAS: Final = [{"RegionName": "eu-west-1", "ReplicaStatus": "CREATING"}]
+CAPS: Final = {"MaxReadRequestUnits": -1, "MaxWriteRequestUnits": 7}
 WARM: Final = {"ReadUnitsPerSecond": 12000, "WriteUnitsPerSecond": 4000}
 
 
@@ -220,6 +223,8 @@ WARM: Final = {"ReadUnitsPerSecond": 12000, "WriteUnitsPerSecond": 4000}
         ("DescribeTable", set_to("Table", WarmThroughput=WARM), "warm", "ok", "about 800 tasks a second at once"),
         ("DescribeTable", set_to("Table", Replicas=REPLICAS), "replicas", "warning", "eu-west-1 is CREATING"),
         ("DescribeTable", set_to("Table", Replicas=REPLICAS), "replicas", "wrong", "has no stream"),
+        ("DescribeTable", set_to("Table", BillingModeSummary={}), "billing", "warning", "BillingMode PROVISIONED"),
+        ("DescribeTable", set_to("Table", OnDemandThroughput=CAPS), "billing", "warning", "MaxWriteUnits 7"),
         ("DescribeTable", set_to("Table", MultiRegionConsistency="STRONG"), "time to live", "skipped", "has none"),
         ("DescribeAlarms", set_to("MetricAlarms", StateValue="ALARM"), "alarms", "warning", "is ALARM: "),
         ("DescribeAlarms", set_to("MetricAlarms", StateUpdatedTimestamp=OLD), "alarms", "warning", "INSUFFICIENT_DATA"),

@@ -51,8 +51,9 @@ class World:
         """Deploy stacks with options of their code, and parameters; what was said is in `said`."""
         cloud, console = self.cloud, self._console()
         options = {name: given.pop(name) for name in ("source", "folders", "bucket", "is_builtin") if name in given}
+        mode = {"revert_drift": given.pop("revert_drift")} if "revert_drift" in given else {}
         code = Code(cloud=cloud, console=console, prefix=prefix, **options)
-        run = Deployment(cloud=cloud, console=console, prefix=prefix, agree=self._agree, code=code)
+        run = Deployment(cloud=cloud, console=console, prefix=prefix, agree=self._agree, code=code, **mode)
         try:
             run.run(chosen(names), given, every=STACKS)
         finally:

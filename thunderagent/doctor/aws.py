@@ -107,7 +107,7 @@ def look_at_tables(account: Account) -> Iterator[Finding]:
         try:
             table = describe(engine)
             if name in queues or name == account.place.table:
-                yield from _of_queue(engine, table)
+                yield from _of_queue(account, engine, table, stack)
             else:
                 yield from _of_other(account, engine, is_kept=stack is None or name in stack.parameters.values())
             yield from _promised(account, name, table, stack)
@@ -120,16 +120,39 @@ def look_at_tables(account: Account) -> Iterator[Finding]:
             engine.close()
 
 
-def _of_queue(engine: Any, table: dict[str, Any]) -> Iterator[Finding]:
+def _of_queue(account: Account, engine: Any, table: dict[str, Any], stack: Stack | None) -> Iterator[Finding]:
     """Keys, index, billing, time to live and backups; and what the table bears at once."""
     create = "thunderagent table create"
     for one in look_at_table(engine):
+        if one.check == "billing" and stack and "BillingMode" in stack.parameters:
+            yield _of_capacity(account, table, stack)
+            continue
         yield replace(one, remedy=one.remedy.replace(create, f"{create} --store '{engine.url}'"))
     warm, of_index = table.get("WarmThroughput") or {}, (index_of(table) or {}).get("WarmThroughput") or {}
     if writes := warm.get("WriteUnitsPerSecond"):
         tasks = min(writes / TABLE_UNITS, of_index.get("WriteUnitsPerSecond", writes) / INDEX_UNITS)
         what = f"{writes:,} write and {warm.get('ReadUnitsPerSecond', 0):,} read units a second"
         yield Finding("warm throughput", State.OK, f"{what}, which is about {tasks:,.0f} tasks a second at once")
+
+
+def _of_capacity(account: Account, table: Mapping[str, Any], stack: Stack) -> Finding:
+    """How the table is paid, and how much it takes, by the parameters of its stack."""
+    given, caps, warm = stack.parameters, table.get("OnDemandThroughput", {}), table.get("WarmThroughput", {})
+    mode = table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
+    differ = [f"BillingMode {mode}"] if mode != given["BillingMode"] else []
+    for kind in ("Read", "Write"):
+        most, has = given.get(f"Max{kind}Units"), max(0, caps.get(f"Max{kind}RequestUnits", 0))
+        if mode == given["BillingMode"] == "PAY_PER_REQUEST" and int(most or 0) != has:
+            differ.append(f"Max{kind}Units {has or 'none'}")
+        least, has = given.get(f"Warm{kind}Units"), warm.get(f"{kind}UnitsPerSecond", 0)
+        if least and int(least) > has:
+            differ.append(f"Warm{kind}Units {has}")
+    if differ:
+        what = f"{', '.join(differ)}, which is not what {stack.name} says"
+        return Finding("billing", State.WARNING, what, account.deploy(stack, "--revert-drift"))
+    most = given.get("MaxWriteUnits")
+    how = "on demand" if mode == "PAY_PER_REQUEST" else "provisioned"
+    return Finding("billing", State.OK, how + (f", at most {most} write units a second" if most else ""))
 
 
 def _of_other(account: Account, engine: Any, *, is_kept: bool) -> Iterator[Finding]:
