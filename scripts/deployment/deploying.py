@@ -220,7 +220,9 @@ class Deployment:
 
     def _clear(self, name: str, state: State) -> None:
         """Delete what is left of a stack that could not be made."""
-        self.console.print(f"  the last attempt to make it failed ({state.status})")
+        self.console.print(
+            f"  the last attempt to make it failed ({state.status}); what was given then is to be given again"
+        )
         if not self.agree(f"Delete what is left of {name}?"):
             raise Declined(f"{name} was left as it is")
         follower = Follower(self.cloud, self.console, state.id)

@@ -288,6 +288,7 @@ class TestStacks:
         assert str(failed.value).count("AWS::CloudWatch::Alarm)") == 1  # the others only followed
         clean.deploy("table", DeletionPolicy="Delete", DeletionProtection="false")
         assert "Delete what is left of ta-table?" in clean.asked
+        assert "what was given then is to be given again" in clean.said[-1]
         assert "TaskTable" in resources_of(clean, "ta-table")
 
     def test_an_update_that_fails_leaves_the_stack_as_it_was(self, clean: World) -> None:
