@@ -40,6 +40,7 @@ STACKS: Final = (
     Stack(name="wsapi", purpose="the WebSocket API with its state"),
     Stack(name="failover", purpose="the canary, and the DNS records that follow it"),
     Stack(name="agents", purpose="the machines with the agents"),
+    Stack(name="containers", purpose="containers with agents, beside machines or in place of them"),
 )
 """In the order of deploying; they are destroyed the other way round."""
 

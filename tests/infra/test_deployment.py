@@ -91,7 +91,7 @@ def test_one_command_makes_everything_and_another_takes_it_away(
         return str(done.stdout)
 
     try:
-        first = command("deploy", *local)
+        first = command("deploy", *local, "--parameter", "Image=shop:42")
         assert first.returncode == 0, first.stdout + first.stderr
         made = first.stdout
         assert f"{len(STACKS)} of {len(STACKS)} stacks changed" in made
@@ -313,6 +313,29 @@ class TestStacks:
         assert TaskStore(made).get(["kept"])["kept"].job == "test.job"
         assert resources_of(clean, "ta-table")["TaskTable"]["PhysicalResourceId"] == "ByHand"
         made.close()
+
+    def test_containers_wait_for_an_image_and_a_new_image_is_a_new_revision(self, clean: World) -> None:
+        clean.deploy("containers")
+        assert "left out: it needs --parameter Image=…" in clean.said[-1]
+        assert states.state_of(clean.cloud, "ta-containers") is None
+
+        def running() -> tuple[str, int]:
+            ecs, made = clean.cloud.client("ecs"), resources_of(clean, "ta-containers")
+            [service] = ecs.describe_services(
+                cluster=made["Cluster"]["PhysicalResourceId"], services=[made["Service"]["PhysicalResourceId"]]
+            )["services"]
+            task = ecs.describe_task_definition(taskDefinition=service["taskDefinition"])["taskDefinition"]
+            [agent] = task["containerDefinitions"]
+            return agent["image"], task["revision"]
+
+        clean.deploy("containers", Image="shop:42")
+        left_out = " ".join(clean.said[-1].split()).partition("left out on a local engine: ")[2]
+        for name in ("Scaling", "FollowConnections", "FollowBacklog"):
+            assert f"{name} (AWS::ApplicationAutoScaling::" in left_out
+        assert running() == ("shop:42", 1)
+        clean.deploy("containers", Image="shop:43")
+        assert "Image: shop:42 → shop:43 (given)" in clean.said[-1]
+        assert running() == ("shop:43", 2)
 
     def test_tables_are_destroyed_only_in_so_many_words(self, clean: World) -> None:
         clean.deploy("control")

@@ -24,11 +24,15 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from deployment.plan import LARGEST_TEMPLATE, STACKS
 
 REGIONS: Final = ("eu-central-1", "eu-west-1")
-OURS: Final = ("agents", "control", "doorbell", "table")
+OURS: Final = ("agents", "containers", "control", "doorbell", "table")
 QUEUE: Final = "thunderagent-doorbell-WakeQueue-1"
 AGENTS: Final = {
     "ArtefactBucket": "artefacts",
     "ArtefactKey": "thunderagent/agents/0123.tar.gz",
+    "Subnets": "subnet-0a,subnet-0b",
+}
+CONTAINERS: Final = {
+    "Image": f"{ACCOUNT}.dkr.ecr.eu-central-1.amazonaws.com/shop:42",
     "Subnets": "subnet-0a,subnet-0b",
 }
 SECRET: Final = f"arn:aws:secretsmanager:eu-central-1:{ACCOUNT}:secret:canary-abcdef"
@@ -44,7 +48,7 @@ WITH_ALL: Final = {
 
 def given(name: str) -> Mapping[str, str]:
     """What a template asks for."""
-    return {"agents": AGENTS, "doorbell": DOORBELL}.get(name, {})
+    return {"agents": AGENTS, "containers": CONTAINERS, "doorbell": DOORBELL}.get(name, {})
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -293,7 +297,7 @@ def test_throttles_are_watched_on_the_table_and_on_its_index() -> None:
     assert watched == {(f"{kind}ThrottleEvents", where) for kind in ("Read", "Write") for where in both}
 
 
-@pytest.mark.parametrize("name", ["agents", "doorbell", "table"])
+@pytest.mark.parametrize("name", ["agents", "containers", "doorbell", "table"])
 def test_every_alarm_tells_the_topic_both_ways_if_there_is_one(name: str) -> None:
     topic = f"arn:aws:sns:eu-central-1:{ACCOUNT}:on-call"
     for one in Rendered(name, {**given(name), "AlarmTopic": topic}).of_type("AWS::CloudWatch::Alarm"):
