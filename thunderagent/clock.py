@@ -32,6 +32,19 @@ SAME_PLACE_S: Final = 1.0
 _BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
+def _shift() -> float:
+    """Seconds that the time namespace of this process adds to that clock; containers of one machine may differ."""
+    try:
+        offsets = Path("/proc/self/timens_offsets").read_text(encoding="ascii").split()
+        at = offsets.index("boottime")
+        return int(offsets[at + 1]) + int(offsets[at + 2]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+_SHIFT: Final = _shift()
+
+
 def since_boot() -> float:
     """Seconds since this machine started, those included in which it slept; nobody can set them.
 
@@ -39,7 +52,7 @@ def since_boot() -> float:
     has this clock (CLOCK_BOOTTIME); elsewhere the answer is that of `time.monotonic`. A virtual machine that its
     hypervisor pauses counts nothing on either.
     """
-    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
+    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT) - _SHIFT
 
 
 @cache

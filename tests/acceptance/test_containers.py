@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.acceptance.conftest import Place, Start
+from tests.acceptance.conftest import HEARTBEAT_S, SWEEP_S, Place, Start
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from thunderagent.task import Status
 
@@ -66,3 +66,21 @@ def test_a_lost_container_is_not_taken_for_alive_by_the_next_process_1_of_its_ho
     failed = sqlite_place.wait(task.id, Status.FAILED, within_s=40.0)
     assert str(failed.errors[0]["error"]).startswith("agent ")
     assert str(failed.error).startswith("2 agents were lost while they ran it (max_crashes is 1), at last with ")
+
+
+def test_a_container_whose_clock_of_the_start_is_shifted_leaves_the_tasks_of_others(
+    sqlite_place: Place, start: Start, marks: Marks
+) -> None:
+    """A time namespace: the start of the machine has the same name there, and was a day earlier."""
+    start(sqlite_place, within=CONTAINER)
+    task = sqlite_place.client.enqueue("hold.sync", marks.payload)
+    marks.read(task.id, 1, "started")
+    start(sqlite_place, within=(*CONTAINER, "--time", "--boottime=86400")).line("agent started")
+
+    def beats() -> int:
+        return sqlite_place.task(task.id).hb or 0
+
+    enough = beats() + 2 * SWEEP_S / HEARTBEAT_S + 1
+    until(lambda: beats() > enough, LONG_S, "some sweeps")
+    marks.release()
+    assert sqlite_place.wait(task.id, Status.SUCCESS).fence == 1
