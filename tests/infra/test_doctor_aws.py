@@ -26,6 +26,7 @@ from thunderagent.stores.table import create_table
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 
 NUMBER: Final = "000000000000"
+STACKS: Final = ("control", "table", "doorbell", "wsapi", "agents", "containers")
 TOPIC: Final = f"arn:aws:sns:{REGION}:{NUMBER}:alarms"
 READS: Final = ("Describe", "Get", "List", "Simulate")
 
@@ -34,6 +35,16 @@ def token(days: float) -> str:
     """A token that ends in so many days; its signature is no matter."""
     body = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + days * 86_400}).encode()).decode().rstrip("=")
     return f"eyJhbGciOiJub25lIn0.{body}.c2VjcmV0"
+
+
+def set_to(key: str, **values: Any) -> Callable[[Any], None]:
+    """Changes the first member of an answer, or what is under a key of it."""
+
+    def change(told: Any) -> None:
+        one = told[key] if isinstance(told.get(key), dict) else told.get(key, [told])[0]
+        one.update(values)
+
+    return change
 
 
 @dataclass(slots=True)
@@ -53,7 +64,8 @@ class Place:
     def deploy(self, prefix: str, *stacks: str, **parameters: str) -> None:
         """Deploy stacks, and switch on what the engine leaves out of a template."""
         made = self.world.deploy(*stacks, prefix=prefix, AlarmTopic=TOPIC, AlarmQueue="old", **parameters)
-        spoken_by_engine(self.aws("iam"), made.outputs["RoleName"], "agent")
+        for role in {"RoleName", "TaskRoleName"} & made.outputs.keys():
+            spoken_by_engine(self.aws("iam"), made.outputs[role], "agent")
         bucket = artefacts.bucket_name(self.world.cloud, prefix)
         self.aws("s3").delete_bucket_policy(Bucket=bucket)  # the engine has no TLS
         dynamodb = self.aws("dynamodb")
@@ -89,8 +101,7 @@ def engine_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         place.aws("sns").create_topic(Name="alarms")
         made = place.aws("secretsmanager").create_secret(Name="canary", SecretString=token(100))
         place.secret = made["ARN"]
-        stacks = ("control", "table", "doorbell", "wsapi", "agents")
-        place.deploy("ta", *stacks, ArbiterRegion=REGION, TokenSecretArn=place.secret)
+        place.deploy("ta", *STACKS, ArbiterRegion=REGION, TokenSecretArn=place.secret, Image="shop:1")
         yield place
 
 
@@ -104,6 +115,7 @@ def place(engine_of_all: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pla
         "DescribeAutoScalingGroups": lambda told: told["AutoScalingGroups"][0]["Instances"].append(
             {"LifecycleState": "InService"}
         ),
+        "DescribeServices": set_to("services", runningCount=1, desiredCount=1),
     }
 
     def answered(client: Any, action: str, arguments: Any) -> Any:
@@ -139,7 +151,7 @@ def test_what_may_not_be_seen_is_unknown_and_never_ok(place: Place) -> None:
     assert unknown["alarms"]["remedy"].startswith("allow cloudwatch:DescribeAlarms; `thunderagent iam doctor` prints")
     assert "s3:GetBucketPublicAccessBlock" in unknown["buckets"]["found"]
     assert {one["check"] for one in found if one["state"] == "ok"} <= {
-        *(f"stack ta-{name}" for name in ("agents", "control", "doorbell", "table", "wsapi")),
+        *(f"stack ta-{name}" for name in STACKS),
         "account",
         "clock",
         "quotas",  # the answers of this test
@@ -198,19 +210,10 @@ def test_what_is_broken_is_told_with_its_remedy(place: Place) -> None:
         assert remedy in told[0]["remedy"]
 
 
-def set_to(key: str, **values: Any) -> Callable[[Any], None]:
-    """Changes the first member of an answer, or what is under a key of it."""
-
-    def change(told: Any) -> None:
-        one = told[key] if isinstance(told.get(key), dict) else told.get(key, [told])[0]
-        one.update(values)
-
-    return change
-
-
 OLD: Final = datetime(2026, 1, 1, tzinfo=UTC)
 FAILED: Final = {"Description": "Launching a new EC2 instance", "StatusCode": "Failed", "StatusMessage": "no capacity"}
 REPLICAS: Final = [{"RegionName": "eu-west-1", "ReplicaStatus": "CREATING"}]
+ROLLED: Final = {"rolloutState": "FAILED", "rolloutStateReason": "no image"}
 CAPS: Final = {"MaxReadRequestUnits": -1, "MaxWriteRequestUnits": 7}
 WARM: Final = {"ReadUnitsPerSecond": 12000, "WriteUnitsPerSecond": 4000}
 
@@ -233,6 +236,9 @@ WARM: Final = {"ReadUnitsPerSecond": 12000, "WriteUnitsPerSecond": 4000}
         ("DescribeLogGroups", lambda _: {"logGroups": []}, "logs", "wrong", "does not exist any more"),
         ("DescribeScalingActivities", lambda _: {"Activities": [FAILED]}, "machines", "wrong", "no capacity"),
         ("DescribeAutoScalingGroups", lambda _: None, "machines", "wrong", "0 of 1 machines in service"),
+        ("DescribeServices", set_to("services", runningCount=0), "containers", "wrong", "0 of 1 containers run"),
+        ("DescribeServices", set_to("services", deployments=[ROLLED]), "containers", "wrong", "deployment of ta-"),
+        ("DescribeServices", lambda _: {"services": []}, "containers", "wrong", "does not exist any more"),
         ("GetFunctionConfiguration", set_to("", LastUpdateStatus="Failed"), "functions", "wrong", "update failed"),
         ("GetSecretValue", lambda _: {"SecretString": token(3)}, "canary", "warning", "ends in 3.0 days"),
         ("GetSecretValue", lambda _: {"SecretString": token(-2)}, "canary", "wrong", "ended 2.0 days ago"),
@@ -268,7 +274,7 @@ def test_an_alarm_without_a_topic_is_a_warning_with_the_command(place: Place) ->
     place.answers |= {"DescribeAlarms": silence, "DescribeStacks": forget}
     remedies = {one["remedy"] for one in place.doctor("--prefix", "ta", code=0) if one["state"] == "warning"}
     command = f"scripts/deploy --region {REGION} --prefix ta --stack {{}} --parameter AlarmTopic=ARN"
-    assert remedies == {command.format(name) for name in ("agents", "doorbell", "table")}
+    assert remedies == {command.format(name) for name in ("agents", "containers", "doorbell", "table")}
 
 
 def test_a_table_without_stacks_is_judged_too(place: Place) -> None:

@@ -19,6 +19,7 @@ from thunderagent.stores.services import Unanswered, ask
 
 GROUP: Final = "AWS::AutoScaling::AutoScalingGroup"
 FUNCTION: Final = "AWS::Lambda::Function"
+SERVICE: Final = "AWS::ECS::Service"
 
 
 @dataclass(frozen=True, slots=True)

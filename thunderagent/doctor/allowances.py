@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from thunderagent.doctor.account import FUNCTION, GROUP, Account
+from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account
 from thunderagent.errors import AccessDenied, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.iam import Resources, Role, policy, resources
@@ -26,6 +26,7 @@ QUOTAS: Final = (
     ("dynamodb", "L-AB614373", "write units a second of each table", None),
     ("dynamodb", "L-CF0CBE56", "read units a second of each table", None),
     ("ec2", "L-1216C47A", "virtual processors of standard machines", GROUP),
+    ("fargate", "L-3032A538", "virtual processors of containers", SERVICE),
 )
 """Service, code and words of each quota, and the type of resource that needs it."""
 
@@ -34,9 +35,12 @@ QUOTAS: Final = (
 
 
 def look_at_permissions(account: Account) -> Iterator[Finding]:
-    """Whether the machines' role, or without one these credentials, may do what `thunderagent iam agent` prints."""
+    """Whether the agents' roles, or without one these credentials, may do what `thunderagent iam agent` prints."""
     roles: list[tuple[str, Mapping[str, str]]] = [
-        (stack.outputs["RoleArn"], stack.parameters) for stack in account.stacks if "RoleArn" in stack.outputs
+        (stack.outputs[name], stack.parameters)
+        for stack in account.stacks
+        for name in ("RoleArn", "TaskRoleArn")
+        if name in stack.outputs
     ]
     if not roles and account.place.table and not account.who.endswith(":root"):
         roles = [(_principal(account.who), {})]
@@ -173,7 +177,7 @@ def look_at_quotas(account: Account) -> Iterator[Finding]:
         if kind and not list(account.ids(kind)):
             continue
         value, usual = _quota(account, ServiceCode=service, QuotaCode=code)
-        needed = max(usual, _processors(account) if service == "ec2" else 0.0)
+        needed = max(usual, _processors(account, service))
         if value < needed:
             which = f"--service-code {service} --quota-code {code} --desired-value {needed:.0f}"
             remedy = account.aws(f"service-quotas request-service-quota-increase {which}")
@@ -193,10 +197,13 @@ def _quota(account: Account, **which: str) -> tuple[float, float]:
         return usual, usual
 
 
-def _processors(account: Account) -> float:
-    """Virtual processors of the groups at their largest, of the types that the quota counts."""
+def _processors(account: Account, service: str) -> float:
+    """Virtual processors of the groups or services at their largest, of the types that the quota counts."""
+    if service == "fargate":
+        given = [stack.parameters for stack, _ in account.ids(SERVICE)]
+        return sum(int(one.get("MaxContainers", 0)) * int(one.get("Cpu", 0)) / 1024 for one in given)
     number = 0
-    for stack, _ in account.ids(GROUP):
+    for stack, _ in account.ids(GROUP) if service == "ec2" else ():
         if (kind := stack.parameters.get("InstanceType", ""))[:1] in STANDARD:
             [told] = account.ask("ec2", "DescribeInstanceTypes", InstanceTypes=[kind])["InstanceTypes"]
             number += told["VCpuInfo"]["DefaultVCpus"] * int(stack.parameters["MaxSize"])

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from thunderagent.doctor.account import FUNCTION, GROUP, Account, Stack
+from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account, Stack
 from thunderagent.doctor.allowances import look_at_buckets, look_at_permissions, look_at_quotas, look_at_secrets
 from thunderagent.doctor.checks import judge_clock
 from thunderagent.errors import AccessDenied, TableMissing
@@ -297,6 +297,28 @@ def _of_group(
         yield Finding("machines", State.WARNING if serving else State.WRONG, what, see)
 
 
+def look_at_service(account: Account, stack: Stack, arn: str) -> Iterator[Finding] | None:
+    """Whether the containers of a service run, and whether its last deployment went well."""
+    cluster = stack.outputs.get("ClusterName") or arn.split("/")[-2]
+    found = account.ask("ecs", "DescribeServices", cluster=cluster, services=[arn])["services"]
+    return _of_service(account, cluster, found[0]) if found and found[0]["status"] != "INACTIVE" else None
+
+
+def _of_service(account: Account, cluster: str, service: Mapping[str, Any]) -> Iterator[Finding]:
+    name, running, wanted = service["serviceName"], service["runningCount"], service["desiredCount"]
+    see = account.aws(f"ecs describe-services --cluster {cluster} --services {name}")
+    for one in service.get("deployments", ()):
+        if one.get("rolloutState") == "FAILED":
+            reason = one.get("rolloutStateReason", "no reason is told")
+            yield Finding("containers", State.WRONG, f"a deployment of {name} failed: {reason}", see)
+    what = f"{name}: {running} of {wanted} containers run"
+    if running >= wanted or account.is_local:
+        yield Finding("containers", State.OK, what)
+    else:
+        last = "".join(f"; {one['message']}" for one in service.get("events", ())[:1])
+        yield Finding("containers", State.WARNING if running else State.WRONG, f"{what}{last}", see)
+
+
 def _each(kind: str, check: str, what: str, look: Look, account: Account) -> Iterator[Finding]:
     """Look at each resource of a type; one that is gone, or may not be seen, is told."""
     for stack, name in account.ids(kind):
@@ -315,6 +337,7 @@ EACH: Final[tuple[tuple[str, str, str, Look], ...]] = (
     ("AWS::SQS::Queue", "queues", "the queue", look_at_queue),
     (FUNCTION, "functions", "the function", look_at_function),
     (GROUP, "machines", "the group", look_at_group),
+    (SERVICE, "containers", "the service", look_at_service),
 )
 """Type of resource, its check, its words, and what looks at one; None: it does not exist."""
 
