@@ -90,7 +90,7 @@ DOCTOR_ACTIONS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "cloudwatch": ("", frozenset({"DescribeAlarms"})),
     "dynamodb": ("table/*", frozenset({"DescribeContinuousBackups", "DescribeTable", "DescribeTimeToLive"})),
     "ec2": ("", frozenset({"DescribeInstanceTypes"})),
-    "ecs": ("service/*", frozenset({"DescribeServices"})),
+    "ecs": ("", frozenset({"DescribeServices"})),
     "iam": ("", frozenset({"SimulatePrincipalPolicy"})),
     "lambda": ("function:*", frozenset({"GetFunctionConfiguration"})),
     "logs": ("", frozenset({"DescribeLogGroups"})),
