@@ -14,6 +14,7 @@ from typing import Any, Final
 import boto3
 import pytest
 from botocore.client import BaseClient
+from botocore.exceptions import EndpointConnectionError
 from typer.testing import CliRunner
 
 from tests.infra.test_stacks import ROOT_KEY, spoken_by_engine
@@ -262,6 +263,20 @@ def test_what_only_aws_can_show_is_told_from_its_answers(
     assert (state == "ok") == (told[0]["remedy"] is None)
 
 
+@pytest.mark.parametrize(("action", "check"), [("DescribeTable", "table"), ("GetSecretValue", "canary token")])
+def test_a_service_without_an_answer_is_unknown_and_the_rest_is_looked_at(
+    place: Place, action: str, check: str
+) -> None:
+    def silent(_: Any) -> None:
+        raise EndpointConnectionError(endpoint_url="https://away")
+
+    place.answers[action] = silent
+    states = {one["check"]: one["state"] for one in place.doctor("--prefix", "ta", code=0)}
+    assert states.pop(check) == "unknown"
+    assert set(states.values()) == {"ok"}
+    assert {"alarms", "quotas", "clock"} <= states.keys()
+
+
 def test_an_alarm_without_a_topic_is_a_warning_with_the_command(place: Place) -> None:
     def silence(told: Any) -> None:
         for one in told["MetricAlarms"]:
@@ -321,9 +336,14 @@ def test_an_account_that_never_answers_ends_within_seconds(place: Place) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [((), "no AWS region: give --region"), (("jobs", "--region", "x"), "--aws looks at no jobs")]
+    ("words", "says"),
+    [
+        (("--aws",), "no AWS region: give --region"),
+        (("--aws", "jobs"), "--aws looks at the account alone"),
+        (("--prefix", "ta"), "--prefix and --region go with --aws"),
+    ],
 )
 def test_words_that_do_not_fit_are_refused(words: tuple[str, ...], says: str) -> None:
-    done = CliRunner().invoke(app, ["doctor", "--aws", *words])
+    done = CliRunner().invoke(app, ["doctor", *words])
     assert done.exit_code == 2
     assert says in done.stderr

@@ -42,7 +42,9 @@ def doctor(
     aws: Annotated[
         bool, typer.Option("--aws", help="Instead, compare the deployed stacks with the account; only reads.")
     ] = False,
-    prefix: Annotated[str, typer.Option(help="With --aws: begins the names of the stacks.")] = "thunderagent",
+    prefix: Annotated[
+        str | None, typer.Option(help="With --aws: begins the names of the stacks; thunderagent.", show_default=False)
+    ] = None,
     region: Annotated[
         str | None, typer.Option(help="With --aws: region; that of the store or environment.", show_default=False)
     ] = None,
@@ -61,11 +63,14 @@ def doctor(
     """
     with errors():
         find_here()
-        one = (
-            _account(jobs, store, prefix, region)
-            if aws
-            else Doctor(store=store, jobs=jobs, supervisor_conf=supervisor_conf)
-        )
+        if aws and (jobs or supervisor_conf):
+            raise ConfigurationError("--aws looks at the account alone: leave PACKAGE and --supervisor-conf out")
+        if not aws and (prefix or region):
+            raise ConfigurationError("--prefix and --region go with --aws")
+        if aws:
+            one: Doctor = _account(store, prefix or "thunderagent", region)
+        else:
+            one = Doctor(store=store, jobs=jobs, supervisor_conf=supervisor_conf)
         found: list[Finding] = []
         with _progress() as progress:
             for finding in one.examine(progress):
@@ -85,9 +90,7 @@ def doctor(
             raise typer.Exit(code)
 
 
-def _account(jobs: str | None, store: str | None, prefix: str, region: str | None) -> Doctor:
-    if jobs is not None:
-        raise ConfigurationError(f"--aws looks at no jobs: leave {jobs} out, or leave --aws out")
+def _account(store: str | None, prefix: str, region: str | None) -> Doctor:
     from thunderagent.doctor.account import Account  # boto3 is slow to import
     from thunderagent.doctor.aws import LOOKS
 

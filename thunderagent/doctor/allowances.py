@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account
-from thunderagent.errors import AccessDenied, ThunderAgentError
+from thunderagent.errors import ConfigurationError, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.iam import Resources, Role, policy, resources
 from thunderagent.secret_texts import secret_text
@@ -133,11 +133,11 @@ def look_at_secrets(account: Account) -> Iterator[Finding]:
         region = None if name.startswith("arn:") else account.region
         try:
             ends = _end_of(secret_text(name, region=region, endpoint=account.local_endpoint))
-        except AccessDenied as error:
+        except ConfigurationError as error:
+            yield Finding("canary token", State.WRONG, str(error), "see docs/canary.md, The token")
+        except ThunderAgentError as error:
             remedy = f"allow secretsmanager:GetSecretValue on {name}"
             yield Finding("canary token", State.UNKNOWN, f"cannot tell: {error}", remedy)
-        except ThunderAgentError as error:
-            yield Finding("canary token", State.WRONG, str(error), "see docs/canary.md, The token")
         else:
             yield _of_token(account, name, ends)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account, Stack
 from thunderagent.doctor.allowances import look_at_buckets, look_at_permissions, look_at_quotas, look_at_secrets
 from thunderagent.doctor.checks import judge_clock
-from thunderagent.errors import AccessDenied, TableMissing
+from thunderagent.errors import TableMissing, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.stores.differences import describe, index_of, of_backups, of_expiry
 from thunderagent.stores.examination import look_at_table
@@ -114,8 +114,10 @@ def look_at_tables(account: Account) -> Iterator[Finding]:
         except TableMissing as error:
             remedy = "restore it from a backup, see docs/disaster-recovery.md" if stack else str(error)
             yield Finding("table", State.WRONG, f"{place} does not exist", remedy)
-        except AccessDenied as error:
-            yield Finding("table", State.UNKNOWN, f"cannot tell: {error}", "see: thunderagent iam doctor")
+        except ThunderAgentError as error:
+            yield Finding(
+                "table", State.UNKNOWN, f"cannot tell: {error}", "allowed is all with: thunderagent iam doctor"
+            )
         finally:
             engine.close()
 

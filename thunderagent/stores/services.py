@@ -64,7 +64,7 @@ class Unanswered(Exception):
     @property
     def is_absent(self) -> bool:
         """Whether what was asked for does not exist."""
-        return any(one in f"{self.code} {self}" for one in _ABSENT)
+        return any(one in self.code for one in _ABSENT)
 
     @property
     def is_away(self) -> bool:
