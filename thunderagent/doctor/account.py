@@ -150,8 +150,9 @@ class Account(Doctor):
     def deploy(self, stack: Stack | None, *more: str) -> str:
         """The command that changes a stack."""
         which = f" --stack {stack.name.removeprefix(f'{self.prefix}-')}" if stack else ""
-        return " ".join([f"scripts/deploy --region {self.region} --prefix {self.prefix}{which}", *more])
+        where = "--local" if self.is_local else f"--region {self.region}"
+        return " ".join([f"scripts/deploy {where} --prefix {self.prefix}{which}", *more])
 
     def aws(self, words: str) -> str:
         """A command of AWS for this region."""
-        return f"aws {words} --region {self.region}"
+        return f"aws {words} --region {self.region}" + (f" --endpoint-url {self.place.endpoint}" * self.is_local)
