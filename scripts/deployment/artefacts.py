@@ -56,6 +56,8 @@ def check_source(source: Path) -> None:
 def pack(source: Path | None = None) -> tuple[str, bytes]:
     """The key and the content of what machines install; the same files give the same bytes.
 
+    The key holds the SHA-256 of the content, which a machine checks before root runs any of it.
+
     Args:
         source: the folder of a project with jobs; None: those of ThunderAgent itself.
 
@@ -80,7 +82,7 @@ def pack(source: Path | None = None) -> tuple[str, bytes]:
             archive.addfile(entry, io.BytesIO(data))
     content = buffer.getvalue()
     folder = f"{PREFIX}/{BUILTIN}" if source is None else PREFIX
-    return f"{folder}/{hashlib.sha256(content).hexdigest()[:32]}.tar.gz", content
+    return f"{folder}/{hashlib.sha256(content).hexdigest()}.tar.gz", content
 
 
 def is_builtin(key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -160,6 +161,8 @@ def test_the_script_and_its_unit_are_free_of_what_checkers_find(tmp_path: Path) 
 
 def boot(tools: Tools, **parameters: str) -> subprocess.CompletedProcess[str]:
     """Run the user data of the launch template; what it does to `/etc`, `/opt` and `/usr` happens below a folder."""
+    if (packed := tools.folder / "made.tar.gz").exists():
+        parameters = {"ArtefactKey": key_of(packed), **parameters}
     rendered = Rendered("agents", {**AGENTS, **parameters})
     data = rendered.properties("Template")["LaunchTemplateData"]["UserData"]
     for place in ("/etc/", "/opt/thunderagent", "/opt/aws/", "/usr/local/"):
@@ -175,25 +178,34 @@ def boot(tools: Tools, **parameters: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def key_of(packed: Path) -> str:
+    return f"thunderagent/agents/{hashlib.sha256(packed.read_bytes()).hexdigest()}.tar.gz"
+
+
 def artefact(tools: Tools, install: str = "", *, source: bool = False) -> None:
     """Stand-ins for the tools of a machine, and an artefact whose `install-ec2` does what the test says."""
     tools.add("systemctl")
     tools.add("install-ec2", install)
     made = tools.folder / "made"
-    for name in ("scripts", "systemd", *(["source"] if source else [])):
+    folders = ("scripts", "systemd", *(["source"] if source else []))
+    for name in folders:
         (made / name).mkdir(parents=True)
     shutil.copy(SCRIPT, made / "scripts")
     shutil.copy(ROOT / "systemd" / "thunderagent-termination.service", made / "systemd")
     shutil.move(tools.bin / "install-ec2", made / "scripts" / "install-ec2")
     packed = tools.folder / "made.tar.gz"
-    subprocess.run(["tar", "-czf", packed, "-C", made, "."], check=True)
-    tools.add("aws", f'cp "{packed}" "${{@: -1}}"')
+    subprocess.run(["tar", "-czf", packed, "-C", made, *folders], check=True)
+    tools.add("aws", f'[ "$1" != s3 ] || cp "{packed}" "${{@: -1}}"')
+    tools.add("cloud-init", "echo i-0123")
+    tools.add("sleep")
     tools.add("cfn-signal")
     (tools.folder / "opt/aws/bin").mkdir(parents=True)
     shutil.move(tools.bin / "cfn-signal", tools.folder / "opt/aws/bin/cfn-signal")
 
 
 OPTIONS: Final = "--jobs jobs --processes 2 --store dynamodb://TaskTable?region=eu-central-1"
+BOOT: Final = COMPLETE.replace("shop-agents", "ThunderAgent-agents").replace(" drain ", " boot ")
+ABANDON: Final = BOOT.replace("CONTINUE", "ABANDON")
 SIGNAL: Final = "cfn-signal --exit-code {} --stack ThunderAgent-agents --resource Agents --region eu-central-1"
 
 
@@ -201,15 +213,18 @@ def test_a_machine_fetches_its_code_and_installs_it_before_it_starts_it(tools: T
     artefact(tools)
     done = boot(tools)
     assert done.returncode == 0, done.stderr
-    key = AGENTS["ArtefactKey"]
+    fetched = tools.folder / "opt/thunderagent/artefact/packed"
     assert tools.calls == [
-        f"aws s3 cp --only-show-errors s3://artefacts/{key} {tools.folder}/opt/thunderagent/artefact.tar.gz",
+        f"aws s3 cp --only-show-errors s3://artefacts/{key_of(fetched)} {fetched}",
         f"install-ec2 --no-start {OPTIONS}",
         "systemctl daemon-reload",
         "systemctl enable --quiet --now thunderagent-termination",
         f"install-ec2 {OPTIONS}",
+        "cloud-init query instance_id",
+        BOOT,
         SIGNAL.format(0),
     ]
+    assert fetched.parent.stat().st_mode & 0o777 == 0o700
     told = (tools.folder / "etc/thunderagent/termination").read_text().splitlines()
     assert told == ["AWS_DEFAULT_REGION=eu-central-1", "GROUP=ThunderAgent-agents", "HOOK=drain"]
     assert os.access(tools.folder / "usr/local/sbin/complete-termination", os.X_OK)
@@ -257,18 +272,46 @@ def test_settings_reach_the_environment_of_the_agents_and_are_settings(
     assert (settings.wake_queue_url, settings.blob_bucket) == (WITH_ALL["WakeQueueUrl"], "texts")
 
 
-def test_a_machine_that_could_not_install_says_so_to_the_stack(tools: Tools) -> None:
+FAILED: Final = (
+    "aws cloudwatch put-metric-data --namespace ThunderAgent --metric-name MachinesFailed --unit Count --value 1"
+)
+
+
+def test_a_machine_that_could_not_install_says_so_and_leaves(tools: Tools) -> None:
     artefact(tools, "exit 3")
     done = boot(tools)
     assert done.returncode == 3
-    assert tools.calls[-1] == SIGNAL.format(3)
+    assert tools.calls[-4:] == [SIGNAL.format(3), FAILED, "cloud-init query instance_id", ABANDON]
     assert not any(call.startswith("systemctl") for call in tools.calls)
+    alarm = Rendered("agents", AGENTS).properties("MachinesFailed")
+    assert FAILED.startswith(f"aws cloudwatch put-metric-data --namespace {alarm['Namespace']} ")
+    assert f" --metric-name {alarm['MetricName']} " in FAILED
+
+
+def test_root_runs_nothing_of_an_artefact_with_another_digest(tools: Tools) -> None:
+    artefact(tools)
+    done = boot(tools, ArtefactKey=AGENTS["ArtefactKey"])
+    assert done.returncode != 0
+    assert "packed: FAILED" in done.stdout
+    assert not any(call.startswith(("install-ec2", "systemctl")) for call in tools.calls)
+    assert tools.calls[-1] == ABANDON
+
+
+@pytest.mark.parametrize(("refused", "code", "last"), [(5, 0, SIGNAL.format(0)), (99, 1, ABANDON)])
+def test_a_role_that_is_not_known_yet_is_waited_for(tools: Tools, refused: int, code: int, last: str) -> None:
+    artefact(tools)
+    aws = (tools.bin / "aws").read_text()
+    count = f'[ "$(grep -c "^aws s3" "{tools.record}")" -gt {refused} ] || exit 254'
+    tools.add("aws", f'if [ "$1" = s3 ]; then\n{count}\nfi\n{aws.splitlines()[-1]}')
+    done = boot(tools)
+    assert (done.returncode, tools.calls[-1]) == (code, last)
+    assert tools.calls.count("sleep 10") == min(refused, 30)
 
 
 def test_nobody_is_told_where_nobody_waits(tools: Tools) -> None:
     artefact(tools)
     assert boot(tools, WaitForSignals="false").returncode == 0
-    assert not any(call.startswith("cfn-signal") for call in tools.calls)
+    assert tools.calls[-1] == BOOT
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from botocore.exceptions import ClientError
 from tests.acceptance.processes import ROOT, Log, until
 from tests.infra.recorded_agent import RECORD
 from tests.infra.rendering import Rendered
+from tests.infra.test_templates import AGENTS
 from tests.infra.world import REGION, World, artefacts, engine, parameters_of, resources_of
 from thunderagent import metrics
 from thunderagent.bus import EventBus
@@ -316,7 +317,7 @@ def wanted_actions(place: Place) -> set[str]:
         "agents",
         {
             "ArtefactBucket": "artefacts",
-            "ArtefactKey": "a.tar.gz",
+            "ArtefactKey": AGENTS["ArtefactKey"],
             "Subnets": "subnet-0a",
             "BlobBucket": place.bucket,
             "WakeQueueArn": place.outputs["WakeQueueArn"],
@@ -406,9 +407,13 @@ def test_a_machine_may_fetch_its_own_code_and_complete_its_own_hook(place: Place
     values = {one["ParameterKey"]: one["ParameterValue"] for one in parameters}
     s3, autoscaling = place.aws("s3", **key), place.aws("autoscaling", **key)
     s3.get_object(Bucket=values["ArtefactBucket"], Key=values["ArtefactKey"])
+    before = f"thunderagent/agents/{'0' * 64}.tar.gz"  # a machine of the template before, during an update
+    place.aws("s3").put_object(Bucket=values["ArtefactBucket"], Key=before, Body=b"x")
+    s3.get_object(Bucket=values["ArtefactBucket"], Key=before)
     assert refusal(lambda: s3.get_object(Bucket=values["ArtefactBucket"], Key="other")).startswith("AccessDenied")
-    told = {"LifecycleHookName": "drain", "InstanceId": "i-0123", "LifecycleActionResult": "CONTINUE"}
-    autoscaling.complete_lifecycle_action(AutoScalingGroupName=place.outputs["GroupName"], **told)
+    for hook, result in (("boot", "CONTINUE"), ("boot", "ABANDON"), ("drain", "CONTINUE")):
+        told = {"LifecycleHookName": hook, "InstanceId": "i-0123", "LifecycleActionResult": result}
+        autoscaling.complete_lifecycle_action(AutoScalingGroupName=place.outputs["GroupName"], **told)
     act = lambda: autoscaling.complete_lifecycle_action(AutoScalingGroupName="other", **told)  # noqa: E731
     assert refusal(act).startswith("AccessDenied")
 

@@ -28,7 +28,7 @@ OURS: Final = ("agents", "containers", "control", "doorbell", "table")
 QUEUE: Final = "thunderagent-doorbell-WakeQueue-1"
 AGENTS: Final = {
     "ArtefactBucket": "artefacts",
-    "ArtefactKey": "thunderagent/agents/0123.tar.gz",
+    "ArtefactKey": f"thunderagent/agents/{'0123' * 16}.tar.gz",
     "Subnets": "subnet-0a,subnet-0b",
 }
 CONTAINERS: Final = {
@@ -342,15 +342,15 @@ def test_machines_may_do_what_thunderagent_iam_prints_for_agents(more: dict[str,
     assert documents(made.properties("Role"))["agent"] == wanted
 
 
-def test_beside_that_a_machine_may_fetch_its_code_and_say_that_it_has_drained() -> None:
+def test_beside_that_a_machine_may_fetch_its_code_and_complete_its_hooks() -> None:
     made = Rendered("agents", AGENTS)
     role = made.properties("Role")
     assert documents(role).keys() == {"agent", "machine"}
     told = {one["Sid"]: (one["Action"], one["Resource"]) for one in documents(role)["machine"]["Statement"]}
     group = f"arn:aws:autoscaling:eu-central-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/ThunderAgent-agents"
     assert told == {
-        "Artefact": (["s3:GetObject"], "arn:aws:s3:::artefacts/thunderagent/agents/0123.tar.gz"),
-        "Drained": (["autoscaling:CompleteLifecycleAction"], group),
+        "Artefact": (["s3:GetObject"], "arn:aws:s3:::artefacts/thunderagent/agents/*"),
+        "Hooks": (["autoscaling:CompleteLifecycleAction"], group),
     }
     assert made.properties("Agents")["AutoScalingGroupName"] == "ThunderAgent-agents"
     assert role["ManagedPolicyArns"] == []
@@ -445,3 +445,15 @@ def test_a_machine_that_goes_has_longer_than_its_service_takes_to_stop() -> None
     assert hook["HeartbeatTimeout"] >= stop_s + 30
     assert (hook["LifecycleTransition"], hook["DefaultResult"]) == ("autoscaling:EC2_INSTANCE_TERMINATING", "CONTINUE")
     assert hook["LifecycleHookName"] == "drain"
+
+
+def test_a_machine_is_in_service_only_when_it_says_that_its_agents_run() -> None:
+    agents = Rendered("agents", {**AGENTS, "MinSize": "3"}).resources["Agents"]
+    assert agents["CreationPolicy"] == {"ResourceSignal": {"Count": "3", "Timeout": "PT15M"}}
+    assert agents["UpdatePolicy"]["AutoScalingRollingUpdate"]["PauseTime"] == "PT15M"
+    [hook] = agents["Properties"]["LifecycleHookSpecificationList"]
+    assert (hook["LifecycleTransition"], hook["DefaultResult"]) == ("autoscaling:EC2_INSTANCE_LAUNCHING", "ABANDON")
+    assert hook["HeartbeatTimeout"] == 15 * 60
+    unasked = Rendered("agents", {**AGENTS, "WaitForSignals": "false"}).resources["Agents"]
+    assert unasked["CreationPolicy"]["ResourceSignal"]["Count"] == 0
+    assert unasked["Properties"]["LifecycleHookSpecificationList"] == [hook]
