@@ -8,7 +8,6 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,22 +15,15 @@ from botocore.exceptions import ClientError
 
 from deployment.cloud import Cloud
 from deployment.errors import DeploymentError, WrongOption, told
-from deployment.package import BUILTIN
+from deployment.package import BUILTIN, is_skipped
 from deployment.package import PREFIX as FUNCTIONS
 from deployment.plan import ROOT
 
 PREFIX: Final = "thunderagent/agents"
 PARTS: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "pytest_thunderagent.py")
 FOLDERS: Final = ("jobs", "systemd", "thunderagent")
-SCRIPTS: Final = ("complete-termination", "install-ec2", "rolling-restart", "with-environment")
+SCRIPTS: Final = ("complete-termination", "install-ec2", "rolling-restart", "skipped", "with-environment")
 """What `scripts/install-ec2` needs on a machine, and what the machine does when it goes."""
-
-SKIPPED: Final = (
-    ".git", ".hg", ".venv", "venv", "env", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache",
-    ".ruff_cache", ".hypothesis", ".tox", ".nox", ".env", ".env.*", ".thunderagent", "build", "dist", "demo-output",
-    "*.egg-info", "*.pyc", "*.db", "*.db-wal", "*.db-shm", "*.db-bells", "*.pem",
-)  # fmt: skip
-"""What is no part of a project: history, environments, caches, secrets, databases."""
 
 NONCURRENT_DAYS: Final = 30
 UPLOAD_DAYS: Final = 7
@@ -239,5 +231,5 @@ def _own() -> Iterator[tuple[str, Path]]:
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        if path.is_file() and not any(fnmatch(part, pattern) for part in parts for pattern in SKIPPED):
+        if path.is_file() and not is_skipped(parts):
             yield "/".join(parts), path

@@ -19,6 +19,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +41,11 @@ _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 _GLIBC: Final = {"3.11": 26, "3.12": 34, "3.13": 34}
 """Minor version of the C library of Lambda's Pythons: Amazon Linux 2 has 2.26, Amazon Linux 2023 has 2.34."""
 _LEFT_OUT: Final = frozenset({"__pycache__", ".DS_Store"})
+_SKIPPED: Final = tuple(
+    line
+    for line in (ROOT / "scripts" / "skipped").read_text(encoding="utf-8").splitlines()
+    if line[:1] not in ("", "#")
+)
 _INSTALLER_FILES: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 _MOMENT: Final = (1980, 1, 1, 0, 0, 0)
 """The earliest that a zip can tell; the time of a file is no part of its content."""
@@ -89,7 +95,8 @@ def build(
         local: for a local engine: our own code without dependencies.
         architecture: `x86_64` or `arm64`.
         python: version of Lambda's Python, such as `3.12`.
-        extra: folders whose files go to the top of the zip, such as the module of your router and its jobs.
+        extra: folders whose files go to the top of the zip, such as the module of your router and its jobs; what
+            `scripts/skipped` names is left out.
         install: puts the dependencies into a folder; None: pip does.
 
     Raises:
@@ -111,7 +118,7 @@ def build(
         for one in extra:
             if not one.is_dir():
                 raise ConfigurationError(f"there is no folder {one}, whose files are to go into the Lambda code")
-            _add(content, one, one)
+            _add(content, one, one, is_project=True)
         return _write(output, content, is_builtin=not extra)
 
 
@@ -155,6 +162,11 @@ def upload(package: Package, bucket: str, s3: Any, *, owner: str | None = None) 
     except BotoCoreError as error:
         raise StoreError(f"the Lambda code cannot be put to s3://{bucket}/{package.key}: {error}") from error
     return package.key
+
+
+def is_skipped(parts: Sequence[str]) -> bool:
+    """Whether a path within a project, in its parts, is no part of it: caches, environments, secrets."""
+    return any(fnmatch(part, pattern) for part in parts for pattern in _SKIPPED)
 
 
 def requirements(root: Path = ROOT) -> list[str]:
@@ -204,10 +216,12 @@ def _installed() -> Iterator[str]:
     yield from (f"{name}=={found[name]}" for name in sorted(found) if name != "thunderagent" and "+" not in found[name])
 
 
-def _add(content: dict[str, Path], folder: Path, top: Path) -> None:
+def _add(content: dict[str, Path], folder: Path, top: Path, *, is_project: bool = False) -> None:
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(top).parts
         if not path.is_file() or path.suffix == ".pyc" or _LEFT_OUT & set(parts):
+            continue
+        if is_project and is_skipped(parts):
             continue
         name = "/".join(parts)
         if name in content:

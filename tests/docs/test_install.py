@@ -26,6 +26,15 @@ TOOLS = (
 
 NOTE = '#!/bin/bash\necho "$(basename "$0") $*" >>"$STUBS/calls"\n'
 
+SECRETS = (".env", ".env.production", "shop/tls.key", "shop/key.pem")
+
+
+def skipped() -> list[str]:
+    """A name for each pattern of what is no part of a project."""
+    lines = (ROOT / "scripts" / "skipped").read_text().splitlines()
+    return [f"other/{line.replace('*', 'x')}" for line in lines if not line.startswith("#")]
+
+
 STUBS = {
     "id": "case $1 in -u) echo 0 ;; *) echo root ;; esac",
     "getent": '[ -e "$STUBS/user" ] || [ -n "$USER_IS_THERE" ]',
@@ -208,7 +217,8 @@ def test_it_installs_everything_that_the_units_expect(machine: Machine) -> None:
 
 
 def test_secrets_caches_and_history_are_not_copied(machine: Machine) -> None:
-    for name in (".git/config", ".env", ".venv/bin/python", "shop/__pycache__/jobs.pyc", "tasks.db", "shop/data.csv"):
+    names = [*SECRETS, *skipped(), ".git/config", "shop/__pycache__/jobs.pyc", "shop/data.csv"]
+    for name in names:
         path = machine.source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
@@ -216,6 +226,18 @@ def test_secrets_caches_and_history_are_not_copied(machine: Machine) -> None:
     app = machine.root / "opt/thunderagent/current/app"
     files = {str(path.relative_to(app)) for path in app.rglob("*") if path.is_file()}
     assert files == {"pyproject.toml", "shop/jobs.py", "shop/data.csv"}
+
+
+def test_only_root_and_the_agents_may_read_a_release(machine: Machine) -> None:
+    (machine.source / "shop" / "run").write_text("#!/bin/sh\n")
+    (machine.source / "shop" / "run").chmod(0o755)
+    machine.install()
+    release = machine.root / "opt/thunderagent" / machine.release
+    modes = {str(one.relative_to(release)): one.stat().st_mode & 0o777 for one in (release, *release.rglob("*"))}
+    wanted = {"": 0o750, "app/shop": 0o750, "app/shop/jobs.py": 0o640, "app/shop/run": 0o750, "venv/bin/python": 0o750}
+    wanted |= {"with-environment": 0o750, "systemd/supervisord.conf": 0o640}
+    assert {name: modes[name or "."] for name in wanted} == wanted
+    assert f"-hR root:thunderagent {release}" in machine.calls("chown")
 
 
 def test_it_starts_the_agents_where_systemd_runs(machine: Machine) -> None:

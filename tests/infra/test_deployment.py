@@ -22,6 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.acceptance.processes import until
+from tests.docs.test_install import SECRETS, skipped
 from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import CAPPED, PROVISIONED, STRONG, given
 from tests.infra.world import REGION, World, engine, parameters_of, resources_of
@@ -994,7 +995,7 @@ def test_what_machines_install_is_the_same_bytes_for_the_same_files_and_enough_t
 
 
 def test_a_project_goes_along_without_its_secrets_and_history(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "shop/jobs.py", ".env", ".git/config", "key.pem", "tasks.db", ".venv/x.py"):
+    for name in ("pyproject.toml", "shop/jobs.py", ".git/config", ".venv/x.py", *SECRETS, *skipped()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     key, content = artefacts.pack(tmp_path)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from deployment import package as packaging  # noqa: E402 - scripts are found by their folder
 from deployment.package import Package, build, upload  # noqa: E402
 
+from tests.docs.test_install import SECRETS, skipped  # noqa: E402
 from thunderagent.errors import AccessDenied, ConfigurationError, StoreError  # noqa: E402
 
 Install = Callable[[Path], None]
@@ -90,6 +91,14 @@ def test_what_pip_notes_of_this_machine_is_left_out_and_the_rest_of_a_dependency
     found = names(build(tmp_path / "lambda.zip", install=install))
     assert {"dep/__init__.py", "dep/bin/tool.py", "dep-1.0.dist-info/METADATA"} <= set(found)
     assert not [name for name in found if name.endswith((".pyc", "RECORD", "direct_url.json")) or name[:4] == "bin/"]
+
+
+def test_secrets_of_a_folder_with_more_code_are_left_out(tmp_path: Path) -> None:
+    for name in ("shop_events.py", *SECRETS, *skipped()):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("x")
+    found = names(build(tmp_path / "lambda.zip", local=True, extra=[tmp_path / "mine"]))
+    assert [name for name in found if not name.startswith("thunderagent/")] == ["shop_events.py"]
 
 
 @pytest.mark.parametrize(
