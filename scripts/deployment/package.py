@@ -41,7 +41,7 @@ _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 _GLIBC: Final = {"3.11": 26, "3.12": 34, "3.13": 34}
 """Minor version of the C library of Lambda's Pythons: Amazon Linux 2 has 2.26, Amazon Linux 2023 has 2.34."""
 _LEFT_OUT: Final = frozenset({"__pycache__", ".DS_Store"})
-_SKIPPED: Final = tuple(
+SKIPPED: Final = tuple(
     line
     for line in (ROOT / "scripts" / "skipped").read_text(encoding="utf-8").splitlines()
     if line[:1] not in ("", "#")
@@ -166,7 +166,7 @@ def upload(package: Package, bucket: str, s3: Any, *, owner: str | None = None) 
 
 def is_skipped(parts: Sequence[str]) -> bool:
     """Whether a path within a project, in its parts, is no part of it: caches, environments, secrets."""
-    return any(fnmatch(part, pattern) for part in parts for pattern in _SKIPPED)
+    return any(fnmatch(part, pattern) for part in parts for pattern in SKIPPED)
 
 
 def requirements(root: Path = ROOT) -> list[str]:

@@ -16,7 +16,7 @@ from thunderagent.settings import load_settings
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from deployment.artefacts import SKIPPED
+from deployment.package import SKIPPED
 
 DOCKERFILE: Final = INFRA / "Dockerfile"
 PUSHES: Final = {
