@@ -68,8 +68,19 @@ class ManagementApi:
             AccessDenied: `execute-api:ManageConnections` is not allowed.
             PushFailed: API Gateway did not answer, or did not take the text.
         """
+        return self._ask(lambda api: api.post_to_connection(ConnectionId=connection, Data=text.encode()))
+
+    def end(self, connection: str) -> bool:
+        """Close a connection. False: it is gone.
+
+        Raises:
+            ThunderAgentError: as `post`.
+        """
+        return self._ask(lambda api: api.delete_connection(ConnectionId=connection))
+
+    def _ask(self, request: Callable[[Any], object]) -> bool:
         try:
-            self._made().post_to_connection(ConnectionId=connection, Data=text.encode())
+            request(self._made())
         except (ClientError, BotoCoreError) as error:
             code = code_of(error)
             if code in _GONE or _status(error) == 410:

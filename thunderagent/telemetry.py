@@ -101,6 +101,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     websocket_events.ConnectionOpened: ("DEBUG", "connection opened"),
     websocket_events.ConnectionRefused: ("INFO", "connection refused"),
     websocket_events.MessageRefused: ("INFO", "message refused"),
+    websocket_events.ConnectionFlooded: ("WARNING", "connection closed: it sends too much"),
     websocket_events.MessageFailed: ("ERROR", "message not handled"),
     websocket_events.NotificationFailed: ("WARNING", "other connections not notified of a change"),
     events.TickPut: ("INFO", "tick put"),

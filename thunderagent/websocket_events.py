@@ -35,6 +35,14 @@ class MessageRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionFlooded(Event):
+    """A connection was closed, as it sent too much and went on regardless."""
+
+    connection: str
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFailed(Event):
     """A message could not be handled, which is not its sender's fault."""
 

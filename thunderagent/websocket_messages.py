@@ -64,12 +64,14 @@ class Kind(StrEnum):
 
 
 class Problem(StrEnum):
-    """What an error is about. `unavailable` passes: try again after `retry_after_s`. The others do not."""
+    """What an error is about. `unavailable` and `throttled` pass: try again after `retry_after_s`. Others do not."""
 
     UNKNOWN_ROUTE = "unknown_route"
     BAD_REQUEST = "bad_request"
     TOO_LARGE = "too_large"
     UNAVAILABLE = "unavailable"
+    THROTTLED = "throttled"
+    """The connection or its user sends too much: nothing was done, and nothing is to be sent for so long."""
     INTERNAL = "internal"
 
 

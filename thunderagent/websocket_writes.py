@@ -7,9 +7,10 @@ a table that is replicated to the other region, all else in one of the region, w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from thunderagent.conditions import Absent, Condition, Fewer, Is, Present, Write
+from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, Mistyped, Present, Write
 from thunderagent.task import Row, timestamp
 from thunderagent.unreadable import as_map, is_number
 
@@ -64,7 +65,65 @@ def save_state(seen: Row, text: str, *, changes: Mapping[str, int], region: str,
     )
 
 
-# Connections. Each has a row, `heldBy` its user; the row of a user has the set of them, `holders`.
+# Connections. Each has a row, `heldBy` its user; the row of a user has the set of them, `holders`. Both rows have
+# buckets of tokens: `lockTime` for messages, and that of the user `handoffUntil` for connects.
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket of tokens, kept as one number: the time, in milliseconds, at which it will be full again (GCRA)."""
+
+    name: str
+    """The attribute."""
+    rate: float
+    """Tokens that come in a second."""
+    burst: float
+    """Tokens of a full bucket."""
+
+    def wait_s(self, row: Mapping[str, Any], number: float, now: float) -> float:
+        """Seconds until so many tokens are there; 0: they are."""
+        full_at = self._full_at(row, now)
+        return max(0.0, (full_at + self._ms(number) - self._ms(self.burst)) / 1000 - now)
+
+    def is_full(self, row: Mapping[str, Any], now: float) -> bool:
+        """Whether nothing is taken out."""
+        return self._full_at(row, now) <= _ms(now)
+
+    def take(self, number: float, *, now: float, was_full: bool, into_debt: bool = False) -> dict[str, Any]:
+        """What a write sets, increases and requires that takes tokens.
+
+        Args:
+            number: of tokens.
+            now: epoch seconds.
+            was_full: how the bucket was seen. The write is refused when it was not so, or has too few tokens.
+            into_debt: take them if there is one at least.
+        """
+        at, cost = _ms(now), self._ms(number)
+        if was_full:
+            wrong = Above(self.name, self._latest(now)), Mistyped(self.name)  # by a clock that is ahead, or by hand
+            free = (Absent(self.name), Below(self.name, at + 1), *wrong)
+            return {"set": {self.name: at + cost}, "require": (Either(free),)}
+        room = self._ms(self.burst) - (0 if into_debt else cost)
+        return {"increase": {self.name: cost}, "require": (Above(self.name, at), Below(self.name, at + room + 1))}
+
+    def _full_at(self, row: Mapping[str, Any], now: float) -> float:
+        found = row.get(self.name)
+        return found if is_number(found) and found <= self._latest(now) else 0
+
+    def _latest(self, now: float) -> int:
+        return _ms(now) + 2 * self._ms(self.burst) + _CLOCKS_MS
+
+    def _ms(self, number: float) -> int:
+        return round(1000 * number / self.rate)
+
+
+_CLOCKS_MS: Final = 60_000
+
+
+def spend(row_id: str, bucket: Bucket, number: float, *, now: float, was_full: bool, into_debt: bool = False) -> Write:
+    """Take tokens out of a bucket. Doing it again takes them again, which costs their owner a moment."""
+    taken = bucket.take(number, now=now, was_full=was_full, into_debt=into_debt)
+    return Write(verb="spend", task_id=row_id, **taken | {"require": (Present("taskId"), *taken["require"])})
 
 
 def connection_id_of(connection: str) -> str:
@@ -87,35 +146,43 @@ def connection_row(connection: str, user: str, *, now: float) -> Row:
     }
 
 
-def connections_row(user: str, connections: Iterable[str], *, now: float) -> Row:
+def connections_row(user: str, connections: Iterable[str], connects: Bucket, *, now: float) -> Row:
     """The list of a user who has had no connection for long."""
     return {
         "taskId": connections_id(user),
         "holders": frozenset(connections),
         "updatedAt": timestamp(now),
         "expireAt": _over(now, CONNECTION_S),
+        **connects.take(1, now=now, was_full=True)["set"],
     }
 
 
-def add_connection(user: str, connection: str, *, now: float) -> Write:
-    """List a connection; refused when the user has as many as one may have."""
+def add_connection(user: str, connection: str, connects: Bucket, *, now: float, was_full: bool) -> Write:
+    """List a connection; refused when the user has as many as one may have, or connects too often."""
+    taken = connects.take(1, now=now, was_full=was_full)
     return Write(
         verb="add connection",
         task_id=connections_id(user),
-        set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S)},
+        set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S), **taken.get("set", {})},
+        increase=taken.get("increase", {}),
         insert={"holders": frozenset({connection})},
-        require=(Present("taskId"), Fewer("holders", MOST_CONNECTIONS)),
+        require=(Present("taskId"), Fewer("holders", MOST_CONNECTIONS), *taken["require"]),
     )
 
 
-def replace_connections(user: str, seen: frozenset[str], then: frozenset[str], *, now: float) -> Write:
+def replace_connections(
+    user: str, seen: frozenset[str], then: frozenset[str], connects: Bucket, *, now: float, was_full: bool
+) -> Write:
     """List the connections that live in the place of those that were seen."""
+    taken = connects.take(1, now=now, was_full=was_full)
+    kept = {"holders": then} if then else {}
     return Write(
         verb="replace connections",
         task_id=connections_id(user),
-        set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S)} | ({"holders": then} if then else {}),
+        set={"updatedAt": timestamp(now), "expireAt": _over(now, CONNECTION_S), **kept, **taken.get("set", {})},
+        increase=taken.get("increase", {}),
         remove=() if then else ("holders",),
-        require=(Is("holders", seen),),
+        require=(Is("holders", seen), *taken["require"]),
     )
 
 
@@ -216,3 +283,7 @@ def holders_of(row: Mapping[str, Any] | None) -> frozenset[str]:
 
 def _over(now: float, seconds: float) -> int:
     return int(now + seconds)
+
+
+def _ms(now: float) -> int:
+    return int(now * 1000)

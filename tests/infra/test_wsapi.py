@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+import boto3
 import pytest
+from botocore.validate import ParamValidator
 from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, Rendered
 from thunderagent.iam import CONNECTION_ACTIONS
 from thunderagent.websocket_messages import Action
 from thunderagent.websocket_writes import CONNECTION_S
+from thunderagent.wsapi.throttle import CONNECT_RATE, USER_BURST, USER_RATE
 
 REGIONS: Final = ("eu-central-1", "eu-west-1")
 GIVEN: Final = {
@@ -70,16 +73,26 @@ def test_every_action_of_the_protocol_has_a_route_with_a_response_and_connects_a
         assert (f"<{name}>" in answered) is is_answered, key
         assert route.get("RouteResponseSelectionExpression") == ("$default" if is_answered else None)
     assert routes["$connect"]["AuthorizerId"] == "<Authorizer>"
-    assert rendered.properties("Authorizer")["IdentitySource"] == []  # a token may come in several places
     stage = rendered.resources["Stage"]
     names = {name for name, one in rendered.resources.items() if one["Type"] == "AWS::ApiGatewayV2::Route"}
     assert set(stage["DependsOn"]) == names
+
+
+def test_the_authorizer_is_one_that_aws_takes_and_is_asked_wherever_the_token_is() -> None:
+    authorizer = wsapi().properties("Authorizer")
+    wanted = boto3.client("apigatewayv2", region_name=REGIONS[0]).meta.service_model.operation_model("CreateAuthorizer")
+    assert wanted.input_shape is not None
+    assert [name for name in wanted.input_shape.required_members if name not in authorizer] == []
+    report = ParamValidator().validate(authorizer, wanted.input_shape)
+    assert not report.has_errors(), report.generate_report()
+    assert authorizer["IdentitySource"] == []  # who lacks one of several would be refused unheard
 
 
 def test_access_logs_have_neither_headers_nor_queries_nor_what_was_sent() -> None:
     logs = wsapi().properties("Stage")["AccessLogSettings"]
     told = json.loads(logs["Format"].replace("$context.requestTimeEpoch", "1"))
     assert set(told) >= {"event", "route", "status", "user", "error"}
+    assert told["error_string"] == "$context.error.messageString"
     lowered = logs["Format"].lower()
     for secret in ("authorization", "header", "query", "protocol", "body", "token"):
         assert secret not in lowered
@@ -98,6 +111,16 @@ def test_the_role_for_logs_of_the_account_is_made_only_when_it_is_wanted_and_sta
 def test_requests_are_throttled() -> None:
     settings = wsapi(ThrottlingRate="7", ThrottlingBurst="3").properties("Stage")["DefaultRouteSettings"]
     assert (settings["ThrottlingRateLimit"], settings["ThrottlingBurstLimit"]) == ("7", "3")
+
+
+def test_one_user_may_take_a_small_part_of_what_all_may() -> None:
+    rendered = wsapi()
+    stage = rendered.properties("Stage")["DefaultRouteSettings"]
+    handler = rendered.properties("HandlerFunction")["Environment"]["Variables"]
+    limits = {name: float(handler[f"WSAPI_{name}"]) for name in ("USER_RATE", "USER_BURST", "CONNECT_RATE")}
+    assert limits == {"USER_RATE": USER_RATE, "USER_BURST": USER_BURST, "CONNECT_RATE": CONNECT_RATE}
+    assert float(stage["ThrottlingRateLimit"]) / 20 >= USER_RATE
+    assert float(stage["ThrottlingBurstLimit"]) / 4 >= USER_BURST
 
 
 def test_the_state_is_a_table_a_global_table_or_the_replica_of_another_region() -> None:
@@ -143,7 +166,11 @@ def test_the_roles_reach_the_two_tables_this_api_and_their_own_logs_and_nothing_
     table = f"arn:aws:dynamodb:eu-central-1:{ACCOUNT}:table/ThunderAgentState"
     pushes = f"arn:aws:execute-api:eu-central-1:{ACCOUNT}:<Api>/live/POST/@connections/*"
     reached = {
-        role: {(one["Sid"], one["Resource"]) for one in statements(rendered, role)}
+        role: {
+            (one["Sid"], resource)
+            for one in statements(rendered, role)
+            for resource in (one["Resource"] if isinstance(one["Resource"], list) else [one["Resource"]])
+        }
         for role in ("HandlerRole", "AuthorizerRole", "PushPolicy")
     }
     assert reached == {
@@ -152,6 +179,7 @@ def test_the_roles_reach_the_two_tables_this_api_and_their_own_logs_and_nothing_
             ("State", table),
             ("Connections", "<Connections.Arn>"),
             ("Push", pushes),
+            ("Push", pushes.replace("POST", "DELETE")),
         },
         "AuthorizerRole": {("Logs", "<AuthorizerLog.Arn>")},
         "PushPolicy": {("Connections", "<Connections.Arn>"), ("Push", pushes)},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.infra.rendering import ROOT
 from tests.infra.websocket_stack import (
@@ -33,7 +33,9 @@ from tests.wsclient.support import until
 from thunderagent.errors import AccessDenied, MessageTooLarge
 from thunderagent.pushes import make_pusher
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, Joiner, encode, frames
+from thunderagent.wsapi.connections import FLOOD_CONNECTS
 from thunderagent.wsapi.issuer import Issuer
+from thunderagent.wsapi.throttle import CONNECT_RATE
 from thunderagent.wsclient import Client as ResilientClient
 from thunderagent.wsclient import ClientOptions
 
@@ -275,6 +277,23 @@ def test_a_job_with_the_push_policy_reaches_every_connection_of_a_user_and_nothi
             states.push(user, {})
     finally:
         states.close()
+
+
+def test_a_client_that_sends_too_much_is_told_and_then_disconnected(place: Place, user: str) -> None:
+    place.cloud.deploy(API, "wsapi", UserRate="1", UserBurst="10")
+    replies: list[dict[str, Any]] = []
+    try:
+        with place.client(user) as client, pytest.raises(ConnectionClosed):
+            while len(replies) < 1000:
+                replies.append(client.ask(action="ping", id=len(replies)))
+        row = place.cloud.row(place.connections, f"connections:{user}")
+    finally:
+        place.cloud.deploy(API, "wsapi", UserRate="50", UserBurst="250")
+    assert {one["type"] for one in replies} == {"pong", "error"}
+    assert {(one["error"], one["retry_after_s"] > 0) for one in replies if "error" in one} == {("throttled", True)}
+    assert [one["id"] for one in replies] == list(range(len(replies)))
+    assert row is not None
+    assert float(row["handoffUntil"]) >= 1000 * (float(row["updatedAt"]) + FLOOD_CONNECTS / CONNECT_RATE)
 
 
 def test_the_functions_used_every_permission_that_they_have(place: Place, user: str) -> None:

@@ -30,7 +30,12 @@ class Api:
     """The handler on two engines, and what it pushed and told."""
 
     def __init__(
-        self, states: Engine | None = None, connections: Engine | None = None, *, region: str = "eu-central-1"
+        self,
+        states: Engine | None = None,
+        connections: Engine | None = None,
+        *,
+        region: str = "eu-central-1",
+        **limits: float,
     ) -> None:
         self.clock = FakeClock()
         self.states = states or SqliteEngine(MEMORY, clock=self.clock)
@@ -41,9 +46,21 @@ class Api:
         self.pushed: list[tuple[str, str]] = []
         self.gone = set[str]()
         self.failing = set[str]()
+        self.ended: list[str] = []
         self.api = WebSocketApi(
-            self.states, self.connections, region=region, post=self._post, now=self.clock.now, bus=self.bus
+            self.states,
+            self.connections,
+            region=region,
+            post=self._post,
+            end=self._end,
+            now=self.clock.now,
+            bus=self.bus,
+            **limits,
         )
+
+    def _end(self, connection: str) -> bool:
+        self.ended.append(connection)
+        return True
 
     def _post(self, connection: str, text: str) -> bool:
         if connection in self.gone:
@@ -76,6 +93,8 @@ class Api:
             if one != connection:
                 assert json.loads(pushed)["type"] == "changed"
                 continue
+            if json.loads(pushed)["type"] != "chunk":
+                return dict(json.loads(pushed))
             if (whole := joiner.add(json.loads(pushed))) is not None:
                 return dict(json.loads(whole))
         return dict(json.loads(answer["body"])) if "body" in answer else None

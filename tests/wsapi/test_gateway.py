@@ -184,7 +184,7 @@ async def test_a_silent_connection_and_one_that_is_too_old_are_closed_with_1001(
         await client.ask("ping")
         assert await closed(client) == Close(1001, "Going away")
         assert loop.time() - asked >= 0.59
-    async with make_gateway(ISSUER) as gateway:
+    async with make_gateway(ISSUER, limits=Limits(user_burst=1e6)) as gateway:
         gateway.rotate_after_s = 0.15
         async with asking(gateway, token()) as client:
             with pytest.raises(ConnectionClosed) as caught:

@@ -301,7 +301,15 @@ class World:
         self.states = FaultyEngine(SqliteEngine(MEMORY))
         self.lists = [FaultyEngine(SqliteEngine(MEMORY)) for _ in range(1 + seed % 2)]
         self.apis = [
-            WebSocketApi(self.states, connections, region=region, post=self._post)
+            WebSocketApi(
+                self.states,
+                connections,
+                region=region,
+                post=self._post,
+                end=lambda connection: True,
+                user_burst=1e6,
+                connect_rate=1e6,
+            )
             for region, connections in zip("ab", self.lists, strict=False)
         ]
         self.wires: dict[str, Wire] = {}

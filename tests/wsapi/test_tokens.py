@@ -8,6 +8,7 @@ import hmac
 import http.server
 import json
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -145,6 +146,15 @@ def test_a_token_of_another_key_or_with_a_changed_user_does_not_count(issuer: Is
     changed = json.loads(base64.urlsafe_b64decode(claims + "==")) | {"sub": "eve"}
     with pytest.raises(TokenRefused, match="ignature"):
         issuer.verifier().verify(f"{head}.{part(changed)}.{signature}")
+
+
+def test_a_token_of_an_rsa_key_that_is_too_short_does_not_count(clock: FakeClock) -> None:
+    short = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505 - that is the point
+    claims = {"iss": "i", "aud": "a", "sub": "ada", "exp": clock.now() + 60}
+    with warnings.catch_warnings(action="ignore"):  # PyJWT warns of the key that the test signs with
+        token = jwt.encode(claims, short, algorithm="RS256", headers={"kid": "r1"})
+    with pytest.raises(TokenRefused, match="'r1' has 1024 bits: let the issuer sign with one of 2048 bits or more"):
+        Verifier(Keys(lambda: rsa_jwks(short)), issuer="i", audience="a", now=clock.now).verify(token)
 
 
 def test_a_key_is_for_its_algorithm_only(rsa_key: rsa.RSAPrivateKey, clock: FakeClock) -> None:

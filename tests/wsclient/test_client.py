@@ -25,7 +25,7 @@ from thunderagent.errors import (
 )
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.websocket_messages import CHANGES_KEPT
-from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted
+from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted, Throttled
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 
@@ -1042,3 +1042,24 @@ def test_the_row_of_a_server_stays_as_it_was_replicated() -> None:
     copy = row.copy()
     row.save({"a": 2}, "y")
     assert (copy.state, copy.version) == ({"a": 1}, 1)
+
+
+@fast
+async def test_a_pause_that_the_server_asks_for_is_kept_and_told_and_ends_no_connection() -> None:
+    async with Api() as api:
+        left = {"getState": 2, "setState": 2, "ping": 3}
+
+        def answer(number: int, message: Message) -> Message | list[Message] | None:
+            if not left.get(message["action"]):
+                return api.reply(number, message)
+            left[message["action"]] -= 1
+            about = {"error": "throttled", "message": "too many messages", "retry_after_s": 1.5}
+            return {"type": "error", "id": message["id"], **about}
+
+        api.answer = answer
+        async with connected(api, options=replace(PROMPT, heartbeat_s=2.0)) as client:
+            assert await client.set({"a": 1}) == 1
+            await until(lambda: client.latency_s is not None and not left["ping"])
+            assert client.state == api.row.state == {"a": 1}
+            assert api.opened == 1
+            assert [event.pause_s for event in client.story if isinstance(event, Throttled)] == [1.5] * 7

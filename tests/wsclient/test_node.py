@@ -15,9 +15,10 @@ import pytest
 from tests.wsclient.support import PROMPT, connected, governor, run, until
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.wsapi.gateway import Gateway
+from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer
 from thunderagent.wsapi.pages import BROWSER
-from thunderagent.wsclient import Client
+from thunderagent.wsclient import Client, Disconnected, Throttled
 
 NODE: Final = shutil.which("node")
 LONG_S: Final = 60.0
@@ -224,13 +225,17 @@ const versions = await Promise.all(
     ),
 );
 while (!tabs.every((one) => one.version === total)) await new Promise((resolve) => setTimeout(resolve, 20));
-console.log(JSON.stringify({ versions, states: tabs.map((one) => one.state) }));
+const stories = tabs.map((one) => one.story.map(({ type }) => type));
+console.log(JSON.stringify({ versions, states: tabs.map((one) => one.state), stories }));
 for (const one of tabs) await one.close();
 process.exit(0);
 """
 
 
-def test_clients_of_both_languages_change_computed_values_at_once_and_each_change_counts(module: str) -> None:
+@pytest.mark.parametrize("limits", [Limits(), Limits(user_rate=40, user_burst=20)], ids=["plenty", "scarce"])
+def test_clients_of_both_languages_change_computed_values_at_once_and_each_change_counts(
+    module: str, limits: Limits
+) -> None:
     issuer, tabs, each = Issuer(), 3, 4
     total = 2 * tabs * each
     script = f"const given = JSON.parse(process.argv[2]);\n{TABS}"
@@ -244,7 +249,7 @@ def test_clients_of_both_languages_change_computed_values_at_once_and_each_chang
     async def main() -> None:
         assert NODE is not None
         states, connections = SqliteEngine(MEMORY), SqliteEngine(MEMORY)
-        async with Gateway(states, connections, verifier=issuer.verifier()) as gateway:
+        async with Gateway(states, connections, verifier=issuer.verifier(), limits=limits) as gateway:
             given = json.dumps([module, gateway.url, issuer.token("ada"), tabs, each, total])
             process = await asyncio.create_subprocess_exec(
                 *(NODE, "--experimental-websocket", "--no-warnings", "--input-type=module", "-e", script, "-", given),
@@ -272,6 +277,11 @@ def test_clients_of_both_languages_change_computed_values_at_once_and_each_chang
                     assert [client.state for client in (one, two, three)] == told["states"] == [state] * tabs
                     assert sorted([*versions, *told["versions"]]) == list(range(1, total + 1))
                     assert (state["count"], len(set(state["all"]))) == (total, total)
+                    events = [event for client in (one, two, three) for event in client.story]
+                    kinds = [*(kind for story in told["stories"] for kind in story), *(type(event) for event in events)]
+                    is_scarce = limits != Limits()
+                    assert ("throttled" in kinds, Throttled in kinds) == (is_scarce, is_scarce)
+                    assert not {"disconnected", Disconnected} & set(kinds)
                 await asyncio.wait_for(process.wait(), 10.0)
             finally:
                 if process.returncode is None:

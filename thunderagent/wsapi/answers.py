@@ -10,6 +10,9 @@ from thunderagent.websocket_messages import Kind, Problem
 RETRY_AFTER_S: Final = 2.0
 """What a client is told to wait when the store does not answer."""
 
+LEAST_PAUSE_S: Final = 1.0
+"""The shortest pause that a client is asked for which sends too much."""
+
 CHUNK_LOST: Final = f"a chunk could not be kept; send the whole message again in {RETRY_AFTER_S:g} s, under another id"
 """What a client is told then: whether the chunk is there after all, nobody knows."""
 
@@ -68,6 +71,13 @@ def unavailable(message_id: MessageId) -> Reply:
     """The store does not answer now."""
     message = f"the state cannot be reached now; try again in {RETRY_AFTER_S:g} s, a change under the same change id"
     return error(message_id, Problem.UNAVAILABLE, message)
+
+
+def throttled(message_id: MessageId, wait_s: float) -> Reply:
+    """The client sends too much."""
+    pause_s = max(LEAST_PAUSE_S, round(wait_s, 1))
+    message = f"too many messages: send nothing for {pause_s:g} s, then this one again; who goes on is disconnected"
+    return error(message_id, Problem.THROTTLED, message) | {"retry_after_s": pause_s}
 
 
 def http(status: int, body: str | None = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:

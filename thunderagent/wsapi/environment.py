@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from thunderagent.bus import EventBus
@@ -19,6 +19,7 @@ from thunderagent.telemetry import Telemetry, configure_logging
 from thunderagent.wsapi.authorizer import Authorizer
 from thunderagent.wsapi.handler import WebSocketApi
 from thunderagent.wsapi.keys import Keys, fetch_url, read_jwks
+from thunderagent.wsapi.throttle import CONNECT_RATE, LOT, USER_BURST, USER_RATE
 from thunderagent.wsapi.tokens import Verifier
 
 PREFIX: Final = "WSAPI_"
@@ -56,6 +57,12 @@ class ApiSettings(BaseSettings):
     """The region, as replies tell it."""
     endpoint: str = ""
     """Of the management API; empty: as AWS names it, by the id of the API and its stage."""
+    user_rate: float = Field(USER_RATE, ge=1)
+    """Messages of a user in a second; a connection may send half of them."""
+    user_burst: float = Field(USER_BURST, ge=2 * LOT)
+    """Messages of a user at one moment; the same."""
+    connect_rate: float = Field(CONNECT_RATE, gt=0)
+    """Connects of a user in a second."""
 
 
 def make_authorizer() -> Authorizer:
@@ -110,7 +117,11 @@ def make_api(event: Mapping[str, Any]) -> WebSocketApi:
         open_engine(settings.connection_store, hasty=True),
         region=settings.region,
         post=management.post,
+        end=management.end,
         bus=_logged(),
+        user_rate=settings.user_rate,
+        user_burst=settings.user_burst,
+        connect_rate=settings.connect_rate,
     )
 
 

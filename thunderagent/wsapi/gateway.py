@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -82,7 +82,18 @@ class Gateway:
         self._now = clock
         self._connections = connections
         self._authorizer = Authorizer(verifier, query_token=query_token, bus=self.bus)
-        self._api = WebSocketApi(states, connections, region=region, post=self.post, now=clock, bus=self.bus)
+        self._api = WebSocketApi(
+            states,
+            connections,
+            region=region,
+            post=self.post,
+            end=self.close_connection,
+            now=clock,
+            bus=self.bus,
+            user_rate=self.limits.user_rate,
+            user_burst=self.limits.user_burst,
+            connect_rate=self.limits.connect_rate,
+        )
         self._peers: dict[str, Peer] = {}
         self._management = Management(self, push_port)
         self._door = Door(
@@ -166,9 +177,16 @@ class Gateway:
         Raises:
             PushFailed: the client makes no room for it.
         """
+        return self._from_thread(self.send(connection, text), connection)
+
+    def close_connection(self, connection: str) -> bool:
+        """Close a connection, from a thread that is not the gateway's. False: it is gone."""
+        return self._from_thread(self.end(connection), connection)
+
+    def _from_thread(self, coroutine: Coroutine[Any, Any, bool], connection: str) -> bool:
         assert self._loop is not None, "the gateway is not started"
         try:
-            return asyncio.run_coroutine_threadsafe(self.send(connection, text), self._loop).result(SEND_S + 1)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SEND_S + 1)
         except TimeoutError:
             raise PushFailed(f"the client of {connection} does not read what it is sent") from None
 

@@ -1,9 +1,9 @@
 """The handler of all routes of the WebSocket API: `$connect`, `$disconnect`, and every message.
 
-A message is always answered, and no answer closes the connection. A reply that fits into one frame is what the function
-returns; one that does not is pushed in chunks. State belongs to the user, whom the authorizer has found, and never to
-the connection: the user's other connections are notified of a change before its reply goes, as a function that has
-returned does nothing more.
+A message is always answered, and none closes the connection but one of too many. A reply that fits into one frame is
+what the function returns; one that does not is pushed in chunks. State belongs to the user, whom the authorizer has
+found, and never to the connection: the user's other connections are notified of a change before its reply goes, as a
+function that has returned does nothing more.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from thunderagent import events, websocket_events
 from thunderagent.bus import EventBus
-from thunderagent.errors import PushFailed, StoreError
+from thunderagent.errors import PushFailed, StoreError, ThunderAgentError
 from thunderagent.port import Engine
 from thunderagent.pushes import Broadcast
 from thunderagent.websocket_messages import (
@@ -40,6 +41,7 @@ from thunderagent.wsapi.chunks import Chunks
 from thunderagent.wsapi.connections import Connections
 from thunderagent.wsapi.headers import offered_protocols, user_of
 from thunderagent.wsapi.state import Conflict, Saved, States
+from thunderagent.wsapi.throttle import CONNECT_RATE, USER_BURST, USER_RATE, Throttle, Throttled
 
 Post = Callable[[str, str], bool]
 """Sends a text to a connection by its id; False: it is gone."""
@@ -57,8 +59,12 @@ class WebSocketApi:
         connections: the table of connections of this region.
         region: what every reply tells, and what is noted as the writer of a state.
         post: sends replies of several frames, and finds out whether a connection is still there.
+        end: closes a connection; answers whether it was still there.
         now: epoch seconds; None: those of the table of states.
         bus: told of what was refused and what failed.
+        user_rate: messages of a user in a second; a connection may send half of them.
+        user_burst: messages of a user at one moment; the same.
+        connect_rate: connects of a user in a second.
     """
 
     def __init__(
@@ -68,15 +74,21 @@ class WebSocketApi:
         *,
         region: str,
         post: Post,
+        end: Callable[[str], bool],
         now: Callable[[], float] | None = None,
         bus: EventBus | None = None,
+        user_rate: float = USER_RATE,
+        user_burst: float = USER_BURST,
+        connect_rate: float = CONNECT_RATE,
     ) -> None:
         self.bus = bus or EventBus()
         self.region = region
         self._post = post
+        self._end = end
         now = now or states.clock.now
         self._states = States(states, region, now)
-        self._connections = Connections(connections, now, post)
+        self._connections = Connections(connections, now, post, rate=connect_rate)
+        self._throttle = Throttle(connections, now, rate=user_rate, burst=user_burst)
         self._chunks = Chunks(connections, now)
         self._others = Broadcast(post, timeout_s=NOTIFY_S)
         self._listed = connections
@@ -106,6 +118,9 @@ class WebSocketApi:
             if not self._connections.open(connection, user):
                 reason = f"the user {user!r} has {MOST_CONNECTIONS} connections, which is all that one may have"
                 return self._refused(connection, 429, reason)
+        except Throttled as error:
+            reason = f"the user {user!r} connects too often; let {error.wait_s:.1f} s pass"
+            return self._refused(connection, 429, reason)
         except StoreError as error:
             self._store_failed("$connect", error)
             return self._refused(connection, 503, f"the table of connections does not answer: {error}")
@@ -128,8 +143,39 @@ class WebSocketApi:
     # Messages
 
     def _message(self, event: Mapping[str, Any], connection: str, user: str | None) -> dict[str, Any]:
+        try:
+            if user is not None:
+                self._throttle.check(connection, user)
+        except Throttled as error:
+            return self._throttled(_text(event), connection, user or "", error)
+        except StoreError as error:  # better one too many than none
+            self._store_failed("a look at the limits", error)
         reply = self._reply(_text(event), connection, user)
         return answers.http(200) if reply is None else self._send(connection, user or "", reply)
+
+    def _throttled(self, text: str | None, connection: str, user: str, error: Throttled) -> dict[str, Any]:
+        """Ask the client for a pause; one that goes on regardless is disconnected."""
+        try:
+            message_id = requests.id_of(requests.read(text or ""))
+        except Refusal:
+            message_id = None
+        reply = answers.throttled(message_id, error.wait_s)
+        if error.is_first:  # a line for each would be a flood too
+            told = websocket_events.MessageRefused(
+                connection=connection, user=user, error=Problem.THROTTLED, reason=reply["message"]
+            )
+            self.bus.emit(told)
+        if not error.is_flood:
+            return answers.http(200, encode(reply))
+        self.bus.emit(websocket_events.ConnectionFlooded(connection=connection, user=user))
+        with suppress(ThunderAgentError):  # it may read nothing
+            self._post(connection, encode(reply))
+        try:
+            self._end(connection)
+            self._connections.flooded(user)
+        except ThunderAgentError as failure:
+            return self._send(connection, user, self._failure(failure, connection, user, message_id))
+        return answers.http(200)
 
     def _reply(self, text: str | None, connection: str, user: str | None, *, joined: bool = False) -> Reply | None:
         message_id: MessageId = None

@@ -20,6 +20,8 @@ ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 """All with a key pair. With a shared secret, or without a signature, whoever can check a token could make one."""
 LEEWAY_S: Final = 30.0
 """How far the clocks of issuer and API may be apart."""
+LEAST_RSA_BITS: Final = 2048
+"""Shorter RSA keys are refused: NIST allows none since 2014, and a token that is forged once opens every state."""
 LONGEST_TOKEN: Final = 8192
 """Letters; API Gateway takes no more of all headers together than 10 KB."""
 
@@ -116,7 +118,13 @@ class Verifier:
 def _public_key(key: Jwk, algorithm: str) -> Any:
     if key.get("alg", algorithm) != algorithm:
         raise TokenRefused(f"the token is signed with {algorithm}, its key is for {str(key['alg'])[:20]}")
-    return jwt.PyJWK(dict(key), algorithm=algorithm).key
+    public = jwt.PyJWK(dict(key), algorithm=algorithm).key
+    if key.get("kty") == "RSA" and public.key_size < LEAST_RSA_BITS:
+        raise TokenRefused(
+            f"the RSA key {str(key.get('kid'))[:80]!r} has {public.key_size} bits: let the issuer sign with one of "
+            f"{LEAST_RSA_BITS} bits or more"
+        )
+    return public
 
 
 def _moment(value: object, name: str) -> float:

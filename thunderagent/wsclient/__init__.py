@@ -28,6 +28,7 @@ from thunderagent.wsclient.happenings import (
     Pushed,
     Resubmitted,
     StateChanged,
+    Throttled,
 )
 from thunderagent.wsclient.options import ClientOptions
 
@@ -47,6 +48,7 @@ __all__ = [
     "Pushed",
     "Resubmitted",
     "StateChanged",
+    "Throttled",
     "TooManyChanges",
     "VersionConflict",
 ]

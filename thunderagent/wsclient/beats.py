@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from thunderagent.streaming.connection import Connection
 from thunderagent.websocket_messages import Action, Kind
-from thunderagent.wsclient.talk import Request, Talk
+from thunderagent.wsclient.talk import Request, Talk, is_throttled
 
 
 class Beats:
@@ -46,7 +46,7 @@ class Beats:
             answer = await request.answer
         finally:
             self._talk.forget(request)
-        if answer is None or answer.get("type") != Kind.PONG:
+        if answer is None or (answer.get("type") != Kind.PONG and not is_throttled(answer)):  # who refuses is alive
             raise ConnectionError("the ping was not answered with a pong")
         took_s = asyncio.get_running_loop().time() - sent_at
         self._heard(took_s)

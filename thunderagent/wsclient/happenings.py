@@ -91,6 +91,14 @@ class Resubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Throttled:
+    """The server wants nothing for a while, as this client or its user sent too much. Changes wait till then."""
+
+    at: float
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
     """Pushes were dropped before they were told: the handler is slower than they come."""
 
@@ -106,4 +114,4 @@ class Closed:
     reason: CloseReason
 
 
-Event = Connected | Disconnected | StateChanged | Pushed | Resubmitted | Dropped | Closed
+Event = Connected | Disconnected | StateChanged | Pushed | Resubmitted | Throttled | Dropped | Closed

@@ -23,11 +23,11 @@ from thunderagent.streaming.verdicts import Verdict
 from thunderagent.websocket_messages import Action, Kind
 from thunderagent.wsclient.beats import Beats
 from thunderagent.wsclient.credentials import Credentials, TokenSource
-from thunderagent.wsclient.happenings import CloseReason, Connected, Disconnected
+from thunderagent.wsclient.happenings import CloseReason, Connected, Disconnected, Throttled
 from thunderagent.wsclient.news import News
 from thunderagent.wsclient.options import ClientOptions
 from thunderagent.wsclient.replica import Replica
-from thunderagent.wsclient.talk import Message, Talk, text_of
+from thunderagent.wsclient.talk import Message, Talk, is_throttled, text_of
 
 _MESSAGES: Final = 256
 _BYTES: Final = 8 << 20
@@ -66,7 +66,10 @@ class Session:
         self._live, self._ended, self._behind = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._was_live = False
         self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
-        self.talk = Talk(options.request_timeout_s)
+        self.talk = Talk(
+            options.request_timeout_s,
+            lambda pause_s: news.tell(Throttled(at=news.clock(), pause_s=pause_s)),
+        )
         self.pump = Pump(
             Credentials(url, token).endpoint,
             self._greet,
@@ -168,14 +171,8 @@ class Session:
 
     async def _greet(self, connection: Connection, _: Cursor | None) -> None:
         """A connection was opened: learn the state over it before it is used."""
-        request = self.talk.begin(connection)
-        try:
-            await self.talk.send(request, Action.GET_STATE, known_version=self._replica.version)
-            while not request.answer.done():
-                self._receive(await connection.recv())
-            answer = request.answer.result()
-        finally:
-            self.talk.forget(request)
+        while is_throttled(answer := await self._first(connection)):
+            await self.talk.pause()
         if not self._observe(answer):
             problem = answer and (answer.get("error") or answer.get("type"))
             raise ConnectionError(f"getState was answered with {str(problem)[:100]!r}")
@@ -184,6 +181,17 @@ class Session:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.close_timeout_s):
                     await self.talk.ask(old, Action.PING)
+
+    async def _first(self, connection: Connection) -> Message | None:
+        """The answer to the first request over a connection, whose messages nobody else takes yet."""
+        request = self.talk.begin(connection)
+        try:
+            await self.talk.send(request, Action.GET_STATE, known_version=self._replica.version)
+            while not request.answer.done():
+                self._receive(await connection.recv())
+            return request.answer.result()
+        finally:
+            self.talk.forget(request)
 
     def _moved(self, state: State, reason: str) -> None:
         """The pump is in another state."""

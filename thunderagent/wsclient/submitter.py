@@ -9,12 +9,12 @@ from typing import Final
 
 from thunderagent.clock import since_boot
 from thunderagent.errors import ChangeRefused, VersionConflict
-from thunderagent.pacing import LONGEST_PAUSE_S, OVERTAKEN, PASSING, PASSING_LEAST_S
+from thunderagent.pacing import OVERTAKEN, PASSING, PASSING_LEAST_S
 from thunderagent.streaming.connection import Connection
 from thunderagent.websocket_messages import CHANGES_KEPT, Action, Kind, Problem
 from thunderagent.wsclient.replica import Change, Replica
 from thunderagent.wsclient.session import Session
-from thunderagent.wsclient.talk import Message, text_of
+from thunderagent.wsclient.talk import Message, pause_of, text_of
 
 INTERNAL_TRIES: Final = 5
 """So often a change is sent that the server cannot handle for a reason of its own."""
@@ -112,9 +112,7 @@ class Submitter:
         if is_final or self._internal >= INTERNAL_TRIES:
             self._give_up(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
             return 0.0
-        asked = answer.get("retry_after_s")
-        least_s = min(float(asked), LONGEST_PAUSE_S) if isinstance(asked, (int, float)) and asked > 0 else 0.0
-        return least_s + self._passing()
+        return pause_of(answer) + self._passing()
 
     def _as_too_large(self, answer: Message | None) -> Message | None:
         """The connection ended as this change was too big for somebody on the way; the second time that is its end."""

@@ -6,14 +6,15 @@ import asyncio
 import itertools
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
+from thunderagent.pacing import ASK_AGAIN_S, LONGEST_PAUSE_S
 from thunderagent.streaming.connection import Connection
-from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, encode, frames
+from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, Problem, encode, frames
 
 Message = dict[str, Any]
 
@@ -33,10 +34,13 @@ class Talk:
 
     Args:
         timeout_s: how long sending a request and its answer may take together.
+        throttled: told for how many seconds the server wants nothing, as too much was sent.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, throttled: Callable[[float], None] = lambda pause_s: None) -> None:
         self._timeout_s = timeout_s
+        self._throttled = throttled
+        self._quiet_until = 0.0
         self._numbers = itertools.count(1)
         self._open: dict[str, Request] = {}
         self._joiner = Joiner()
@@ -47,7 +51,11 @@ class Talk:
         return len(self._open)
 
     async def ask(self, connection: Connection, action: Action, **members: Any) -> Message | None:
-        """The answer to a request; None when the connection ended first, or it took too long."""
+        """The answer to a request; None when the connection ended first, or it took too long.
+
+        It is sent when the pause is over that the server has asked for.
+        """
+        await self.pause()
         request = self.begin(connection)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -57,6 +65,12 @@ class Talk:
             return None
         finally:
             self.forget(request)
+
+    async def pause(self) -> None:
+        """Wait until the server takes messages again."""
+        loop = asyncio.get_running_loop()
+        while (left_s := self._quiet_until - loop.time()) > 0:  # noqa: ASYNC110 - the time moves, and sets no event
+            await asyncio.sleep(left_s)
 
     def begin(self, connection: Connection) -> Request:
         """Expect an answer; `forget` the request when it is over."""
@@ -88,6 +102,10 @@ class Talk:
             message = self._joined(message)
         if message is None:
             return None
+        if is_throttled(message):
+            pause_s = max(ASK_AGAIN_S, pause_of(message))
+            self._quiet_until = asyncio.get_running_loop().time() + pause_s
+            self._throttled(pause_s)
         number = message.get("id")
         request = self._open.get(number) if isinstance(number, str) else None
         if request is None or message.get("type") == Kind.PUSH:
@@ -119,6 +137,17 @@ class Talk:
             return message
         self.strange += 1
         return None
+
+
+def is_throttled(answer: Message | None) -> bool:
+    """Whether the server asks for a pause instead of an answer, as too much was sent."""
+    return answer is not None and answer.get("type") == Kind.ERROR and answer.get("error") == Problem.THROTTLED
+
+
+def pause_of(answer: Message) -> float:
+    """Seconds that an error asks to wait, within bounds; 0: it asks for none."""
+    asked = answer.get("retry_after_s")
+    return min(float(asked), LONGEST_PAUSE_S) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
 def text_of(value: object) -> str | None:

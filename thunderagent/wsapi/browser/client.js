@@ -370,6 +370,12 @@ export class Replica {
 
 // Waiting
 
+/** True when the server asks for a pause instead of an answer, as too much was sent. */
+const isThrottled = (answer) => answer?.type === "error" && answer.error === "throttled";
+
+/** The seconds that an error asks to wait, within bounds. */
+const pauseOf = ({ retry_after_s: pauseS }) => (pauseS > 0 ? Math.min(pauseS, LONGEST_PAUSE_S) : 0);
+
 function describe({ ended, detail, unacknowledged }) {
     const lost = unacknowledged ? `; ${unacknowledged} changes were not acknowledged` : "";
     return (detail ? `${ended}: ${detail}` : ended) + lost;
@@ -512,7 +518,7 @@ class Connection {
             isOpen = true;
             const began = seconds();
             const answer = await this.ask("ping", {}, heartbeatS * (missedPongs + 1));
-            if (answer?.type !== "pong") return;
+            if (answer?.type !== "pong" && !isThrottled(answer)) return; // who refuses is alive
             isOpen = false;
             misses = 0;
             this.#client.heard(seconds() - began);
@@ -561,6 +567,7 @@ class Connection {
         let message = parse(data);
         if (message?.type === "chunk") message = parse(this.#joiner.add(message));
         if (message === null) return;
+        if (isThrottled(message)) this.#client.throttled(Math.max(FLOOR_S, pauseOf(message)));
         if (message.type === "push") this.#client.pushed(message);
         else if (message.type === "changed") this.#client.changed(message);
         else this.#open.get(message.id)?.resolve(message);
@@ -611,6 +618,7 @@ export class Client {
     #progress = deferred();
     #opening = null;
     #sleeping = new Set();
+    #quietUntil = 0;
     #isBehind = false;
     #isCatchingUp = false;
 
@@ -755,6 +763,11 @@ export class Client {
     heard(latencyS) {
         this.latencyS = latencyS;
         this.#replica.heard(seconds());
+    }
+
+    throttled(pauseS) {
+        this.#quietUntil = seconds() + pauseS;
+        this.#tell({ type: "throttled", pauseS });
     }
 
     nextId() {
@@ -943,8 +956,17 @@ export class Client {
         }
     }
 
+    /** Wait until the server takes messages again. */
+    async #pause() {
+        for (let leftS; !this.#isClosing && (leftS = this.#quietUntil - seconds()) > 0; ) await this.#sleep(leftS);
+    }
+
     async #read(connection) {
-        const answer = await connection.ask("getState", { known_version: this.version });
+        let answer;
+        do {
+            await this.#pause();
+            answer = await connection.ask("getState", { known_version: this.version });
+        } while (isThrottled(answer) && !this.#isClosing);
         if (answer?.type !== "state" || !Number.isInteger(answer.version) || !isObject(answer.state)) return false;
         const { state, version, region, client_ahead: isBehind } = answer;
         this.#again(this.#replica.observed(state, version, region ?? null, seconds(), isBehind === true));
@@ -996,6 +1018,7 @@ export class Client {
                 continue;
             }
             const connection = await this.#liveConnection().catch(() => null);
+            await this.#pause();
             const [change] = this.#replica.tail;
             if (connection === null || change === undefined) continue;
             if (this.#replica.isInDoubt(change)) {
@@ -1044,8 +1067,7 @@ export class Client {
             this.#giveUp(change, new ChangeRefused(answer.error, answer.message), tries);
             return 0;
         }
-        const leastS = answer.retry_after_s > 0 ? Math.min(answer.retry_after_s, LONGEST_PAUSE_S) : 0;
-        return leastS + passing();
+        return pauseOf(answer) + passing();
     }
 
     /** The pause after so many failures that pass. */
