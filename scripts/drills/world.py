@@ -32,6 +32,7 @@ from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer
+from thunderagent.wsapi.throttle import CONNECT_RATE, USER_RATE
 
 PRIMARY: Final = "eu-central-1"
 OTHER: Final = "eu-west-1"
@@ -172,7 +173,13 @@ class World:
                     connections,
                     region=name,
                     verifier=self.issuer.verifier(),
-                    limits=Limits(rotate_after_s=self.pace.s(7200.0), idle_s=self.pace.s(600.0), connects_per_s=500.0),
+                    limits=Limits(
+                        rotate_after_s=self.pace.s(7200.0),
+                        idle_s=self.pace.s(600.0),
+                        connects_per_s=500.0,
+                        user_rate=USER_RATE / self.pace.s(1.0),
+                        connect_rate=CONNECT_RATE / self.pace.s(1.0),
+                    ),
                 )
                 counted = Counted(cast(Engine, self.tasks.engine(name)))
                 store = TaskStore(cast(Engine, self.tasks.engine(name)))
