@@ -28,6 +28,8 @@ from thunderagent.testing import FakeClock, memory_store
 AGENTS: Final = 4
 APART: Final = 0.05
 """How far the largest count may be over the smallest one, as a share of the mean."""
+APART_IN_THREADS: Final = 0.15
+"""The same where the machine decides which thread runs: a share that is not its own shows as a third or more."""
 
 
 def apart(counts: Counter[str]) -> float:
@@ -160,4 +162,4 @@ def test_four_agents_with_threads_of_their_own_claim_equally_much(tmp_path: Path
         client.close()
     claimed = Counter({agent.name: len(one.of(events.TaskStarted)) for agent, one in zip(agents, records, strict=True)})
     assert claimed.total() == tasks
-    assert apart(claimed) <= APART, claimed
+    assert apart(claimed) <= APART_IN_THREADS, claimed
