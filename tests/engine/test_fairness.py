@@ -29,7 +29,7 @@ AGENTS: Final = 4
 APART: Final = 0.05
 """How far the largest count may be over the smallest one, as a share of the mean."""
 APART_IN_THREADS: Final = 0.15
-"""The same where the machine decides which thread runs: a share that is not its own shows as a third or more."""
+"""The same where the machine decides which thread runs."""
 
 
 def apart(counts: Counter[str]) -> float:
