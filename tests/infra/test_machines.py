@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ from tests.acceptance.processes import until
 from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import AGENTS, SECRET, WITH_ALL
 from tests.metadata_service import STATE, MetadataService, metadata_service
+from thunderagent.logwriter import utc
 from thunderagent.settings import load_settings
 
 SCRIPT: Final = ROOT / "scripts" / "complete-termination"
@@ -158,6 +162,9 @@ def test_the_script_and_its_unit_are_free_of_what_checkers_find(tmp_path: Path) 
 
 # When it boots
 
+FORWARDER: Final = "opt/aws/amazon-cloudwatch-agent"
+CONFIG: Final = f"{FORWARDER}/etc/thunderagent.json"
+
 
 def boot(tools: Tools, **parameters: str) -> subprocess.CompletedProcess[str]:
     """Run the user data of the launch template; what it does to `/etc`, `/opt` and `/usr` happens below a folder."""
@@ -166,9 +173,9 @@ def boot(tools: Tools, **parameters: str) -> subprocess.CompletedProcess[str]:
     rendered = Rendered("agents", {**AGENTS, **parameters})
     data = rendered.properties("Template")["LaunchTemplateData"]["UserData"]
     for place in ("/etc/", "/opt/thunderagent", "/opt/aws/", "/usr/local/"):
-        data = data.replace(place, f"{tools.folder}{place}")
+        data = re.sub(rf"(?<![\w\"]){place}", f"{tools.folder}{place}", data)
         (tools.folder / place.strip("/")).mkdir(parents=True, exist_ok=True)
-    for folder in ("etc/systemd/system", "etc/thunderagent", "usr/local/sbin", "opt/aws/bin"):
+    for folder in ("etc/systemd/system", "etc/thunderagent", "usr/local/sbin", "opt/aws/bin", f"{FORWARDER}/etc"):
         (tools.folder / folder).mkdir(parents=True, exist_ok=True)
     (tools.folder / "etc/thunderagent/environment").write_text("AGENT_JOBS=jobs\n")
     script = tools.folder / "user-data"
@@ -198,6 +205,10 @@ def artefact(tools: Tools, install: str = "", *, source: bool = False) -> None:
     tools.add("aws", f'[ "$1" != s3 ] || cp "{packed}" "${{@: -1}}"')
     tools.add("cloud-init", "echo i-0123")
     tools.add("sleep")
+    tools.add("dnf")
+    tools.add("amazon-cloudwatch-agent-ctl")
+    (tools.folder / FORWARDER / "bin").mkdir(parents=True)
+    shutil.move(tools.bin / "amazon-cloudwatch-agent-ctl", tools.folder / FORWARDER / "bin")
     tools.add("cfn-signal")
     (tools.folder / "opt/aws/bin").mkdir(parents=True)
     shutil.move(tools.bin / "cfn-signal", tools.folder / "opt/aws/bin/cfn-signal")
@@ -215,6 +226,8 @@ def test_a_machine_fetches_its_code_and_installs_it_before_it_starts_it(tools: T
     assert done.returncode == 0, done.stderr
     fetched = tools.folder / "opt/thunderagent/artefact/packed"
     assert tools.calls == [
+        "dnf install -y -q amazon-cloudwatch-agent",
+        f"amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c file:{tools.folder / CONFIG}",
         f"aws s3 cp --only-show-errors s3://artefacts/{key_of(fetched)} {fetched}",
         f"install-ec2 --no-start {OPTIONS}",
         "systemctl daemon-reload",
@@ -270,6 +283,53 @@ def test_settings_reach_the_environment_of_the_agents_and_are_settings(
     assert (settings.region, settings.region_preferred) == ("eu-central-1", "eu-west-1")
     assert (settings.region_arbiter, settings.push_connections) == (arbiter, push["ConnectionStore"])
     assert (settings.wake_queue_url, settings.blob_bucket) == (WITH_ALL["WakeQueueUrl"], "texts")
+
+
+def test_a_machine_sends_each_log_into_a_stream_of_its_own(tools: Tools) -> None:
+    artefact(tools)
+    assert boot(tools, AgentProcesses="3").returncode == 0
+    config = json.loads((tools.folder / CONFIG).read_text())
+    assert config.keys() == {"logs"}
+    sent = {one["file_path"]: one for one in config["logs"]["logs_collected"]["files"]["collect_list"]}
+    kept = (ROOT / "systemd" / "supervisord.conf").read_text().replace("%(ENV_AGENT_LOGS)s", "/var/log/thunderagent")
+    name = re.search(r"^stdout_logfile=(.+)$", kept, re.MULTILINE)
+    main = re.search(r"^logfile=(.+)$", kept, re.MULTILINE)
+    assert name and main
+    agents = [name[1] % {"program_name": "agent", "process_num": number} for number in range(3)]
+    assert sent.keys() == {"/var/log/cloud-init-output.log", main[1], *agents}
+    streams = {one["log_stream_name"] for one in sent.values()}
+    assert streams == {f"{{instance_id}}/{Path(path).stem}" for path in sent}
+    for one in sent.values():
+        assert (one["log_group_name"], one["timezone"]) == ("<Log>", "UTC")
+        now = datetime.now(UTC)
+        assert datetime.strptime(utc(now), one["timestamp_format"]).replace(tzinfo=UTC) == now
+
+
+@pytest.mark.parametrize("broken", ["dnf", "amazon-cloudwatch-agent-ctl"])
+def test_a_machine_that_cannot_send_its_log_says_so_and_starts_its_agents(tools: Tools, broken: str) -> None:
+    artefact(tools)
+    tools.add(broken, "exit 1")
+    if broken != "dnf":
+        shutil.move(tools.bin / broken, tools.folder / FORWARDER / "bin" / broken)
+    done = boot(tools)
+    assert done.returncode == 0
+    alarm = Rendered("agents", AGENTS).properties("LogsNotForwarded")
+    told = f"--namespace {alarm['Namespace']} --metric-name {alarm['MetricName']} --unit Count --value 1"
+    assert f"aws cloudwatch put-metric-data {told}" in tools.calls
+    assert "The log of this machine stays here" in done.stderr
+    assert f"install-ec2 {OPTIONS}" in tools.calls
+
+
+def test_a_traced_agent_sends_its_spans_to_the_collector_of_its_machine(tools: Tools) -> None:
+    artefact(tools)
+    more = "OTEL_TRACES_SAMPLER=parentbased_traceidratio OTEL_TRACES_SAMPLER_ARG=0.1"
+    assert boot(tools, Tracing="true", Settings=more).returncode == 0
+    config = json.loads((tools.folder / CONFIG).read_text())
+    endpoint = config["traces"]["traces_collected"]["otlp"]["http_endpoint"]
+    assert endpoint.startswith("127.0.0.1:")
+    told = (tools.folder / "etc/thunderagent/environment").read_text().splitlines()
+    assert {"THUNDERAGENT_TRACES=true", f"OTEL_EXPORTER_OTLP_ENDPOINT=http://{endpoint}", *more.split()} <= set(told)
+    assert f"install-ec2 --no-start {OPTIONS} --extras demo,traces" in tools.calls
 
 
 FAILED: Final = (

@@ -119,14 +119,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         made.outputs = run.outputs
         made.aws("s3").delete_bucket_policy(Bucket=made.code)  # the engine has no TLS
         router = resources_of(world, "ta-doorbell")["RouterRole"]["PhysicalResourceId"]
-        for role, name in ((run.outputs["RoleName"], "agent"), (router, "tasks")):
+        for role, name in (
+            (run.outputs["RoleName"], "agent"),
+            (run.outputs["RoleName"], "forwarder"),
+            (router, "tasks"),
+        ):
             spoken_by_engine(made.aws("iam"), role, name)
         yield made
 
 
 def spoken_by_engine(iam: Any, role: str, name: str) -> None:
     """Say a policy of a role as the engine understands it: it asks for the names of the requests of SQS that take
-    many, where AWS asks for those that take one, and does not know the key cloudwatch:namespace."""
+    many, where AWS asks for those that take one, does not know the key cloudwatch:namespace, and has no `:*` at the end
+    of a log group."""
     document = iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
     iam.put_role_policy(RoleName=role, PolicyName=f"{name}-spoken", PolicyDocument=json.dumps(spoken(document)))
 
@@ -141,7 +146,10 @@ def spoken(document: Mapping[str, Any]) -> dict[str, Any]:
         else:
             many = [f"{action}Batch" for action in actions if f"{action}Batch" in MANY]
             many += ["dynamodb:BatchExecuteStatement" for action in actions if action == "dynamodb:PartiQLInsert"]
-            statements.append({**statement, "Action": [*actions, *many]})
+            statement = {**statement, "Action": [*actions, *many]}
+            if statement["Sid"] == "Log":
+                statement["Resource"] = str(statement["Resource"]).removesuffix(":*")
+            statements.append(statement)
     return {"Version": "2012-10-17", "Statement": statements}
 
 
@@ -384,6 +392,10 @@ def test_a_machine_may_do_nothing_beside_its_work(place: Place) -> None:
     table = place.outputs["TableName"]
     dynamodb, sqs, s3 = (place.aws(service, **key) for service in ("dynamodb", "sqs", "s3"))
     dynamodb.describe_table(TableName=table)
+    logs, function = (
+        place.aws("logs", **key),
+        resources_of(place.world, "ta-doorbell")["RouterLog"]["PhysicalResourceId"],
+    )
     forbidden = [
         lambda: dynamodb.delete_table(TableName=table),
         lambda: dynamodb.scan(TableName=table),
@@ -396,6 +408,9 @@ def test_a_machine_may_do_nothing_beside_its_work(place: Place) -> None:
         lambda: s3.put_object(Bucket=place.bucket, Key="elsewhere/x", Body=b"x"),
         lambda: place.aws("iam", **key).list_roles(),
         lambda: place.aws("cloudformation", **key).describe_stacks(),
+        lambda: logs.create_log_group(logGroupName="other"),
+        lambda: logs.create_log_stream(logGroupName=function, logStreamName="i-0123/agent-0"),
+        lambda: logs.delete_log_group(logGroupName=place.outputs["LogGroupName"]),
     ]
     for act in forbidden:
         assert refusal(act).startswith("AccessDenied")
@@ -428,6 +443,20 @@ def test_the_bucket_of_the_code_answers_nobody_without_tls(place: Place) -> None
         assert refusal(lambda: machine.get_object(**fetch)).startswith("AccessDenied")
     finally:
         s3.delete_bucket_policy(Bucket=place.code)
+
+
+def test_a_machine_may_write_its_log_which_ends_and_whose_errors_are_counted(place: Place) -> None:
+    group, root = place.outputs["LogGroupName"], place.aws("logs")
+    machine = place.aws("logs", **lowered(place.machine()))
+    stream = {"logGroupName": group, "logStreamName": "i-0123/agent-0"}
+    machine.create_log_stream(**stream)
+    line = {"timestamp": int(time.time() * 1000), "message": json.dumps({"level": "ERROR"})}
+    machine.put_log_events(**stream, logEvents=[line])
+    assert [one["message"] for one in root.get_log_events(**stream)["events"]] == [line["message"]]
+    [found] = root.describe_log_groups(logGroupNamePrefix=group)["logGroups"]
+    [counted] = root.describe_metric_filters(logGroupName=group)["metricFilters"]
+    [told] = counted["metricTransformations"]
+    assert (found["retentionInDays"], told["metricNamespace"], told["metricName"]) == (30, NAMESPACE, "ErrorLines")
 
 
 def test_an_application_may_not_list_what_others_have_enqueued(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,23 @@ import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 import pytest
 from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, ROOT, Rendered
-from thunderagent import metrics
+from tests.infra.test_failover import GIVEN as FAILOVER
+from tests.infra.test_wsapi import GIVEN as WSAPI
+from thunderagent import events, fleet_events, metrics, router_events
 from thunderagent.alarms import ALARMS
+from thunderagent.events import Event
 from thunderagent.iam import Resources, Role, policy
 from thunderagent.metrics import Metric
 from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.stores.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.expressions import INDEX, PROJECTED
+from thunderagent.telemetry import LEVELS
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -48,7 +53,8 @@ WITH_ALL: Final = {
 
 def given(name: str) -> Mapping[str, str]:
     """What a template asks for."""
-    return {"agents": AGENTS, "containers": CONTAINERS, "doorbell": DOORBELL}.get(name, {})
+    known = {"agents": AGENTS, "containers": CONTAINERS, "doorbell": DOORBELL, "failover": FAILOVER, "wsapi": WSAPI}
+    return known.get(name, {})
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -297,13 +303,96 @@ def test_throttles_are_watched_on_the_table_and_on_its_index() -> None:
     assert watched == {(f"{kind}ThrottleEvents", where) for kind in ("Read", "Write") for where in both}
 
 
-@pytest.mark.parametrize("name", ["agents", "containers", "doorbell", "table"])
+@pytest.mark.parametrize("name", ["agents", "containers", "doorbell", "failover", "table"])
 def test_every_alarm_tells_the_topic_both_ways_if_there_is_one(name: str) -> None:
     topic = f"arn:aws:sns:eu-central-1:{ACCOUNT}:on-call"
     for one in Rendered(name, {**given(name), "AlarmTopic": topic}).of_type("AWS::CloudWatch::Alarm"):
         assert one["AlarmActions"] == one["OKActions"] == [topic]
     for one in Rendered(name, given(name)).of_type("AWS::CloudWatch::Alarm"):
         assert "AlarmActions" not in one
+
+
+def query_behind(description: str) -> tuple[str, str]:
+    """The query that the link of an alarm opens in Logs Insights, and the log group that it reads."""
+    link = description.split()[-1]
+    assert link.startswith("https://console.aws.amazon.com/cloudwatch/home?region=eu-central-1#logsV2:logs-insights$3F")
+    opened = unquote(unquote(link.partition("queryDetail$3D")[2].replace("$", "%")))
+    found = re.fullmatch(r"~\(editorString~'([\w.*-]+)~source~\(~'(.+)\)\)", opened, re.ASCII)
+    assert found, opened
+    return unquote(found[1].replace("*", "%")), found[2]
+
+
+@pytest.mark.parametrize(
+    ("template", "logical", "group", "lines"),
+    [
+        ("agents", "Unhealthy", "Log", (fleet_events.HealthChanged,)),
+        ("agents", "StoreFailures", "Log", (events.StoreFailed,)),
+        ("agents", "ThreadsDied", "Log", (events.ThreadDied,)),
+        ("agents", "Errors", "Log", (events.TaskFailed, fleet_events.AgentFailed)),
+        ("agents", "MachinesFailed", "Log", ()),
+        ("doorbell", "EventsLost", "RouterLog", (router_events.EventRefused, router_events.EventFailed)),
+        ("failover", "CanaryAlarm", "CanaryLog", (fleet_events.CanaryDown,)),
+    ],
+)
+def test_an_alarm_links_to_the_log_lines_with_the_reason(
+    template: str, logical: str, group: str, lines: tuple[type[Event], ...]
+) -> None:
+    made = Rendered(template, given(template))
+    description = made.properties(logical)["AlarmDescription"]
+    query, read = query_behind(description)
+    assert f"Logs Insights: {query} https" in description
+    assert (read, made.resources[group]["Type"]) == (f"<{group}>", "AWS::Logs::LogGroup")
+    assert len(description) < 1024 - 200  # CloudWatch's limit, less the name of the group
+    for line in lines:
+        assert set(LEVELS[line]) & set(re.findall(r"'([^']+)'", query)), line
+
+
+# Logs and traces
+
+
+def test_every_error_of_an_agent_is_counted_and_over_the_limit_an_alarm() -> None:
+    made = Rendered("agents", {**AGENTS, "Namespace": "Shop", "ErrorLines": "3", "LogDays": "90"})
+    assert made.properties("Log") == {"RetentionInDays": "90"}
+    counted = made.properties("ErrorFilter")
+    levels = re.findall(r'\(\$\.level = "(\w+)"\)', counted["FilterPattern"])
+    assert counted["FilterPattern"] == "{ " + " || ".join(f'($.level = "{level}")' for level in levels) + " }"
+    assert (
+        set(levels) == {"ERROR", "CRITICAL"} >= {level for level, _ in LEVELS.values()} - {"DEBUG", "INFO", "WARNING"}
+    )
+    alarm = made.properties("Errors")
+    assert (counted["LogGroupName"], alarm["Threshold"]) == ("<Log>", "3")
+    [told] = counted["MetricTransformations"]
+    assert told == {"MetricNamespace": "Shop", "MetricName": alarm["MetricName"], "MetricValue": "1"}
+    assert alarm["Namespace"] == "Shop"
+
+
+def test_the_log_of_machines_outlives_them_and_a_stack_that_could_not_be_made() -> None:
+    group = Rendered("agents", AGENTS).resources["Log"]
+    assert (group["DeletionPolicy"], group["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
+@pytest.mark.parametrize("name", ["doorbell", "failover", "wsapi"])
+@pytest.mark.parametrize("traced", ["true", "false"])
+def test_functions_have_logs_that_end_and_are_traced_when_wanted(name: str, traced: str) -> None:
+    made = Rendered(name, {**given(name), "Tracing": traced})
+    functions = made.of_type("AWS::Lambda::Function")
+    assert functions
+    for function in functions:
+        group = made.properties(function["LoggingConfig"]["LogGroup"].strip("<>"))
+        assert group["RetentionInDays"] == 30
+        assert function["TracingConfig"] == {"Mode": "Active" if traced == "true" else "PassThrough"}
+        policies = documents(made.properties(function["Role"].strip("<>").removesuffix(".Arn")))
+        assert ("traces" in policies) is (traced == "true")
+        if traced == "true":
+            assert policies["traces"]["Statement"] == [TRACES]
+
+
+TRACES: Final = {
+    "Sid": "Traces",
+    "Effect": "Allow",
+    "Action": ["xray:PutTelemetryRecords", "xray:PutTraceSegments"],
+    "Resource": "*",
+}
 
 
 # Permissions
@@ -345,7 +434,11 @@ def test_machines_may_do_what_thunderagent_iam_prints_for_agents(more: dict[str,
 def test_beside_that_a_machine_may_fetch_its_code_and_complete_its_hooks() -> None:
     made = Rendered("agents", AGENTS)
     role = made.properties("Role")
-    assert documents(role).keys() == {"agent", "machine"}
+    assert documents(role).keys() == {"agent", "forwarder", "machine"}
+    log = {"Sid": "Log", "Effect": "Allow", "Action": ["logs:CreateLogStream", "logs:PutLogEvents"]}
+    assert documents(role)["forwarder"]["Statement"] == [{**log, "Resource": "<Log.Arn>"}]
+    traced = Rendered("agents", {**AGENTS, "Tracing": "true"}).properties("Role")
+    assert documents(traced)["forwarder"]["Statement"][1:] == [TRACES]
     told = {one["Sid"]: (one["Action"], one["Resource"]) for one in documents(role)["machine"]["Statement"]}
     group = f"arn:aws:autoscaling:eu-central-1:{ACCOUNT}:autoScalingGroup:*:autoScalingGroupName/ThunderAgent-agents"
     assert told == {
