@@ -61,6 +61,20 @@ ALARMS: Final[tuple[Alarm, ...]] = (
         why="With a canary: users cannot use the API of a region, or nobody looks: `thunderagent canary`.",
     ),
     Alarm(
+        metric=metrics.CANARY_BLIND,
+        statistic="Maximum",
+        above=0.0,
+        minutes=5,
+        why="The canary cannot judge, so nothing moves: users use up the throttle, or it has no token that counts.",
+    ),
+    Alarm(
+        metric=metrics.CANARY_TOKEN_DAYS,
+        statistic="Minimum",
+        below=7.0,
+        minutes=5,
+        why="The canary's token is over soon: replace it where `THUNDERAGENT_CANARY_TOKEN_FROM` has it from.",
+    ),
+    Alarm(
         metric=metrics.TASKS_GIVEN_UP,
         statistic="Sum",
         above=0.0,

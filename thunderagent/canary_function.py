@@ -23,10 +23,9 @@ from typing import Any
 
 from thunderagent.bus import EventBus
 from thunderagent.canary.making import make_prober, observer_of
-from thunderagent.canary.watch import changed, probed
+from thunderagent.canary.watch import Judge
 from thunderagent.cloudwatch import CloudWatch, data_of
 from thunderagent.errors import ConfigurationError
-from thunderagent.hysteresis import Hysteresis
 from thunderagent.meter import Meter
 from thunderagent.settings import Settings, load_settings
 from thunderagent.telemetry import Telemetry, configure_logging
@@ -52,8 +51,7 @@ class Canary:
         self._observer = observer_of(settings)
         self._prober = make_prober(settings, f"function {os.environ.get('AWS_LAMBDA_FUNCTION_NAME', '')}")
         self._to = to
-        self._judged = dict.fromkeys(self._targets, Hysteresis())
-        self._versions: dict[str, int] = {}
+        self._judge = Judge(self._targets, self._observer)
 
     def run(self) -> dict[str, Any]:
         """Try every target once, send what was found, and answer with it.
@@ -64,19 +62,14 @@ class Canary:
         bus = EventBus()
         Telemetry(bus)
         meter = Meter(bus)
-        results = asyncio.run(self._prober.probe_all(self._targets, self._versions))
+        results = asyncio.run(self._prober.probe_all(self._targets, self._judge.versions))
         for result in results:
-            before = self._judged[result.target]
-            after = self._judged[result.target] = before.after(result.ok)
-            self._versions[result.target] = result.version
-            bus.emit(probed(result, self._observer, after))
-            if (event := changed(result, self._observer, before, after)) is not None:
-                bus.emit(event)
+            self._judge.take(result, bus)
         if self._to is not None:
             self._to.put([datum for _, datum in data_of(meter.read())])
         return {
             "observer": self._observer,
-            "healthy": {name: judged.is_fine for name, judged in self._judged.items()},
+            "healthy": {name: judged.is_fine for name, judged in self._judge.judged.items()},
             "probes": [result.told() for result in results],
         }
 

@@ -43,6 +43,10 @@ def statistic(metric: Metric) -> str:
         return "p99"
     if metric.of_fleet or metric is metrics.CLOCK_SKEW:
         return "Maximum"
+    if metric is metrics.CANARY_BLIND:
+        return "Maximum"
+    if metric is metrics.CANARY_TOKEN_DAYS:
+        return "Minimum"
     if metric is metrics.CANARY_HEALTHY:
         return "Average"
     return "Minimum" if metric is metrics.HEALTHY else "Sum"

@@ -145,6 +145,28 @@ class CanaryProbed(Event):
     seconds: tuple[float, ...] = ()
     step: str | None = None
     reason: str | None = None
+    unjudged: str | None = None
+    token_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryBlind(Event):
+    """A canary cannot judge a target, and its last judgement stays: it is throttled, or has no token that counts."""
+
+    target: str
+    observer: str
+    unjudged: str
+    step: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryTokenEnds(Event):
+    """The token of a canary is over in so many days, and nothing seems to replace it; told once a day."""
+
+    target: str
+    observer: str
+    days: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,10 @@ class Hysteresis:
         if problems:
             raise ConfigurationError(f"{', '.join(problems)}; hysteresis counts attempts in a row, so use 1 or more")
 
-    def after(self, ok: bool) -> Hysteresis:
-        """The judgement after one more attempt."""
+    def after(self, ok: bool | None) -> Hysteresis:
+        """The judgement after one more attempt; None, which says nothing, changes nothing."""
+        if ok is None:
+            return self
         successes, failures = (self.successes + 1, 0) if ok else (0, self.failures + 1)
         is_up = self.is_up
         if ok and successes >= (self.first if is_up is None else self.up):
@@ -56,6 +58,6 @@ class Hysteresis:
 
     @property
     def is_fine(self) -> bool:
-        """True when the last attempt did and the judgement is not down. It is what a metric tells whose alarm itself
-        waits for `down` bad values in a row: a first failure is seen at once, a return only after `up` successes."""
-        return self.successes > 0 and self.is_up is not False
+        """True when the last attempt did not fail and the judgement is not down: what a metric tells whose alarm waits
+        for `down` bad values in a row. A first failure is seen at once, a return only after `up` successes."""
+        return not self.failures and self.is_up is not False

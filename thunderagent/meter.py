@@ -176,7 +176,14 @@ class Meter:
         self._set(metrics.OLDEST_READY_AGE, event.oldest_ready_s, event.queue)
 
     def _probed(self, event: fleet_events.CanaryProbed) -> None:
-        self._set(metrics.CANARY_HEALTHY, float(event.healthy), f"{event.target}{BETWEEN}{event.observer}")
+        series = f"{event.target}{BETWEEN}{event.observer}"
+        self._set(metrics.CANARY_HEALTHY, float(event.healthy), series)
+        if event.unjudged is not None:
+            self._set(metrics.CANARY_BLIND, 1.0, series)
+        else:
+            self._gauges.pop((metrics.CANARY_BLIND, series), None)
+        if event.token_days is not None:
+            self._set(metrics.CANARY_TOKEN_DAYS, event.token_days, series)
         for step, seconds in zip(event.steps, event.seconds, strict=False):
             self._note(metrics.CANARY_LATENCY, seconds, f"{event.target}{BETWEEN}{step}")
 

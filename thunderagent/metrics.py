@@ -270,6 +270,26 @@ CANARY_HEALTHY: Final = Metric(
     fades=True,
     help="1 when the canary's last attempt did, 0 when it failed; after two failures 0 until five in a row did.",
 )
+CANARY_BLIND: Final = Metric(
+    name="canary blind",
+    kind=Kind.GAUGE,
+    unit=Unit.NONE,
+    group=Group.CANARY,
+    dimension=Dimension.TARGET,
+    second=Dimension.OBSERVER,
+    fades=True,
+    help="1 when the canary's last attempt could not judge: throttled, or no token that counts. Else not sent.",
+)
+CANARY_TOKEN_DAYS: Final = Metric(
+    name="canary token days",
+    kind=Kind.GAUGE,
+    unit=Unit.NONE,
+    group=Group.CANARY,
+    dimension=Dimension.TARGET,
+    second=Dimension.OBSERVER,
+    fades=True,
+    help="Days until the canary's token is over. Not sent for one that something replaces in time.",
+)
 CANARY_LATENCY: Final = Metric(
     name="canary latency",
     kind=Kind.DISTRIBUTION,

@@ -92,6 +92,8 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     fleet_events.GrantEnded: ("WARNING", "the region has no grant any more: nothing is written"),
     fleet_events.RegionsFrozen: ("ERROR", "no region takes the grant by itself any more"),
     fleet_events.CanaryProbed: ("DEBUG", "canary has tried"),
+    fleet_events.CanaryBlind: ("ERROR", "canary cannot judge the target: the last judgement stays"),
+    fleet_events.CanaryTokenEnds: ("WARNING", "canary: its token is over soon"),
     fleet_events.CanaryDown: ("WARNING", "canary: the target is down"),
     fleet_events.CanaryUp: ("INFO", "canary: the target is up"),
     fleet_events.BacklogMeasured: ("DEBUG", "backlog measured"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from thunderagent.canary_function import Canary, handler
 from thunderagent.cloudwatch import CloudWatch
 from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable
 from thunderagent.settings import load_settings
+from thunderagent.telemetry import configure_logging
 
 OTHER = "eu-west-1"
 
@@ -55,6 +60,14 @@ class Sink(CloudWatch):
         ]
         assert isinstance(value, float)
         return value
+
+
+@dataclass
+class Two:
+    """The APIs of two regions."""
+
+    here: Api
+    there: Api
 
 
 def set_up(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -161,6 +174,119 @@ def test_the_token_comes_from_a_secret_and_a_new_one_is_used_at_once(api: Api, m
     [probe] = handler({}, None)["probes"]
     assert (probe["ok"], probe["step"]) == (False, "token")
     assert "there is no secret" in probe["reason"]
+
+
+@pytest.fixture
+def two(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    """Two regions, and a canary in the first that looks at both."""
+    with an_api(OTHER) as other:
+        set_up(monkeypatch, CANARY_TARGETS=json.dumps({REGION: api.url, OTHER: other.url}))
+        set_up(monkeypatch, CANARY_TOKEN_FROM="env:CANARY_TOKEN", LOG_JSON="true")
+        api.token = other.token = "good"
+        monkeypatch.setenv("CANARY_TOKEN", "good")
+        yield Two(api, other)
+
+
+def a_jwt(**claims: Any) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"eyJhbGciOiJFUzI1NiJ9.{body}.c2lnbmF0dXJl"
+
+
+@pytest.mark.parametrize(
+    ("token", "is_fresh", "healthy"),
+    [
+        ("revoked", False, (1, 1)),  # no region takes it: so it is the token
+        ("revoked", True, (1, 1)),  # a container that never saw a good one
+        (a_jwt(exp=time.time() - 3600), False, (1, 1)),
+        ("", False, (1, 1)),  # the secret is empty
+        ("good, there", False, (0, 1)),  # one region takes it, so the other is to blame
+    ],
+    ids=["revoked", "revoked from the start", "over", "none", "one region"],
+)
+def test_a_token_that_no_region_takes_moves_no_region_and_is_told(
+    two: Two,
+    token: str,
+    is_fresh: bool,
+    healthy: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("INFO", as_json=True, stream=sys.stderr)
+    sink = Sink()
+    canary = Canary(load_settings(), sink)
+    if not is_fresh:
+        canary.run()
+    if token == "good, there":
+        two.here.token = "another"
+    else:
+        monkeypatch.setenv("CANARY_TOKEN", token)
+    for _ in range(3):
+        answer = canary.run()
+        assert (sink.value(REGION), sink.value(OTHER)) == healthy, answer
+    told = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    is_blind = healthy == (1, 1)
+    blind = [one["Value"] for one in sink.data if one["MetricName"] == "CanaryBlind"]
+    assert blind == [1.0, 1.0] * is_blind
+    assert told.count("canary cannot judge the target: the last judgement stays") == 2 * is_blind  # once each
+    assert told.count("canary: the target is down") == (not is_blind)
+    monkeypatch.setenv("CANARY_TOKEN", "good")
+    two.here.token = "good"
+    assert all(probe["ok"] for probe in canary.run()["probes"])
+    assert not [one for one in sink.data if one["MetricName"] == "CanaryBlind"]
+
+
+@pytest.mark.parametrize("how", ["handshake", "gateway", "limit"])
+def test_an_api_that_is_throttled_is_no_reason_to_move_its_clients(two: Two, how: str) -> None:
+    sink = Sink()
+    canary = Canary(load_settings(), sink)
+    canary.run()
+    match how:
+        case "handshake":
+            two.here.status = 429
+        case "gateway":
+            full = {"message": "Limit Exceeded", "connectionId": "c", "requestId": "r"}
+            two.here.changes["ping"] = lambda asked, right: full
+        case "limit":
+            refused = {"type": "error", "error": "throttled", "message": "too many", "retry_after_s": 1}
+            two.here.changes["setState"] = lambda asked, right: {**refused, "id": asked["id"]}
+    for _ in range(3):
+        [here, there] = canary.run()["probes"]
+        assert (here["ok"], here["unjudged"], there["ok"]) == (False, "throttled", True)
+        assert (sink.value(REGION), sink.value(OTHER)) == (1.0, 1.0)
+    assert [one["Value"] for one in sink.data if one["MetricName"] == "CanaryBlind"] == [1.0]
+    two.here.changes.clear()
+    two.here.status = 503  # what is broken is broken, throttled before or not
+    canary.run()
+    assert (sink.value(REGION), sink.value(OTHER)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("life_days", "left_days", "days"),
+    [(365, 30, 30), (365, 3, 3), (None, 3, 3), (1, 0.5, None), (1, 0.05, 0.05), (30, 0.5, 0.5)],
+)
+def test_a_token_that_is_over_soon_is_told_beforehand_once_a_day(
+    two: Two,
+    life_days: float | None,
+    left_days: float,
+    days: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("INFO", as_json=True, stream=sys.stderr)
+    ends_at = time.time() + left_days * 86400
+    made = {} if life_days is None else {"iat": ends_at - life_days * 86400}
+    two.here.token = two.there.token = token = a_jwt(exp=ends_at, **made)
+    monkeypatch.setenv("CANARY_TOKEN", token)
+    sink = Sink()
+    canary = Canary(load_settings(), sink)
+    for _ in range(2):
+        assert canary.run()["healthy"] == {REGION: True, OTHER: True}
+    sent = [one["Value"] for one in sink.data if one["MetricName"] == "CanaryTokenDays"]
+    assert sent == ([] if days is None else [pytest.approx(days, abs=0.01)] * 2)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    told = [one for one in lines if one["message"] == "canary: its token is over soon"]
+    assert len(told) == (0 if days is None or days >= 7 else 2)  # one of each target
+    assert token not in json.dumps(lines)
 
 
 @pytest.mark.parametrize("targets", ["", "{}", "[1]", "{no", '{"a": 1}'])

@@ -16,7 +16,7 @@ from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import STALE_TURNS, CanaryWatch
 from thunderagent.companion import Companions
 from thunderagent.events import Event, ThreadDied
-from thunderagent.fleet_events import CanaryDown, CanaryProbed, CanaryUp
+from thunderagent.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.meter import Meter
 from thunderagent.metrics import CANARY_HEALTHY, CANARY_LATENCY
 from thunderagent.readings import Reader
@@ -36,13 +36,20 @@ def own() -> Iterator[Api]:
 class World:
     """A watch on a clock that is set by hand, and all that it tells."""
 
-    def __init__(self, targets: dict[str, str], *, own: str | None = OWN, budget_s: float = BUDGET_S) -> None:
+    def __init__(
+        self,
+        targets: dict[str, str],
+        *,
+        own: str | None = OWN,
+        budget_s: float = BUDGET_S,
+        tokens: Tokens | None = None,
+    ) -> None:
         self.clock = FakeClock()
         self.bus = EventBus()
         self.recorder = Recorder(self.bus)
         self.meter = Meter(self.bus, monotonic=self.clock.monotonic)
         self.told: dict[str, Any] = {"http": "x"}
-        prober = Prober(OWN, Tokens(None), who="me", budget_s=budget_s)
+        prober = Prober(OWN, tokens or Tokens(None), who="me", budget_s=budget_s)
         self.watch = CanaryWatch(
             targets,
             prober,
@@ -88,6 +95,21 @@ def test_one_failure_does_not_end_it_and_counts_start_anew(own: Api) -> None:
     own.changes.clear()
     assert world.turns(2) == [True, True]
     assert (world.watch.is_well, world.watch.successes) == (True, 2)
+
+
+@pytest.mark.parametrize("status", [429, 401])
+def test_a_canary_that_cannot_judge_keeps_the_last_judgement_and_stops_no_region_at_its_start(status: int) -> None:
+    with an_api(OWN) as own, an_api(OTHER) as other:
+        for known in ([], [True, True], [False, False]):
+            world = World({OWN: own.url, OTHER: other.url}, tokens=Tokens("env:HOME"))
+            for ok in known:
+                own.status = None if ok else 503
+                world.turns(1)
+            own.status = other.status = status
+            assert world.turns(4) == [known != [False, False]] * 4
+            [blind, *_] = [one for one in world.recorder.of(CanaryBlind) if one.target == OWN]
+            assert blind.unjudged == ("throttled" if status == 429 else "token")
+            own.status = other.status = None
 
 
 def test_what_changes_is_told_with_the_step_and_the_reason(own: Api) -> None:

@@ -10,9 +10,10 @@ import pytest
 from moto import mock_aws
 
 from tests.infra.rendering import ACCOUNT, Rendered
+from thunderagent.canary.tokens import WARN_DAYS
 from thunderagent.canary_targets import TokenSource
 from thunderagent.hysteresis import Hysteresis
-from thunderagent.metrics import CANARY_HEALTHY
+from thunderagent.metrics import CANARY_BLIND, CANARY_HEALTHY, CANARY_TOKEN_DAYS
 
 GIVEN: Final = {
     "CodeBucket": "artefacts",
@@ -46,6 +47,17 @@ def test_a_canary_that_fails_twice_or_says_nothing_is_an_alarm() -> None:
     # What Route 53 can follow: standard resolution, no percentile, no mathematics, no "2 of 3 periods".
     assert alarm["Period"] == 60
     assert not {"Metrics", "ExtendedStatistic", "DatapointsToAlarm"} & set(alarm)
+
+
+def test_people_hear_of_a_canary_that_cannot_judge_and_of_its_token_before_it_is_over() -> None:
+    rendered = failover(TokenSecret="canary")
+    for name, metric, threshold in (("BlindAlarm", CANARY_BLIND, 0), ("TokenAlarm", CANARY_TOKEN_DAYS, WARN_DAYS)):
+        alarm = rendered.properties(name)
+        assert (alarm["MetricName"], alarm["Threshold"]) == (metric.cloudwatch, threshold)
+        assert tuple(one["Name"] for one in alarm["Dimensions"]) == metric.dimensions
+        assert alarm["TreatMissingData"] == "notBreaching"  # it is sent only when there is something to tell
+    assert "TokenAlarm" not in failover().resources
+    assert rendered.properties("HealthCheck")["HealthCheckConfig"]["AlarmIdentifier"]["Name"] == "<CanaryAlarm>"
 
 
 def test_a_health_check_without_data_is_unhealthy_and_follows_the_alarm_of_its_own_region() -> None:
@@ -173,8 +185,9 @@ def test_parameters_that_do_not_fit_together_are_refused(parameters: dict[str, s
 
 def test_people_are_told_when_a_topic_is_given() -> None:
     topic = "arn:aws:sns:eu-central-1:123456789012:alarms"
-    alarm = failover(AlarmTopic=topic).properties("CanaryAlarm")
-    assert alarm["AlarmActions"] == alarm["OKActions"] == [topic]
+    rendered = failover(AlarmTopic=topic, TokenSecret="canary")
+    for alarm in map(rendered.properties, ("CanaryAlarm", "BlindAlarm", "TokenAlarm")):
+        assert alarm["AlarmActions"] == alarm["OKActions"] == [topic]
     assert not {"AlarmActions", "OKActions"} & set(failover().properties("CanaryAlarm"))
 
 

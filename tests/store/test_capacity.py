@@ -5,6 +5,7 @@ With a real table (see `stands.py`) the same numbers are also measured.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from thunderagent.stores import expressions
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.streaming.cursor import Cursor, joined_cursor
+from thunderagent.task import Lane, Status
 
 ENQUEUE = (2, 1)
 CLAIM = SUCCEED = RETRY = (3, 2)
@@ -67,6 +69,33 @@ def test_a_small_task_costs_eight_write_units(dynamo_stand: Stand, bill: Bill) -
     assert dynamo_stand.store.settle([done])[0].accepted
     assert bill.since() == SUCCEED
     assert ENQUEUE[0] + CLAIM[0] + SUCCEED[0] == 8
+
+
+@pytest.mark.parametrize("ended", [Status.SUCCESS, Status.FAILED])
+def test_a_task_writes_its_values_of_the_index_two_two_and_one_time_and_its_end_stays_in_its_shard(
+    dynamo_stand: Stand, bill: Bill, ended: Status
+) -> None:
+    lane = Lane(f"q-{dynamo_stand.mark}", 3)
+    told, before = Counter[str](), None
+
+    def count() -> None:
+        nonlocal before
+        places, before = (before, place := {name: bill.item()[name] for name in ("status", "createdAt")}), place
+        if places[0] != places[1]:
+            told.update(place["status"]["S"] for place in places if place is not None)
+
+    task = dynamo_stand.enqueue(lane=lane)
+    count()
+    [lease] = dynamo_stand.store.claim([Wanted(seen(task), 300.0)], owner="agent-1")
+    count()
+    now = dynamo_stand.store.clock.now()
+    end = writes.succeed(lease, now=now, expire_at=now + 100, result="1")
+    if ended is Status.FAILED:
+        end = writes.fail(lease, now=now, expire_at=now + 100, error="no")
+    assert dynamo_stand.store.settle([end])[0].accepted
+    count()
+    suffix = f"#{lane.queue}.3"  # the arithmetic of docs/operations.md
+    assert told == {f"PENDING{suffix}": 2, f"RUNNING{suffix}": 2, f"{ended}{suffix}": 1}
 
 
 def test_a_take_over_costs_one_and_a_retry_three(dynamo_stand: Stand, bill: Bill) -> None:

@@ -110,7 +110,12 @@ def test_the_metric_shows_a_first_failure_at_once_and_a_return_late(results: lis
     assert after.is_fine == (results[-1] and after.is_up is not False)
     fallen = judged(Hysteresis(is_up=True), [False, False])
     assert [judged(fallen, [True] * number).is_fine for number in range(6)] == [False] * 5 + [True]
-    assert not Hysteresis().is_fine
+    assert Hysteresis().is_fine  # nothing speaks against it
+
+
+def test_an_attempt_that_says_nothing_changes_nothing() -> None:
+    for one in (Hysteresis(), judged(Hysteresis(), [True]), judged(Hysteresis(is_up=True), [False] * 2)):
+        assert one.after(None) == one
 
 
 @pytest.mark.parametrize("name", ["down", "up", "first"])

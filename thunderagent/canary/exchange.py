@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection
 
 from thunderagent.errors import ThunderAgentError
-from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, encode
+from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, Problem, encode
 
 MOST_OTHERS: Final = 100
 """Messages that may come before an answer, such as pushes to the canary's user."""
 
 
+_THROTTLED: Final = re.compile(r"limit ?exceeded|too many requests|throttl", re.IGNORECASE)
+
+
 class Unexpected(ThunderAgentError):
     """The peer answered, and not as it should; the message says what."""
+
+
+class Throttled(ThunderAgentError):
+    """The peer is there, and takes no more for now."""
 
 
 class Conversation:
@@ -35,6 +43,7 @@ class Conversation:
         """The answer to a question, of one of these kinds. What is no answer to it is left alone.
 
         Raises:
+            Throttled: the peer takes no more for now.
             Unexpected: the answer is an error or of another kind, or too much else came.
             websockets.exceptions.ConnectionClosed: the connection ended.
         """
@@ -44,7 +53,12 @@ class Conversation:
             answer = self._read(await self._connection.recv())
             if answer is None:
                 continue
+            if "type" not in answer and "connectionId" in answer:  # of API Gateway, which knows of no ids
+                text = f"{answer.get('message')!s:.150}"
+                raise (Throttled if _THROTTLED.search(text) else Unexpected)(f"API Gateway answers {text!r}")
             if answer.get("type") == Kind.ERROR and answer.get("id") in (number, None):
+                if answer.get("error") == Problem.THROTTLED:
+                    raise Throttled(f"the API answers {answer.get('message')!r:.150}")
                 raise Unexpected(f"the answer is the error {answer.get('error')!r:.80}: {answer.get('message')!r:.150}")
             if answer.get("id") != number:
                 continue

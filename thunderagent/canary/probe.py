@@ -1,7 +1,8 @@
 """One attempt of a canary at a WebSocket API: what a user does, step by step, within ten seconds.
 
 Connect, be let in, ping, save a number that was never used before, read it back, close. Whatever goes wrong is a
-result that names the step and the reason, as a broken peer is what a canary is for.
+result that names the step and the reason, as a broken peer is what a canary is for. A peer that is throttled, and a
+canary without a token that counts, are no broken peer: such a result says so.
 
 Its user's state keeps one number for each of `SLOTS` probers of each observer, and does not grow. Probers that hit on
 one slot, or replication that brings another region's write in between, are told from a fault by one more try.
@@ -13,18 +14,20 @@ import asyncio
 import random
 import secrets
 import ssl
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 from zlib import crc32
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-from thunderagent.canary.exchange import Conversation, Unexpected
-from thunderagent.canary.result import ProbeResult, Step
-from thunderagent.canary.tokens import Tokens, TokenUnavailable
+from thunderagent.canary.exchange import Conversation, Throttled, Unexpected
+from thunderagent.canary.result import ProbeResult, Step, Unjudged
+from thunderagent.canary.tokens import Tokens, TokenUnavailable, claims_of
 from thunderagent.canary_targets import is_region
 from thunderagent.clock import since_boot
 from thunderagent.pacing import Backoff
@@ -32,6 +35,7 @@ from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver
 from thunderagent.streaming.transport import abort_connection, open_connection
+from thunderagent.unreadable import is_number
 from thunderagent.websocket_messages import MESSAGE_BYTES, Action, Kind
 
 BUDGET_S: Final = 10.0
@@ -47,6 +51,7 @@ SAVES: Final = 12
 """Saves of one number until it is the first to know the version, while others write at the same time."""
 
 _REFUSED: Final = (401, 403)
+_THROTTLED: Final = 429
 _UNSENT: Final = "no token was sent; say where it comes from in THUNDERAGENT_CANARY_TOKEN_FROM"
 
 
@@ -60,6 +65,7 @@ class Prober:
         budget_s: how long an attempt may take.
         context: for wss; None: the certificate authorities of the system.
         monotonic: the clock of the steps.
+        now: epoch seconds, for tokens that are over.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Prober:
         budget_s: float = BUDGET_S,
         context: ssl.SSLContext | None = None,
         monotonic: Callable[[], float] = since_boot,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.observer = observer
         self._tokens = tokens
@@ -84,6 +91,9 @@ class Prober:
             ssl=context,
         )
         self._monotonic = monotonic
+        self._now = now
+        self._let_in: dict[str, bool] = {}
+        """Targets and whether they took their token the last time."""
         self._resolver = Resolver()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rng = random.Random()
@@ -103,8 +113,7 @@ class Prober:
             async with asyncio.timeout(self._budget_s):
                 await attempt.run()
         except Exception as error:  # of whatever kind: the canary has to tell it, and to go on
-            reason = self._reason(error, attempt)
-            return attempt.result(failed=attempt.failing(error), reason=reason)
+            return attempt.failure(error, self._reason(error, attempt))
         finally:
             attempt.abort()
         return attempt.result()
@@ -112,25 +121,35 @@ class Prober:
     async def probe_all(
         self, targets: Mapping[str, str], versions: Mapping[str, int] | None = None
     ) -> list[ProbeResult]:
-        """Probe several at once; one result for each, in their order."""
+        """Probe several at once; one result for each, in their order.
+
+        A token that no target takes is the canary's fault, and no target's.
+        """
         known = versions or {}
         probes = [self.probe(target, url, version=known.get(target, 0)) for target, url in targets.items()]
-        return list(await asyncio.gather(*probes))
+        results = await asyncio.gather(*probes)
+        self._let_in.update({one.target: one.was_let_in for one in results if one.was_let_in or one.refused})
+        is_alone = len({*self._let_in, *targets}) < 2
+        return [one if is_alone or not one.refused or any(self._let_in.values()) else _doubted(one) for one in results]
 
     def _reason(self, error: Exception, attempt: _Attempt) -> str:
         """What an error means, in a line that holds no secret and nothing that the peer could make long."""
         match error:
             case TimeoutError() if attempt.left_s <= 0:
                 return f"no answer: the {self._budget_s:g} s for all steps were over"
-            case TokenUnavailable() | Unexpected():
+            case TokenUnavailable() | Throttled() | Unexpected():
                 return str(error)
-            case InvalidStatus(response=response) if response.status_code in _REFUSED:
+            case InvalidStatus(response=response) if response.status_code in _REFUSED or (
+                attempt.is_over and response.status_code != _THROTTLED
+            ):
                 self._tokens.drop(attempt.target)  # the next attempt has a new one
-                why = "the token is over, or not one for this API" if attempt.has_token else _UNSENT
+                why = "the token is over, or not one for this API" if attempt.token else _UNSENT
+                if attempt.is_over:
+                    why = "the token is over: replace it where THUNDERAGENT_CANARY_TOKEN_FROM has it from"
                 return f"refused with {response.status_code}: {why}"
             case InvalidStatus(response=response):
                 # A local engine answers so when the authorizer lets nobody in.
-                why = f": {_UNSENT}" if response.status_code == 500 and not attempt.has_token else ""
+                why = f": {_UNSENT}" if response.status_code == 500 and not attempt.token else ""
                 return f"the handshake was answered with {response.status_code}{why}"
             case InvalidHandshake():
                 return f"the peer does not speak WebSocket: {error!s:.150}"
@@ -156,22 +175,43 @@ class _Attempt:
         self._steps: dict[Step, float] = {}
         self._connection: ClientConnection | None = None
         self._region: str | None = None
-        self.has_token = False
+        self.token: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the token says of itself that its time is over."""
+        ends_at = claims_of(self.token or "").get("exp")
+        return is_number(ends_at) and ends_at <= self._prober._now()
 
     @property
     def left_s(self) -> float:
         """Seconds of the budget."""
         return self._prober._budget_s - (self._prober._monotonic() - self._begun)
 
+    def failure(self, error: Exception, reason: str) -> ProbeResult:
+        """What came of it when it failed."""
+        failed, status = self.failing(error), error.response.status_code if isinstance(error, InvalidStatus) else None
+        unjudged = None
+        if isinstance(error, Throttled) or status == _THROTTLED:
+            unjudged = Unjudged.THROTTLED
+        elif failed is Step.TOKEN or (status is not None and self.is_over):
+            unjudged = Unjudged.TOKEN
+        is_refused = status in _REFUSED and self.token is not None and unjudged is None
+        return replace(self.result(failed=failed, reason=reason), unjudged=unjudged, refused=is_refused)
+
     def result(self, *, failed: Step | None = None, reason: str = "") -> ProbeResult:
         """What came of it."""
         if failed is not None:
             self._note(failed)
+        days = (
+            None if self.token is None else self._prober._tokens.days_left(self.target, self.token, self._prober._now())
+        )
         return ProbeResult(
             target=self.target,
             steps=self._steps,
             failed=failed,
             reason=reason,
+            token_days=days,
             region=self._region,
             version=self._version,
         )
@@ -190,7 +230,7 @@ class _Attempt:
         prober = self._prober
         with self._during(Step.TOKEN):
             token = await prober._tokens.get(self.target)
-        self.has_token = token is not None
+        self.token = token
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._step = Step.CONNECT
         endpoint = Endpoint(self._url, headers=headers)
@@ -269,6 +309,11 @@ class _Attempt:
         now = self._prober._monotonic()
         self._steps[step] = self._steps.get(step, 0.0) + now - self._since
         self._since = now
+
+
+def _doubted(result: ProbeResult) -> ProbeResult:
+    reason = f"{result.reason}; no other API takes the canary's token either, so it is the token that is wrong"
+    return replace(result, unjudged=Unjudged.TOKEN, reason=reason)
 
 
 def _region(answer: Mapping[str, Any]) -> str | None:

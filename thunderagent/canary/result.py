@@ -22,6 +22,15 @@ class Step(StrEnum):
     """Of the queue: from the moment its task was put to the moment it was done."""
 
 
+class Unjudged(StrEnum):
+    """Why an attempt that did not succeed says nothing about its target, whose last judgement stays."""
+
+    THROTTLED = "throttled"
+    """The peer takes no more for now: it is there. Clients that move to another region take their flood along."""
+    TOKEN = "token"  # noqa: S105 - a reason
+    """The canary has no token that counts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
     """One attempt at one target."""
@@ -33,6 +42,12 @@ class ProbeResult:
     """The step that did not do; None: all did."""
     reason: str = ""
     """Why it did not, and what to look at; never a secret."""
+    unjudged: Unjudged | None = None
+    """Why a failure does not count; None: it does."""
+    refused: bool = False
+    """The peer did not take the token, and the token does not say that it is over."""
+    token_days: float | None = None
+    """Days until the token is over; None: unknown, or something replaces it in time."""
     region: str | None = None
     """The region that answered, as it told."""
     version: int = 0
@@ -42,6 +57,16 @@ class ProbeResult:
     def ok(self) -> bool:
         """True when every step did."""
         return self.failed is None
+
+    @property
+    def counts(self) -> bool | None:
+        """For the target, or against it; None: neither."""
+        return None if self.unjudged else self.ok
+
+    @property
+    def was_let_in(self) -> bool:
+        """Whether the peer took the token."""
+        return self.ok or self.failed in (Step.PING, Step.SET, Step.GET, Step.CLOSE)
 
     @property
     def seconds(self) -> float:
@@ -56,5 +81,10 @@ class ProbeResult:
             "seconds": round(self.seconds, 3),
             "steps": {str(step): round(seconds, 3) for step, seconds in self.steps.items()},
         }
-        more = {"step": self.failed and str(self.failed), "reason": self.reason, "region": self.region}
+        more = {
+            "step": self.failed and str(self.failed),
+            "reason": self.reason,
+            "unjudged": self.unjudged and str(self.unjudged),
+            "region": self.region,
+        }
         return told | {name: value for name, value in more.items() if value}

@@ -6,6 +6,7 @@ A token, and whatever it is made of, is in no message and no log line.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, Final
 from thunderagent.canary_targets import From, TokenSource
 from thunderagent.clock import since_boot
 from thunderagent.errors import ThunderAgentError
+from thunderagent.unreadable import as_map, is_number
 
 LARGEST: Final = 16_384
 """Bytes of a token, and of an answer that holds one."""
@@ -36,6 +38,13 @@ EARLY_S: Final = 60.0
 
 TARGET_VARIABLE: Final = "THUNDERAGENT_CANARY_TARGET"
 """Tells a command for which target the token is."""
+
+
+WARN_DAYS: Final = 7.0
+"""So many days before its end a token is told of that nothing seems to replace."""
+
+SHORT_DAYS: Final = 14.0
+"""A token of a shorter life is replaced by something, unless less than a tenth of its life is left."""
 
 
 class TokenUnavailable(ThunderAgentError):
@@ -82,6 +91,16 @@ class Tokens:
         """The token was refused: the next is a new one."""
         self._kept.pop(target, None)
 
+    def days_left(self, target: str, token: str, now: float) -> float | None:
+        """Days until a token is over; None: it does not say, or something replaces it in time."""
+        claims = claims_of(token)
+        ends_at, made_at = claims.get("exp"), claims.get("iat")
+        if not is_number(ends_at) or target in self._kept:
+            return None
+        left = (ends_at - now) / 86400
+        life = (ends_at - made_at) / 86400 if is_number(made_at) else math.inf
+        return left if life >= SHORT_DAYS or left < life / 10 else None
+
     async def _in_thread(self, target: str, source: TokenSource) -> tuple[str, float]:
         """Fetch it in a thread that nobody waits for at the end; never in two for one target."""
         if target in self._under_way:
@@ -115,6 +134,15 @@ class Tokens:
             self._under_way.discard(target)
             raise TokenUnavailable(f"no token from {source}: {error}") from None
         return await answer
+
+
+def claims_of(token: str) -> Mapping[str, Any]:
+    """What a JWT claims, which only the API can verify; nothing for what is none."""
+    try:
+        body = token.split(".")[1]
+        return as_map(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
+    except (ValueError, LookupError):
+        return {}
 
 
 def _fetch(source: TokenSource, target: str) -> tuple[str, float]:

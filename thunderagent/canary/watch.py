@@ -11,15 +11,15 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from thunderagent.bus import EventBus
 from thunderagent.canary.probe import BUDGET_S, Prober
-from thunderagent.canary.result import ProbeResult
+from thunderagent.canary.result import ProbeResult, Unjudged
+from thunderagent.canary.tokens import WARN_DAYS
 from thunderagent.clock import since_boot
-from thunderagent.events import Event
-from thunderagent.fleet_events import CanaryDown, CanaryProbed, CanaryUp
+from thunderagent.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryTokenEnds, CanaryUp
 from thunderagent.hysteresis import Hysteresis
 from thunderagent.pacing import CANARY_END_S, CANARY_FIRST_S, jittered
 
@@ -70,8 +70,7 @@ class CanaryWatch:
         self._now = now
         self._monotonic = monotonic
         self._rng = rng or random.Random()
-        self._judged = dict.fromkeys(targets, Hysteresis())
-        self._versions: dict[str, int] = {}
+        self._judge = Judge(targets, prober.observer)
         self._tried_at = -math.inf
         self._turns = 0
         self._guard = threading.Lock()
@@ -87,13 +86,17 @@ class CanaryWatch:
     @property
     def judged(self) -> Mapping[str, Hysteresis]:
         """The judgement of each target, as it is now."""
-        return dict(self._judged)
+        return dict(self._judge.judged)
 
     def is_healthy(self) -> bool:
         """Whether this agent's region is up: two attempts in a row did since the start, no two failed since, and the
         last is not old. False while nothing is known, which takes a few seconds, and for an agent without own target.
+        A canary that cannot judge from the start says nothing against its region, or it would stop all of them at once.
         """
-        if self._own is None or not self._judged[self._own].is_up:
+        if self._own is None:
+            return False
+        judged = self._judge.judged[self._own]
+        if not judged.is_up and not (self._own in self._judge.blind and judged.is_fine):
             return False
         return self._monotonic() - self._tried_at <= STALE_TURNS * self._every_s + BUDGET_S
 
@@ -105,7 +108,7 @@ class CanaryWatch:
     @property
     def successes(self) -> int:
         """How many attempts at the own region in a row did, up to the last; 0 when it is not healthy."""
-        return self._judged[self._own].successes if self._own is not None and self.is_healthy() else 0
+        return self.judged[self._own].successes if self._own is not None and self.is_healthy() else 0
 
     # The companion
 
@@ -153,7 +156,7 @@ class CanaryWatch:
                 self._running = None
 
     def _pause_s(self) -> float:
-        is_known = self._own is None or self._judged[self._own].is_up is not None
+        is_known = self._own is None or self._own in self._judge.blind or self.judged[self._own].is_up is not None
         return jittered(self._every_s if is_known else min(CANARY_FIRST_S, self._every_s), self._rng)
 
     # The work
@@ -163,24 +166,16 @@ class CanaryWatch:
         turn, self._turns = self._turns, self._turns + 1
         every = turn % OTHERS == 0 or self._own is None
         targets = {name: url for name, url in self._targets.items() if every or name == self._own}
-        results = await self._prober.probe_all(targets, self._versions)
+        results = await self._prober.probe_all(targets, self._judge.versions)
         for result in results:
-            self._take(result)
+            self._judge.take(result, self._bus)
         self._tried_at = self._monotonic()
         self._told["canary"] = {**self._told["canary"], **{result.target: self._entry(result) for result in results}}
         return results
 
-    def _take(self, result: ProbeResult) -> None:
-        before, target = self._judged[result.target], result.target
-        after = self._judged[target] = before.after(result.ok)
-        self._versions[target] = result.version
-        self._bus.emit(probed(result, self._prober.observer, after))
-        if (event := changed(result, self._prober.observer, before, after)) is not None:
-            self._bus.emit(event)
-
     def _entry(self, result: ProbeResult) -> dict[str, Any]:
         """What the agent's row tells of a target."""
-        up = self._judged[result.target].is_up
+        up = self.judged[result.target].is_up
         entry = {
             "state": {None: "unknown", True: "up", False: "down"}[up],
             "at": round(self._now(), 1),
@@ -189,30 +184,53 @@ class CanaryWatch:
         return {name: value for name, value in entry.items() if name not in ("target", "steps")}
 
 
-def probed(result: ProbeResult, observer: str, judged: Hysteresis) -> CanaryProbed:
-    """The event of an attempt, with the judgement after it."""
-    return CanaryProbed(
-        target=result.target,
-        observer=observer,
-        ok=result.ok,
-        healthy=judged.is_fine,
-        steps=tuple(map(str, result.steps)),
-        seconds=tuple(round(seconds, 4) for seconds in result.steps.values()),
-        step=None if result.failed is None else str(result.failed),
-        reason=result.reason or None,
-    )
+class Judge:
+    """The judgement of each target after each attempt.
 
+    Args:
+        targets: their names.
+        observer: who looks.
+    """
 
-def changed(result: ProbeResult, observer: str, before: Hysteresis, after: Hysteresis) -> Event | None:
-    """The event of a target that went down or up by an attempt."""
-    if after.is_up is before.is_up:
-        return None
-    if after.is_up:
-        return CanaryUp(target=result.target, observer=observer, successes=after.successes)
-    return CanaryDown(
-        target=result.target,
-        observer=observer,
-        step=str(result.failed),
-        reason=result.reason,
-        failures=after.failures,
-    )
+    def __init__(self, targets: Iterable[str], observer: str) -> None:
+        self._observer = observer
+        self.judged = dict.fromkeys(targets, Hysteresis())
+        self.versions: dict[str, int] = {}
+        self.blind: dict[str, Unjudged] = {}
+        """Targets whose last attempt could not judge, and why."""
+        self._days: dict[str, int] = {}
+
+    def take(self, result: ProbeResult, bus: EventBus) -> None:
+        """Count an attempt; the bus is told of it, and of what it changes."""
+        target, observer, before = result.target, self._observer, self.judged[result.target]
+        after = self.judged[target] = before.after(result.counts)
+        self.versions[target] = result.version
+        about: dict[str, Any] = {"target": target, "observer": observer}
+        step = None if result.failed is None else str(result.failed)
+        bus.emit(
+            CanaryProbed(
+                **about,
+                ok=result.ok,
+                healthy=after.is_fine,
+                steps=tuple(map(str, result.steps)),
+                seconds=tuple(round(seconds, 4) for seconds in result.steps.values()),
+                step=step,
+                reason=result.reason or None,
+                unjudged=result.unjudged and str(result.unjudged),
+                token_days=result.token_days,
+            )
+        )
+        was_blind = self.blind.pop(target, None)
+        if result.unjudged is not None:
+            self.blind[target] = result.unjudged
+            if was_blind is not result.unjudged:
+                bus.emit(CanaryBlind(**about, unjudged=str(result.unjudged), step=str(step), reason=result.reason))
+        if (days := result.token_days) is not None and days < WARN_DAYS and self._days.get(target) != math.floor(days):
+            self._days[target] = math.floor(days)
+            bus.emit(CanaryTokenEnds(**about, days=round(days, 2)))
+        if after.is_up is before.is_up:
+            return
+        if after.is_up:
+            bus.emit(CanaryUp(**about, successes=after.successes))
+        else:
+            bus.emit(CanaryDown(**about, step=str(step), reason=result.reason, failures=after.failures))

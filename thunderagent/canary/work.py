@@ -91,7 +91,7 @@ class CanaryWork:
         return {
             "observer": self._prober.observer,
             "late_s": round(late_s, 1),
-            "healthy": all(result.ok for result in results),
+            "healthy": all(result.counts is not False for result in results),
             "probes": [result.told() for result in results],
         }
 

@@ -200,11 +200,13 @@ def _why(one: AgentInfo, now: float) -> str:
 
 
 def _canary(targets: Mapping[str, Any]) -> Iterator[str]:
-    """The targets that are down as the canary of an agent sees them."""
+    """The targets that are down as the canary of an agent sees them, or that it cannot judge."""
     for name, found in targets.items():
         seen = as_map(found)
         if seen.get("state") == "down":
             yield f"canary: {name} is down, {seen.get('step', 'it did last time')}: {seen.get('reason', '')}"
+        elif "unjudged" in seen:
+            yield f"canary: {name} cannot be judged ({seen['unjudged']}): {seen.get('reason', '')}"
 
 
 def _skew(seconds: Any) -> str:

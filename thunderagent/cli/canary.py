@@ -76,6 +76,8 @@ def _wanted(names: Sequence[str], url: str | None, known: Mapping[str, str]) -> 
 def _show(results: Sequence[ProbeResult], urls: Mapping[str, str]) -> None:
     for result in results:
         state = "[green]ok[/green]" if result.ok else "[red]failed[/red]"
+        if result.unjudged:
+            state = f"[yellow]cannot be judged ({result.unjudged})[/yellow]"
         region = f", answered by {escape(result.region)}" if result.region and result.region != result.target else ""
         head = f"{result.target} {state} in {result.seconds * 1000:.0f} ms{region}"
         out.print(f"{head} [dim]{escape(urls[result.target])}[/dim]", soft_wrap=True)
