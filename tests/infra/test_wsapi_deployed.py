@@ -346,6 +346,11 @@ def test_the_canary_tells_how_the_api_does_and_its_alarm_follows_both_ways(place
     metrics = cloud.aws("cloudwatch")
 
     def look(expected: bool) -> str:
+        if expected:
+            with place.client(
+                "other"
+            ):  # a function that starts afresh takes longer on a busy machine than a canary waits
+                pass
         did, answer = cloud.invoke(function)
         assert did, answer
         [probe] = answer["probes"]
@@ -361,16 +366,15 @@ def test_the_canary_tells_how_the_api_does_and_its_alarm_follows_both_ways(place
     assert (told["Namespace"], told["MetricName"]) == (found["Namespace"], found["MetricName"])
     assert (found["TreatMissingData"], found["EvaluationPeriods"]) == ("breaching", 2)
 
-    secrets.put_secret_value(SecretId=secret, SecretString=cloud.issuer.token("canary", expires_s=-3600))
-    assert [look(expected=False) for _ in range(3)] == ["OK"] * 3  # a token that is over moves nothing, and is told
-    [told] = metrics.list_metrics(Namespace=NAMESPACE, MetricName="CanaryBlind")["Metrics"]
-    blind = metrics.describe_alarms(AlarmNames=[cloud.resources(WATCH)["BlindAlarm"]])["MetricAlarms"]
-    assert [(one["MetricName"], one["TreatMissingData"]) for one in blind] == [("CanaryBlind", "notBreaching")]
-    assert told["Dimensions"] == blind[0]["Dimensions"]
-    secrets.put_secret_value(SecretId=secret, SecretString=Issuer().token("canary"))  # good, and not for this API
-    assert any(look(expected=False) == "ALARM" for _ in range(10))  # half of a minute's looks are enough
+    secrets.put_secret_value(SecretId=secret, SecretString=Issuer().token("canary"))  # in time, and not for this API
+    assert look(expected=False) == "ALARM"  # one of two looks did: half is not enough
     secrets.put_secret_value(SecretId=secret, SecretString=cloud.issuer.token("canary"))
     assert any(look(expected=True) == "OK" for _ in range(8))
+    secrets.put_secret_value(SecretId=secret, SecretString=cloud.issuer.token("canary", expires_s=-3600))
+    assert look(expected=False) == "OK"  # a token that is over moves nothing, and is told
+    [told] = metrics.list_metrics(Namespace=NAMESPACE, MetricName="CanaryBlind")["Metrics"]
+    [found] = metrics.describe_alarms(AlarmNames=[cloud.resources(WATCH)["BlindAlarm"]])["MetricAlarms"]
+    assert (found["MetricName"], found["Dimensions"]) == ("CanaryBlind", told["Dimensions"])
     state = cloud.row(STATE, "user:canary")
     assert state is not None
 
