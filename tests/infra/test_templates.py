@@ -322,13 +322,19 @@ def query_behind(description: str) -> tuple[str, str]:
     return unquote(found[1].replace("*", "%")), found[2]
 
 
+FLEETS: Final = ("agents", "containers")
+OF_AGENTS: Final = {
+    "Unhealthy": (fleet_events.HealthChanged,),
+    "StoreFailures": (events.StoreFailed,),
+    "ThreadsDied": (events.ThreadDied,),
+    "Errors": (events.TaskFailed, fleet_events.AgentFailed),
+}
+
+
 @pytest.mark.parametrize(
     ("template", "logical", "group", "lines"),
     [
-        ("agents", "Unhealthy", "Log", (fleet_events.HealthChanged,)),
-        ("agents", "StoreFailures", "Log", (events.StoreFailed,)),
-        ("agents", "ThreadsDied", "Log", (events.ThreadDied,)),
-        ("agents", "Errors", "Log", (events.TaskFailed, fleet_events.AgentFailed)),
+        *((fleet, logical, "Log", lines) for fleet in FLEETS for logical, lines in OF_AGENTS.items()),
         ("agents", "MachinesFailed", "Log", ()),
         ("doorbell", "EventsLost", "RouterLog", (router_events.EventRefused, router_events.EventFailed)),
         ("failover", "CanaryAlarm", "CanaryLog", (fleet_events.CanaryDown,)),
@@ -350,8 +356,9 @@ def test_an_alarm_links_to_the_log_lines_with_the_reason(
 # Logs and traces
 
 
-def test_every_error_of_an_agent_is_counted_and_over_the_limit_an_alarm() -> None:
-    made = Rendered("agents", {**AGENTS, "Namespace": "Shop", "ErrorLines": "3", "LogDays": "90"})
+@pytest.mark.parametrize("name", FLEETS)
+def test_every_error_of_an_agent_is_counted_and_over_the_limit_an_alarm(name: str) -> None:
+    made = Rendered(name, {**given(name), "Namespace": "Shop", "ErrorLines": "3", "LogDays": "90"})
     assert made.properties("Log") == {"RetentionInDays": "90"}
     counted = made.properties("ErrorFilter")
     levels = re.findall(r'\(\$\.level = "(\w+)"\)', counted["FilterPattern"])
@@ -366,8 +373,9 @@ def test_every_error_of_an_agent_is_counted_and_over_the_limit_an_alarm() -> Non
     assert alarm["Namespace"] == "Shop"
 
 
-def test_the_log_of_machines_outlives_them_and_a_stack_that_could_not_be_made() -> None:
-    group = Rendered("agents", AGENTS).resources["Log"]
+@pytest.mark.parametrize("name", FLEETS)
+def test_the_log_of_agents_outlives_them_and_a_stack_that_could_not_be_made(name: str) -> None:
+    group = Rendered(name, given(name)).resources["Log"]
     assert (group["DeletionPolicy"], group["UpdateReplacePolicy"]) == ("Retain", "Retain")
 
 
