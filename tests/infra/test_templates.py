@@ -338,6 +338,7 @@ OF_AGENTS: Final = {
         ("agents", "MachinesFailed", "Log", ()),
         ("doorbell", "EventsLost", "RouterLog", (router_events.EventRefused, router_events.EventFailed)),
         ("failover", "CanaryAlarm", "CanaryLog", (fleet_events.CanaryDown,)),
+        ("failover", "BlindAlarm", "CanaryLog", (fleet_events.CanaryBlind,)),
     ],
 )
 def test_an_alarm_links_to_the_log_lines_with_the_reason(
