@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 import tarfile
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,12 +17,12 @@ from botocore.exceptions import ClientError
 
 from deployment.cloud import Cloud
 from deployment.errors import DeploymentError, WrongOption, told
-from deployment.package import BUILTIN, is_skipped
+from deployment.package import BUILTIN, CONSTRAINTS, download_wheels, is_skipped
 from deployment.package import PREFIX as FUNCTIONS
 from deployment.plan import ROOT
 
 PREFIX: Final = "thunderagent/agents"
-PARTS: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "pytest_thunderagent.py")
+PARTS: Final = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "pytest_thunderagent.py", CONSTRAINTS)
 FOLDERS: Final = ("jobs", "systemd", "thunderagent")
 SCRIPTS: Final = ("complete-termination", "install-ec2", "rolling-restart", "skipped", "with-environment")
 """What `scripts/install-ec2` needs on a machine, and what the machine does when it goes."""
@@ -45,13 +47,38 @@ def check_source(source: Path) -> None:
         raise WrongOption(f"--source {source} has neither pyproject.toml nor setup.py nor requirements.txt")
 
 
-def pack(source: Path | None = None) -> tuple[str, bytes]:
+def make_wheels(folder: Path, source: Path | None, *, architecture: str, python: str) -> None:
+    """Put all that machines install into a folder, as wheels: ThunderAgent, the project, and what they need.
+
+    Args:
+        folder: where to.
+        source: as `pack` takes it; its own `constraints.txt` takes the place of ours.
+        architecture: `x86_64` or `arm64`.
+        python: version of the machines' Python, such as `3.11`.
+
+    Raises:
+        ConfigurationError: pip found no wheel of something, or nothing that fits together.
+    """
+    with tempfile.TemporaryDirectory(prefix="thunderagent-wheels-") as name:
+        own, project = Path(name) / "thunderagent", Path(name) / "project"
+        _copy(own, _own())
+        if source is None:
+            projects = [(own, "[demo]")]
+        else:
+            _copy(project, _files(source))
+            projects = [(project, "")] if _is_locked(project) else [(own, ""), (project, "")]
+        constraints = next(one / CONSTRAINTS for one in (project, own) if (one / CONSTRAINTS).is_file())
+        download_wheels(folder, projects, constraints, architecture=architecture, python=python)
+
+
+def pack(source: Path | None = None, wheels: Path | None = None) -> tuple[str, bytes]:
     """The key and the content of what machines install; the same files give the same bytes.
 
     The key holds the SHA-256 of the content, which a machine checks before root runs any of it.
 
     Args:
         source: the folder of a project with jobs; None: those of ThunderAgent itself.
+        wheels: folder with all that is to be installed; None: machines ask an index.
 
     Raises:
         DeploymentError: there is no such folder, or it is very large.
@@ -63,6 +90,8 @@ def pack(source: Path | None = None) -> tuple[str, bytes]:
     size = sum(path.stat().st_size for path in files.values())
     if size > LARGEST:
         raise DeploymentError(f"the project has {size / 1e6:.0f} MB; leave out what is no code, {LARGEST / 1e6:.0f} MB")
+    if wheels is not None:
+        files |= {f"wheels/{path.name}": path for path in wheels.iterdir()}
     buffer = io.BytesIO()
     # No time, no owner and no name of the machine: they are no part of the content.
     with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
@@ -226,6 +255,19 @@ def _own() -> Iterator[tuple[str, Path]]:
     for folder in FOLDERS:
         for name, path in _files(ROOT / folder):
             yield f"{folder}/{name}", path
+
+
+def _copy(folder: Path, files: Iterable[tuple[str, Path]]) -> None:
+    """Copy files below a folder: a build leaves traces."""
+    for name, path in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
+
+
+def _is_locked(project: Path) -> bool:
+    """Whether a project names the hash of each thing that it installs: ours would have none."""
+    path = project / "requirements.txt"
+    return not (project / "pyproject.toml").exists() and path.is_file() and "--hash=" in path.read_text("utf-8")
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -37,7 +37,7 @@ KINDS: Final = (
     Kind(option="--code", bucket="CodeBucket", key="CodeKey", entry="Handler", builtin=("thunderagent",)),
 )
 PLACES: Final = frozenset(name for kind in KINDS for name in (kind.bucket, kind.key))
-_BUILT_FOR: Final = ("Architecture", "Runtime")
+_BUILT_FOR: Final = ("Architecture", "InstanceType", "Python", "Runtime")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Code:
             return
         elif self._stays(kind, before):
             for name in (kind.bucket, *_BUILT_FOR):
-                if name in asked and asked[name] != before.get(name):
+                if name in asked and _platform(name, asked[name]) != _platform(name, before.get(name, "")):
                     raise WrongOption(
                         f"{stack} keeps its code, with {name}={before.get(name)}: for {name}={asked[name]} give "
                         f"{remedy} too"
@@ -149,7 +149,7 @@ class Code:
         if brings:
             self._warn_of_entry(stack, kind, values[kind.entry])
         if kind.option == "--source":
-            key = self._artefact(bucket)
+            key = self._artefact(bucket, values)
         else:
             key = self._zip(bucket, self.folders if brings else (), values)
         return {kind.bucket: bucket, kind.key: key}
@@ -180,8 +180,15 @@ class Code:
                 soft_wrap=True,
             )
 
-    def _artefact(self, bucket: str) -> str:
-        key, content = artefacts.pack(self.source)
+    def _artefact(self, bucket: str, values: Mapping[str, str]) -> str:
+        with tempfile.TemporaryDirectory(prefix="thunderagent-deploy-") as folder:
+            wheels = None
+            if self.cloud.endpoint is None:  # machines of a local engine install nothing
+                wheels = Path(folder)
+                architecture, python = package.processor(values["InstanceType"]), values["Python"]
+                self._say(f"making wheels for Python {python} on {architecture}")
+                artefacts.make_wheels(wheels, self.source, architecture=architecture, python=python)
+            key, content = artefacts.pack(self.source, wheels)
         artefacts.put(self.cloud, bucket, key, content)
         jobs = self.source or "ThunderAgent's own jobs (for yours give --source FOLDER)"
         self._say(f"the agents run {jobs}: {len(content) / 1e6:.1f} MB in s3://{bucket}/{key}")
@@ -217,6 +224,11 @@ class Code:
 
     def _say(self, words: str) -> None:
         self.console.print(f"  {escape(words)}", highlight=False, soft_wrap=True)
+
+
+def _platform(name: str, value: str) -> str:
+    """What code is built for, of the value of a parameter."""
+    return package.processor(value) if name == "InstanceType" else value
 
 
 def _kind(parameters: Mapping[str, Parameter]) -> Kind | None:

@@ -1,7 +1,8 @@
 """The code of the Lambda functions as one zip: the same input gives the same bytes, and the name tells the content.
 
 Lambda's Python brings none of our dependencies, so the zip has them as wheels for Lambda's platform, in the versions
-that are installed here. The functions of a local engine are processes of this Python: they need our own folder only.
+of `constraints.txt`. The functions of a local engine are processes of this Python: they need our own folder only.
+Machines get wheels of the same versions for theirs.
 
     .venv/bin/python scripts/deployment/package.py --bucket my-artefacts --region eu-central-1
 """
@@ -11,16 +12,17 @@ from __future__ import annotations
 import argparse
 import configparser
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -37,9 +39,14 @@ BUILTIN: Final = "builtin"
 """Folder of keys with ThunderAgent's own code and nothing of a user's: the next version may take its place."""
 PIP_S: Final = 600.0
 
+CONSTRAINTS: Final = "constraints.txt"
+"""Versions of what ThunderAgent needs, as tested; a project may have a file of that name with its own."""
+
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 _GLIBC: Final = {"3.11": 26, "3.12": 34, "3.13": 34}
 """Minor version of the C library of Lambda's Pythons: Amazon Linux 2 has 2.26, Amazon Linux 2023 has 2.34."""
+_MACHINE_GLIBC: Final = 34
+"""The same of machines, which are Amazon Linux 2023."""
 _LEFT_OUT: Final = frozenset({"__pycache__", ".DS_Store"})
 SKIPPED: Final = tuple(
     line
@@ -177,43 +184,107 @@ def requirements(root: Path = ROOT) -> list[str]:
     return [line.strip() for text in lists for line in text.splitlines() if line.strip()]
 
 
-def platforms(architecture: str, python: str) -> list[str]:
-    """Platforms of wheels that run in Lambda, the newest first."""
+def processor(instance_type: str) -> str:
+    """The architecture of an EC2 instance type: a `g` behind the number of its generation stands for Graviton."""
+    return "arm64" if re.match(r"(a1|[a-z-]+[0-9]+g[a-z]*)\.", instance_type) else "x86_64"
+
+
+def platforms(architecture: str, glibc: int) -> list[str]:
+    """Platforms of wheels that run with a C library 2.`glibc`, the newest first."""
     machine = _ARCHITECTURES[architecture]
-    return [*(f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC[python], 16, -1)), f"manylinux2014_{machine}"]
+    return [*(f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 16, -1)), f"manylinux2014_{machine}"]
+
+
+def download_wheels(
+    folder: Path, projects: Sequence[tuple[Path, str]], constraints: Path, *, architecture: str, python: str
+) -> None:
+    """Put wheels of projects, and of all that they need, into a folder: machines install them without an index.
+
+    Args:
+        folder: where to.
+        projects: folder of each project, which pip may write to, and its extras, such as `[demo]`.
+        constraints: versions, also of what builds the projects.
+        architecture: `x86_64` or `arm64`.
+        python: version of the machines' Python, such as `3.11`.
+
+    Raises:
+        ConfigurationError: pip is missing or failed, with its last lines and the remedy.
+    """
+    wanted: list[str] = []
+    pins = {"PIP_CONSTRAINT": str(constraints), "PIP_BUILD_CONSTRAINT": str(constraints)}
+    for project, extras in projects:
+        if any((project / name).is_file() for name in ("pyproject.toml", "setup.py")):
+            built = project / "built-wheel"
+            _run_pip(
+                ["wheel", "--no-deps", "--wheel-dir", str(built), str(project)],
+                f"pip could not build {project.name}",
+                {**pins, "SOURCE_DATE_EPOCH": "315532800"},  # the same files give the same wheel
+            )
+            wanted += [f"{path}{extras}" for path in built.iterdir()]
+        else:
+            wanted += ["--requirement", str(project / "requirements.txt")]
+    _run_pip(
+        [
+            *("download", "--dest", str(folder), "--constraint", str(constraints)),
+            *_for_platform(python, [*platforms(architecture, _MACHINE_GLIBC), f"linux_{_ARCHITECTURES[architecture]}"]),
+            *wanted,
+        ],
+        f"pip found no wheels for Python {python} on {architecture}",
+    )
 
 
 def _pip(architecture: str, python: str) -> Install:
     def install(folder: Path) -> None:
-        if find_spec("pip") is None:
-            raise ConfigurationError(
-                f"the Lambda code is made with pip, which {sys.executable} does not have; "
-                "install it with: python -m ensurepip"
-            )
-        with tempfile.TemporaryDirectory(prefix="thunderagent-pip-") as name:
-            pins = Path(name) / "constraints.txt"
-            pins.write_text("".join(f"{line}\n" for line in _installed()), encoding="utf-8")
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-            command += ["--target", str(folder), "--only-binary=:all:", "--implementation", "cp"]
-            command += ["--python-version", python, "--constraint", str(pins)]
-            command += [f"--platform={platform}" for platform in platforms(architecture, python)]
-            try:
-                done = subprocess.run(
-                    [*command, *requirements()], capture_output=True, text=True, timeout=PIP_S, check=False
-                )
-            except subprocess.TimeoutExpired as error:
-                raise ConfigurationError(f"pip did not end within {PIP_S:g} s: is its index within reach?") from error
-        if done.returncode:
-            told = "\n".join(done.stderr.strip().splitlines()[-8:])
-            raise ConfigurationError(f"pip found no wheels for Python {python} on {architecture}:\n{told}")
+        _run_pip(
+            [
+                *("install", "--no-compile", "--target", str(folder), "--constraint", str(ROOT / CONSTRAINTS)),
+                *_for_platform(python, platforms(architecture, _GLIBC[python])),
+                *requirements(),
+            ],
+            f"pip found no wheels for Python {python} on {architecture}",
+        )
 
     return install
 
 
-def _installed() -> Iterator[str]:
-    """The versions of this Python: what is tested here is what runs there."""
-    found = {one.metadata["Name"]: one.version for one in metadata.distributions() if one.metadata["Name"]}
-    yield from (f"{name}=={found[name]}" for name in sorted(found) if name != "thunderagent" and "+" not in found[name])
+def _for_platform(python: str, names: Sequence[str]) -> list[str]:
+    options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    return options + [f"--platform={name}" for name in names]
+
+
+def _run_pip(arguments: Sequence[str], failed: str, environment: Mapping[str, str] | None = None) -> None:
+    if find_spec("pip") is None:
+        raise ConfigurationError(
+            f"code is made with pip, which {sys.executable} does not have; install it with: python -m ensurepip"
+        )
+    verb, *rest = arguments
+    command = [sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", *rest]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=PIP_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(f"pip did not end within {PIP_S:g} s: is its index within reach?") from error
+    if done.returncode:
+        told = "\n".join(done.stderr.strip().splitlines()[-8:])
+        raise ConfigurationError(f"{failed}:\n{told}{_remedy(done.stderr)}")
+
+
+def _remedy(said: str) -> str:
+    """What can be done about an error of pip."""
+    if missing := re.search(r"No matching distribution found for ([^\s;]+)", said):
+        return (
+            f"\nIf {missing[1]} has no wheel for that platform, make one on such a machine with: pip wheel --no-deps "
+            f"{missing[1]}, and name its folder here with PIP_FIND_LINKS"
+        )
+    if "ResolutionImpossible" in said:
+        return f"\nVersions of your own belong into {CONSTRAINTS} in the folder of your project, in place of ours"
+    return ""
 
 
 def _add(content: dict[str, Path], folder: Path, top: Path, *, is_project: bool = False) -> None:

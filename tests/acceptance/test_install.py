@@ -1,14 +1,17 @@
 """`scripts/install-ec2` for real, in a minimal Debian that debootstrap makes: installed twice, started, used, stopped.
 
-Opt-in with `THUNDER_TEST_INSTALL=1`, as root, with debootstrap. It downloads a Debian and what pip installs. Everything
-it starts ends with a namespace of its own, and its mounts with it.
+Opt-in with `THUNDER_TEST_INSTALL=1`, as root, with debootstrap. It downloads a Debian, and the wheels that
+`scripts/deploy` gives to machines; pip inside has no index. Everything it starts ends with a namespace of its own, and
+its mounts with it.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +19,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from deployment.artefacts import make_wheels  # noqa: E402 - scripts are found by their folder
+
 SKIPPED = (".git", ".venv", "demo-output", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 LONG_S = 900
-PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT")
-"""Variables that tell pip where packages come from here; `PIP_CERT` names a file, which goes along."""
+ARCHITECTURE = "arm64" if platform.machine() == "aarch64" else "x86_64"
+INSTALL = "/root/project/scripts/install-ec2 --wheels /root/wheels --python 3.11"
 
 pytestmark = [
     pytest.mark.processes,
@@ -51,6 +58,8 @@ for try in $(seq 60); do
 done
 $environment /opt/thunderagent/current/rolling-restart --check
 echo "user: $(stat -c %U /proc/$supervisord)"
+setpriv --reuid=nobody --regid=nogroup --clear-groups cat /opt/thunderagent/current/app/jobs/files.py >/dev/null 2>&1 ||
+    echo "others: nothing"
 
 # A task, through the command line that was installed.
 csv=$(find / -path '*/vega_datasets/_data/seattle-weather.csv' -print -quit 2>/dev/null)
@@ -62,7 +71,7 @@ echo "months: $(ls /var/lib/thunderagent/weather | wc -l)"
 # A new version, while the agents of the old one run: they are restarted one after the other.
 before=$(readlink /opt/thunderagent/current)
 echo '# another version' >>/root/project/jobs/files.py
-/root/project/scripts/install-ec2 >/dev/null
+INSTALL >/dev/null
 [ "$(readlink /opt/thunderagent/current)" != "$before" ]
 $environment /opt/thunderagent/current/rolling-restart
 for pid in $(pgrep -u thunderagent -f 'bin/thunderagent run'); do
@@ -92,11 +101,12 @@ class Debian:
         )
         assert made.returncode == 0, made.stdout[-3000:]
         shutil.copytree(ROOT, root / "root/project", ignore=shutil.ignore_patterns(*SKIPPED))
-        self.environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
-        self.environment |= {name: os.environ[name] for name in PIP if name in os.environ}
-        if certificates := os.environ.get("PIP_CERT"):
-            shutil.copy(certificates, root / "root/certificates")
-            self.environment["PIP_CERT"] = "/root/certificates"
+        make_wheels(root / "root/wheels", None, architecture=ARCHITECTURE, python="3.11")
+        self.environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "PIP_INDEX_URL": "http://127.0.0.1:1",
+        }
 
     def run(self, script: str) -> str:
         """What a script says inside; whatever it started ends with it."""
@@ -141,11 +151,11 @@ def verify(root: Path, name: str) -> str:
 
 
 def test_it_installs_into_a_clean_debian_and_the_agents_there_run_a_task(debian: Debian) -> None:
-    first = debian.run("/root/project/scripts/install-ec2")
+    first = debian.run(INSTALL)
     assert "make the user thunderagent" in first
     assert "jobs: report.build" in first
     before = debian.tree("opt", "etc", "usr", "var/lib/thunderagent", "var/log/thunderagent")
-    second = debian.run("/root/project/scripts/install-ec2 && /root/project/scripts/install-ec2 --dry-run")
+    second = debian.run(f"{INSTALL} && {INSTALL} --dry-run")
     assert second.count("nothing to do: the release") == 2
     assert "would:" not in second
     assert debian.tree("opt", "etc", "usr", "var/lib/thunderagent", "var/log/thunderagent") == before
@@ -156,8 +166,9 @@ def test_it_installs_into_a_clean_debian_and_the_agents_there_run_a_task(debian:
         assert verify(debian.root, "thunderagent.service") == ""
         assert verify(debian.root, "thunderagent@1.service") == ""
 
-    said = debian.run(AGENTS).splitlines()
+    said = debian.run(AGENTS.replace("INSTALL", INSTALL)).splitlines()
     assert "user: thunderagent" in said
+    assert "others: nothing" in said
     assert "months: 48" in said
     assert sum('"status": "SUCCESS"' in line for line in said) == 2
     [current] = [line.removeprefix("current: ") for line in said if line.startswith("current: ")]

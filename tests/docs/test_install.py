@@ -170,7 +170,9 @@ def test_the_scripts_are_free_of_what_shellcheck_finds(script: str) -> None:
 
 def test_help_names_every_option_and_an_example(machine: Machine) -> None:
     said = machine.run("--help")
-    for option in ("source", "package", "extras", "jobs", "processes", "store", "no-start", "rollback", "dry-run"):
+    for option in ("source", "package", "extras", "constraints", "wheels", "python", "jobs"):
+        assert f"--{option}" in said
+    for option in ("processes", "store", "no-start", "rollback", "dry-run"):
         assert f"--{option}" in said
     assert "Example: sudo scripts/install-ec2" in said
     assert "--dry-run" in machine.run("--help", script="rolling-restart")
@@ -335,6 +337,36 @@ def test_a_pip_that_fails_is_told_and_changes_nothing_in_use(machine: Machine) -
     assert not (machine.root / "opt/thunderagent/current").exists()
 
 
+def test_pip_installs_the_versions_that_were_tested_or_those_of_the_project(machine: Machine) -> None:
+    for pins in (ROOT / "constraints.txt", machine.source / "constraints.txt"):
+        if pins.parent == machine.source:
+            pins.write_text("boto3==1.40.0\n")
+        machine.install()
+        used = machine.root / "opt/thunderagent" / machine.release / "constraints.txt"
+        assert used.read_text() == pins.read_text()
+        assert f" --constraint {used} " in machine.calls("python")[-2]
+
+
+def test_wheels_are_all_that_is_installed_and_no_index_is_asked(machine: Machine) -> None:
+    wheels = machine.source.parent / "wheels"
+    wheels.mkdir()
+    for name in ("dep-1-py3-none-any.whl", "shop-1-py3-none-any.whl"):
+        (wheels / name).write_text("1")
+    machine.install("--wheels", str(wheels), "--python", "3.11")
+    [pip] = [call for call in machine.calls("python") if call.startswith("-m pip")]
+    assert pip.endswith(f" --no-index {wheels}/dep-1-py3-none-any.whl {wheels}/shop-1-py3-none-any.whl")
+    assert "nothing to do" in machine.install("--wheels", str(wheels), "--python", "3.11")
+    (wheels / "dep-1-py3-none-any.whl").write_text("2")
+    (machine.stubs / "pip-fails").touch()
+    said = machine.install("--wheels", str(wheels), code=1)
+    assert "make the release" in said
+    assert "The wheels must be all that is needed, for " in said
+
+
+def test_the_python_that_is_asked_for_is_installed(machine: Machine) -> None:
+    assert "would: install Python 3.12 with apt-get" in machine.install("--python", "3.12", "--dry-run")
+
+
 def test_the_environment_is_never_overwritten(machine: Machine) -> None:
     machine.install()
     path = machine.root / "etc/thunderagent/environment"
@@ -399,7 +431,7 @@ def test_a_folder_that_is_no_project_needs_a_package_beside_it(machine: Machine)
     assert "add --package thunderagent" in machine.install(code=2)
     assert machine.tree() == {}
     machine.install("--package", "thunderagent==1.2.0")
-    assert any(call.endswith("--disable-pip-version-check thunderagent==1.2.0") for call in machine.calls("python"))
+    assert any(call.endswith("/constraints.txt thunderagent==1.2.0") for call in machine.calls("python"))
 
 
 @pytest.mark.parametrize(
@@ -411,6 +443,9 @@ def test_a_folder_that_is_no_project_needs_a_package_beside_it(machine: Machine)
         (["--source", "/no/such/folder"], "is not a folder"),
         (["--package"], "needs a value"),
         (["--extras", "a;b"], "list such as"),
+        (["--wheels", "/no/such/folder"], "holds no wheels"),
+        (["--constraints", "/no/such/file"], "is not a file"),
+        (["--python", "3.10"], "3.11 at least"),
         (["--frobnicate"], "no option --frobnicate"),
     ],
 )

@@ -473,6 +473,9 @@ class TestStacks:
         clean.deploy("agents", ArtefactKey=first["ArtefactKey"])
         clean.deploy("agents")
         assert parameters_of(clean, "agents") == first
+        with pytest.raises(WrongOption, match=r"with InstanceType=t3.small: for InstanceType=t4g\.small give --source"):
+            clean.deploy("agents", InstanceType="t4g.small")  # its wheels are for the other processor
+        clean.deploy("agents", InstanceType="m7i.large")
 
     def test_the_bucket_of_a_stack_stays(self, clean: World, shop: Shop) -> None:
         s3 = clean.cloud.client("s3")
@@ -998,10 +1001,13 @@ def test_a_project_goes_along_without_its_secrets_and_history(tmp_path: Path) ->
     for name in ("pyproject.toml", "shop/jobs.py", ".git/config", ".venv/x.py", *SECRETS, *skipped()):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    key, content = artefacts.pack(tmp_path)
+    wheels = tmp_path / "dist"
+    (wheels / "shop-1-py3-none-any.whl").parent.mkdir(exist_ok=True)
+    (wheels / "shop-1-py3-none-any.whl").write_text("x")
+    key, content = artefacts.pack(tmp_path, wheels)
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        found = {name for name in archive.getnames() if name.startswith("source/")}
-    assert found == {"source/pyproject.toml", "source/shop/jobs.py"}
+        found = {name for name in archive.getnames() if name.startswith(("source/", "wheels/"))}
+    assert found == {"source/pyproject.toml", "source/shop/jobs.py", "wheels/shop-1-py3-none-any.whl"}
     (tmp_path / "shop" / "jobs.py").write_text("y")
     assert artefacts.pack(tmp_path)[0] != key
 

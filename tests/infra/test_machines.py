@@ -189,12 +189,12 @@ def key_of(packed: Path) -> str:
     return f"thunderagent/agents/{hashlib.sha256(packed.read_bytes()).hexdigest()}.tar.gz"
 
 
-def artefact(tools: Tools, install: str = "", *, source: bool = False) -> None:
+def artefact(tools: Tools, install: str = "", *more: str) -> None:
     """Stand-ins for the tools of a machine, and an artefact whose `install-ec2` does what the test says."""
     tools.add("systemctl")
     tools.add("install-ec2", install)
     made = tools.folder / "made"
-    folders = ("scripts", "systemd", *(["source"] if source else []))
+    folders = ("scripts", "systemd", *more)
     for name in folders:
         (made / name).mkdir(parents=True)
     shutil.copy(SCRIPT, made / "scripts")
@@ -244,10 +244,11 @@ def test_a_machine_fetches_its_code_and_installs_it_before_it_starts_it(tools: T
 
 
 def test_a_project_of_yours_is_installed_in_place_of_ours(tools: Tools) -> None:
-    artefact(tools, source=True)
-    boot(tools, Jobs="shop.jobs", AgentProcesses="4")
+    artefact(tools, "", "source", "wheels")
+    boot(tools, Jobs="shop.jobs", AgentProcesses="4", Python="3.12")
     [first, *_] = [call for call in tools.calls if call.startswith("install-ec2")]
-    assert f"--source {tools.folder}/opt/thunderagent/artefact/source" in first
+    unpacked = tools.folder / "opt/thunderagent/artefact"
+    assert first.endswith(f" --source {unpacked}/source --wheels {unpacked}/wheels --python 3.12")
     assert "--jobs shop.jobs --processes 4" in first
 
 
