@@ -65,7 +65,7 @@ def test_the_books_are_those_of_an_exchange_that_loses_messages_and_restarts(exa
             async def until_equal() -> None:
                 numbers = {symbol: book.last for symbol, book in market.books.items()}
                 while not (seen and seen[0].cursor and places(seen[0].cursor) == numbers):  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+                    await asyncio.sleep(0.05)
 
             payload = books.Market(url=url, symbols=SYMBOLS)
             following = asyncio.create_task(run_stream(books.follow, payload, until=until, timeout_s=60.0))
