@@ -47,7 +47,7 @@ def check_source(source: Path) -> None:
         raise WrongOption(f"--source {source} has neither pyproject.toml nor setup.py nor requirements.txt")
 
 
-def make_wheels(folder: Path, source: Path | None, *, architecture: str, python: str) -> None:
+def make_wheels(folder: Path, source: Path | None, *, architecture: str, python: str, is_traced: bool = False) -> None:
     """Put all that machines install into a folder, as wheels: ThunderAgent, the project, and what they need.
 
     Args:
@@ -55,6 +55,7 @@ def make_wheels(folder: Path, source: Path | None, *, architecture: str, python:
         source: as `pack` takes it; its own `constraints.txt` takes the place of ours.
         architecture: `x86_64` or `arm64`.
         python: version of the machines' Python, such as `3.11`.
+        is_traced: with what sends spans; a project that names hashes must have it itself.
 
     Raises:
         ConfigurationError: pip found no wheel of something, or nothing that fits together.
@@ -62,11 +63,12 @@ def make_wheels(folder: Path, source: Path | None, *, architecture: str, python:
     with tempfile.TemporaryDirectory(prefix="thunderagent-wheels-") as name:
         own, project = Path(name) / "thunderagent", Path(name) / "project"
         _copy(own, _own())
+        traces = "[traces]" if is_traced else ""
         if source is None:
-            projects = [(own, "[demo]")]
+            projects = [(own, "[demo,traces]" if is_traced else "[demo]")]
         else:
             _copy(project, _files(source))
-            projects = [(project, "")] if _is_locked(project) else [(own, ""), (project, "")]
+            projects = [(project, "")] if _is_locked(project) else [(own, traces), (project, "")]
         constraints = next(one / CONSTRAINTS for one in (project, own) if (one / CONSTRAINTS).is_file())
         download_wheels(folder, projects, constraints, architecture=architecture, python=python)
 

@@ -30,14 +30,29 @@ class Kind:
     """Parameter with what is started of it; a template without it has nothing to start but ThunderAgent's own code."""
     builtin: tuple[str, ...]
     """Packages in ThunderAgent's own code."""
+    built_for: tuple[str, ...]
+    """Parameters that decide what is in it."""
 
 
 KINDS: Final = (
-    Kind(option="--source", bucket="ArtefactBucket", key="ArtefactKey", entry="Jobs", builtin=("jobs", "thunderagent")),
-    Kind(option="--code", bucket="CodeBucket", key="CodeKey", entry="Handler", builtin=("thunderagent",)),
+    Kind(
+        option="--source",
+        bucket="ArtefactBucket",
+        key="ArtefactKey",
+        entry="Jobs",
+        builtin=("jobs", "thunderagent"),
+        built_for=("InstanceType", "Python", "Tracing"),
+    ),
+    Kind(
+        option="--code",
+        bucket="CodeBucket",
+        key="CodeKey",
+        entry="Handler",
+        builtin=("thunderagent",),
+        built_for=("Architecture", "Runtime"),
+    ),
 )
 PLACES: Final = frozenset(name for kind in KINDS for name in (kind.bucket, kind.key))
-_BUILT_FOR: Final = ("Architecture", "InstanceType", "Python", "Runtime")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +111,7 @@ class Code:
         elif self._brings(kind, parameters):
             return
         elif self._stays(kind, before):
-            for name in (kind.bucket, *_BUILT_FOR):
+            for name in (kind.bucket, *kind.built_for):
                 if name in asked and _platform(name, asked[name]) != _platform(name, before.get(name, "")):
                     raise WrongOption(
                         f"{stack} keeps its code, with {name}={before.get(name)}: for {name}={asked[name]} give "
@@ -187,7 +202,13 @@ class Code:
                 wheels = Path(folder)
                 architecture, python = package.processor(values["InstanceType"]), values["Python"]
                 self._say(f"making wheels for Python {python} on {architecture}")
-                artefacts.make_wheels(wheels, self.source, architecture=architecture, python=python)
+                artefacts.make_wheels(
+                    wheels,
+                    self.source,
+                    architecture=architecture,
+                    python=python,
+                    is_traced=values["Tracing"] == "true",
+                )
             key, content = artefacts.pack(self.source, wheels)
         artefacts.put(self.cloud, bucket, key, content)
         jobs = self.source or "ThunderAgent's own jobs (for yours give --source FOLDER)"

@@ -475,6 +475,8 @@ class TestStacks:
         assert parameters_of(clean, "agents") == first
         with pytest.raises(WrongOption, match=r"with InstanceType=t3.small: for InstanceType=t4g\.small give --source"):
             clean.deploy("agents", InstanceType="t4g.small")  # its wheels are for the other processor
+        with pytest.raises(WrongOption, match="with Tracing=false: for Tracing=true give --source"):
+            clean.deploy("agents", Tracing="true")  # its wheels send no spans
         clean.deploy("agents", InstanceType="m7i.large")
 
     def test_the_bucket_of_a_stack_stays(self, clean: World, shop: Shop) -> None:
@@ -995,6 +997,20 @@ def test_what_machines_install_is_the_same_bytes_for_the_same_files_and_enough_t
     for needed in ("scripts/complete-termination", "systemd/thunderagent-termination.service"):
         assert (tmp_path / needed).is_file()
     assert os.access(tmp_path / "scripts" / "complete-termination", os.X_OK)
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_traced_agents_get_what_sends_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_traced: bool) -> None:
+    asked: list[str] = []
+
+    def noted(folder: Path, projects: list[tuple[Path, str]], *_: object, **__: object) -> None:
+        asked.extend(extras for _, extras in projects)
+
+    monkeypatch.setattr(artefacts, "download_wheels", noted)
+    (tmp_path / "requirements.txt").write_text("thunderagent")
+    for source in (None, tmp_path):
+        artefacts.make_wheels(tmp_path, source, architecture="x86_64", python="3.11", is_traced=is_traced)
+    assert ["traces" in extras for extras in asked] == [is_traced, is_traced, False]
 
 
 def test_a_project_goes_along_without_its_secrets_and_history(tmp_path: Path) -> None:
