@@ -19,6 +19,7 @@ from thunderagent.events import Event, StoreFailed
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.port import Applied
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.task import Row
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_events import ConnectionFlooded, MessageRefused
 from thunderagent.websocket_writes import connection_id_of, connections_id
@@ -38,6 +39,10 @@ class Counting(SqliteEngine):
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         self.writes += len(batch)
         return super().apply(batch)
+
+    def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
+        self.writes += len(rows)
+        return super().put(rows, fresh=fresh)
 
 
 def taken(throttle: Throttle, connection: str, user: str, times: int = 1) -> int:
@@ -107,7 +112,8 @@ def test_what_is_refused_is_answered_and_taken_after_the_pause_and_a_flood_ends_
 
 
 def test_connects_are_bounded_and_a_flood_costs_many() -> None:
-    api = Api(connect_rate=5)
+    engine = Counting(FakeClock())
+    api = Api(connections=engine, connect_rate=5)
 
     def connects(user: str = "ada") -> list[int]:
         found = []
@@ -117,6 +123,9 @@ def test_connects_are_bounded_and_a_flood_costs_many() -> None:
         return found
 
     assert connects() == [200] * round(CONNECT_BURST) + [429] * round(CONNECT_BURST)
+    engine.writes = 0
+    assert [api.connect("ada", f"more{number}")["statusCode"] for number in range(100)] == [429] * 100
+    assert engine.writes == 0  # what is refused costs nothing
     assert api.connect("bob", "b1")["statusCode"] == 200
     api.clock.advance(1.0)
     assert connects().count(200) == 5
