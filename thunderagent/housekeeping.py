@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -295,8 +294,6 @@ class Housekeeping:
         self._store.announce(
             self._owner,
             {
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
                 "process": process_start(os.getpid()),
                 "version": __version__,
                 "queues": {name: poller.slots for (name, _), poller in self._batch_first()},
