@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -202,6 +203,18 @@ def test_the_image_has_the_project_without_its_secrets_and_nothing_that_a_job_ma
     user = int(image.config["User"].partition(":")[0])
     found = [path for top in ("app", "opt") for path in (image.root / top).rglob("*") if not path.is_symlink()]
     assert [path for path in found if path.stat().st_uid == user or path.stat().st_mode & 0o002] == []
+
+
+def test_what_is_installed_has_the_versions_of_the_constraints(image: Image) -> None:
+    pinned = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    installed = {
+        name.lower().replace("_", "-"): version.removesuffix(".dist-info")
+        for path in image.root.glob("opt/venv/lib/python3*/site-packages/*.dist-info")
+        for name, _, version in [path.name.partition("-")]
+    }
+    assert installed.keys() >= {"boto3", "websockets"}
+    del installed["thunderagent"]
+    assert installed == {name: pinned.get(name) for name in installed}
 
 
 def test_a_read_only_container_works_is_alive_reaps_orphans_and_drains_on_its_stop_signal(
