@@ -338,6 +338,20 @@ def test_a_task_belongs_to_the_trace_of_its_request(
     assert shop.client.enqueue("a.job").traceparent is None, "the next one has none"
 
 
+@pytest.mark.parametrize(
+    ("invoked", "expected"),
+    [(XRAY, f"00-{TRACE}-b7ad6b7169203331-01"), (XRAY.replace("Sampled=1", "Sampled=0"), None)],
+)
+def test_the_task_of_an_event_belongs_to_the_trace_of_its_invocation_if_that_is_recorded(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, invoked: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("_X_AMZN_TRACE_ID", invoked)
+    [task_id] = shop.router.handler(eventbridge())["task_ids"]
+    assert shop.client.get(task_id).traceparent == expected
+    _, body = shop.post({"order": "7"}, {"traceparent": OTHER})
+    assert shop.client.get(body["task_id"]).traceparent == OTHER, "a request names its own"
+
+
 @pytest.mark.parametrize("event", [eventbridge(), {"no": "event"}], ids=["good", "bad"])
 def test_spans_are_sent_before_lambda_stands_still(
     shop: Shop, event: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ from thunderagent.router.shapes import (
 )
 from thunderagent.settings import load_settings
 from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.traceparent import continuing, from_xray
 
 T = TypeVar("T")
 
@@ -247,8 +249,11 @@ class Router:
             Exception: what the route raised; not of HTTP.
         """
         self._start_log()
+        # Lambda always names a trace; one that X-Ray does not record would keep the spans of the task from being sent.
+        invoked = os.environ.get("_X_AMZN_TRACE_ID", "")
         try:
-            return self._handle(event, context)
+            with continuing(from_xray(invoked) if "Sampled=1" in invoked else None):
+                return self._handle(event, context)
         finally:
             spans.flush()  # Lambda lets no thread run between two invocations
 
