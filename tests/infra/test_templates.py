@@ -13,6 +13,8 @@ from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, ROOT, Rendered
 from tests.infra.test_failover import GIVEN as FAILOVER
+from tests.infra.test_failover import NAMES
+from tests.infra.test_wsapi import DOMAIN
 from tests.infra.test_wsapi import GIVEN as WSAPI
 from thunderagent import events, fleet_events, metrics, router_events
 from thunderagent.alarms import ALARMS
@@ -74,7 +76,7 @@ def test_every_parameter_says_what_it_is_and_refuses_what_cannot_work(name: str)
 
 
 def test_every_template_is_deployed_and_fits_into_a_request() -> None:
-    assert sorted(one.path for one in STACKS) == sorted(INFRA.glob("*.yaml"))
+    assert sorted(one.path for one in STACKS) == sorted(INFRA.glob("[a-z]*.yaml"))
     for one in STACKS:
         assert len(one.template.encode()) < LARGEST_TEMPLATE
 
@@ -559,3 +561,28 @@ def test_a_machine_is_in_service_only_when_it_says_that_its_agents_run() -> None
     unasked = Rendered("agents", {**AGENTS, "WaitForSignals": "false"}).resources["Agents"]
     assert unasked["CreationPolicy"]["ResourceSignal"]["Count"] == 0
     assert unasked["Properties"]["LifecycleHookSpecificationList"] == [hook]
+
+
+# What was tried
+
+
+def test_the_page_says_of_every_resource_what_was_tried_of_it() -> None:
+    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- types and stacks")[2].partition("<!-- end -->")[0]
+    rows = re.findall(r"^\| `(\S+)` \| ([a-z, ]+) \| (used|made|rendered)\b", table, flags=re.MULTILINE)
+    told = {kind: (stacks.split(", "), how == "rendered") for kind, stacks, how in rows}
+    assert len(rows) == table.count("\n| `"), "each row begins with used, made or rendered"
+
+    everything = {"failover": {**NAMES, "KeepAway": "true"}, "wsapi": DOMAIN, "table": PROVISIONED}
+    stacks: dict[str, list[str]] = {}
+    deployed = set()
+    for path in sorted(INFRA.glob("[a-z]*.yaml")):
+        name = path.stem
+        template = Rendered.template_of(name)
+        for kind in {str(one["Type"]) for one in template["Resources"].values()}:
+            stacks.setdefault(kind.removeprefix("AWS::"), []).append(name)
+        local = {"Endpoint": "http://127.0.0.1:4566"} if "Endpoint" in template["Parameters"] else {}
+        for more in ({}, {"Global": "true"} if "Global" in template["Parameters"] else {}):
+            made = Rendered(name, {**given(name), **everything.get(name, {}), **local, **more})
+            deployed |= {one["Type"].removeprefix("AWS::") for one in made.resources.values()}
+    assert told == {kind: (names, kind not in deployed) for kind, names in stacks.items()}
