@@ -146,7 +146,7 @@ class CanaryProbed(Event):
     step: str | None = None
     reason: str | None = None
     unjudged: str | None = None
-    token_days: float | None = None
+    days_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

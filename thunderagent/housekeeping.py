@@ -294,6 +294,7 @@ class Housekeeping:
         self._store.announce(
             self._owner,
             {
+                "pid": os.getpid(),
                 "process": process_start(os.getpid()),
                 "version": __version__,
                 "queues": {name: poller.slots for (name, _), poller in self._batch_first()},

@@ -182,8 +182,8 @@ class Meter:
             self._set(metrics.CANARY_BLIND, 1.0, series)
         else:
             self._gauges.pop((metrics.CANARY_BLIND, series), None)
-        if event.token_days is not None:
-            self._set(metrics.CANARY_TOKEN_DAYS, event.token_days, series)
+        if event.days_left is not None:
+            self._set(metrics.CANARY_TOKEN_DAYS, event.days_left, series)
         for step, seconds in zip(event.steps, event.seconds, strict=False):
             self._note(metrics.CANARY_LATENCY, seconds, f"{event.target}{BETWEEN}{step}")
 

@@ -26,7 +26,17 @@ TOOLS = (
 
 NOTE = '#!/bin/bash\necho "$(basename "$0") $*" >>"$STUBS/calls"\n'
 
-SECRETS = (".env", ".env.production", "shop/tls.key", "shop/key.pem")
+SECRETS = (
+    ".env",
+    ".env.production",
+    "prod.env",
+    "shop/tls.key",
+    "shop/key.pem",
+    ".ssh/id_rsa",
+    "id_ed25519",
+    ".npmrc",
+    "main.tfstate",
+)
 
 
 def skipped() -> list[str]:

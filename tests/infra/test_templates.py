@@ -563,6 +563,12 @@ def test_a_machine_is_in_service_only_when_it_says_that_its_agents_run() -> None
     assert unasked["Properties"]["LifecycleHookSpecificationList"] == [hook]
 
 
+def test_a_group_without_room_for_one_more_lets_a_machine_go_first() -> None:
+    for most, kept in (("3", "2"), ("2", 0)):
+        policy = Rendered("agents", {**AGENTS, "MinSize": "2", "MaxSize": most}).resources["Agents"]["UpdatePolicy"]
+        assert policy["AutoScalingRollingUpdate"]["MinInstancesInService"] == kept  # AWS refuses it at MaxSize
+
+
 # What was tried
 
 

@@ -211,7 +211,7 @@ class _Attempt:
             steps=self._steps,
             failed=failed,
             reason=reason,
-            token_days=days,
+            days_left=days,
             region=self._region,
             version=self._version,
         )

@@ -46,7 +46,7 @@ class ProbeResult:
     """Why a failure does not count; None: it does."""
     refused: bool = False
     """The peer did not take the token, and the token does not say that it is over."""
-    token_days: float | None = None
+    days_left: float | None = None
     """Days until the token is over; None: unknown, or something replaces it in time."""
     region: str | None = None
     """The region that answered, as it told."""

@@ -217,7 +217,7 @@ class Judge:
                 step=step,
                 reason=result.reason or None,
                 unjudged=result.unjudged and str(result.unjudged),
-                token_days=result.token_days,
+                days_left=result.days_left,
             )
         )
         was_blind = self.blind.pop(target, None)
@@ -225,7 +225,7 @@ class Judge:
             self.blind[target] = result.unjudged
             if was_blind is not result.unjudged:
                 bus.emit(CanaryBlind(**about, unjudged=str(result.unjudged), step=str(step), reason=result.reason))
-        if (days := result.token_days) is not None and days < WARN_DAYS and self._days.get(target) != math.floor(days):
+        if (days := result.days_left) is not None and days < WARN_DAYS and self._days.get(target) != math.floor(days):
             self._days[target] = math.floor(days)
             bus.emit(CanaryTokenEnds(**about, days=round(days, 2)))
         if after.is_up is before.is_up:

@@ -286,7 +286,9 @@ def _of_group(
         cause = launches[0].get("StatusMessage") or launches[0].get("Cause", "no reason is told")
         yield Finding("machines", State.WRONG, f"the last machine of {name} did not start: {cause}", see)
     if most <= least:
-        what = f"{name}: MaxSize {most} is not over MinSize {least}, so new code cannot replace a machine"
+        what = (
+            f"{name}: MaxSize {most} is not over MinSize {least}, so new code takes a machine away before it makes one"
+        )
         yield Finding("machines", State.WARNING, what, account.deploy(stack, f"--parameter MaxSize={least + 1}"))
     if suspended := [one["ProcessName"] for one in group.get("SuspendedProcesses", ())]:
         remedy = account.aws(f"autoscaling resume-processes --auto-scaling-group-name {name}")
