@@ -69,7 +69,7 @@ class Canary:
             self._to.put([datum for _, datum in data_of(meter.read())])
         return {
             "observer": self._observer,
-            "healthy": {name: judged.is_fine for name, judged in self._judge.judged.items()},
+            "healthy": {name: self._judge.is_fine(name) for name in self._targets},
             "probes": [result.told() for result in results],
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from tests.canary.support import REGION, Api, an_api, run, until
 from thunderagent.canary.probe import SAVES, SLOTS, Prober
-from thunderagent.canary.result import ProbeResult, Step
+from thunderagent.canary.result import ProbeResult, Step, Unjudged
 from thunderagent.canary.tokens import Tokens
 from thunderagent.chaos.behaviours import Garbage, HangUp, Refuse, Silence
 from thunderagent.testing import ChaosServer
@@ -132,11 +133,41 @@ def test_a_token_that_was_refused_is_not_used_again(api: Api, status: int, dropp
     assert seen == dropped
 
 
-def test_no_token_fails_the_step_token_and_nothing_is_connected(api: Api) -> None:
-    found = probe(api, source="env:NOT_SET_ANYWHERE")
-    assert (found.failed, list(found.steps)) == (Step.TOKEN, [Step.TOKEN])
-    assert "env:NOT_SET_ANYWHERE: it is empty" in found.reason
-    assert api.authorizations == []
+NONE, OVER = "env:NOT_SET_ANYWHERE", "env:OVER"
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "failed", "unjudged"),
+    [
+        (NONE, None, Step.TOKEN, Unjudged.TOKEN),  # let in without one
+        (NONE, 401, Step.TOKEN, Unjudged.TOKEN),
+        (NONE, 500, Step.TOKEN, Unjudged.TOKEN),
+        (NONE, 429, Step.AUTH, Unjudged.THROTTLED),
+        (NONE, 503, Step.AUTH, None),
+        (OVER, 403, Step.AUTH, Unjudged.TOKEN),
+        (OVER, 500, Step.AUTH, Unjudged.TOKEN),
+        (OVER, 502, Step.AUTH, None),
+        ("command:sleep 5", 403, Step.TOKEN, Unjudged.TOKEN),  # its source hangs
+        ("command:sleep 5", 503, Step.AUTH, None),
+    ],
+)
+def test_a_canary_without_a_token_tries_the_api_all_the_same(
+    api: Api,
+    source: str,
+    status: int | None,
+    failed: Step,
+    unjudged: Unjudged | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = base64.urlsafe_b64encode(b'{"exp": 1}').decode().rstrip("=")
+    monkeypatch.setenv("OVER", f"x.{body}.x")
+    api.status = status
+    found = probe(api, source=source, budget_s=2.0 if source.startswith("command") else 10.0)
+    assert (found.failed, found.unjudged) == (failed, unjudged), found.reason
+    lacks = {NONE: "env:NOT_SET_ANYWHERE: it is empty", OVER: "", "command:sleep 5": "no token within"}
+    assert lacks[source] in found.reason
+    assert ("is over" in found.reason) == (source is OVER and unjudged is not None)
+    assert (len(api.authorizations), api.seen) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -283,8 +314,8 @@ def test_another_region_that_answers_is_no_health_of_this_one(api: Api) -> None:
 def test_a_target_without_anybody_there_fails_the_step_connect() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
-        found = run(a_prober().probe(REGION, f"ws://127.0.0.1:{reserved.getsockname()[1]}/"))
-    assert found.failed is Step.CONNECT
+        found = run(a_prober(source=NONE).probe(REGION, f"ws://127.0.0.1:{reserved.getsockname()[1]}/"))
+    assert (found.failed, found.unjudged) == (Step.CONNECT, None)
     assert "ConnectionRefusedError" in found.reason or "Connect call failed" in found.reason
 
 

@@ -100,13 +100,15 @@ def test_one_failure_does_not_end_it_and_counts_start_anew(own: Api) -> None:
 @pytest.mark.parametrize("status", [429, 401])
 def test_a_canary_that_cannot_judge_keeps_the_last_judgement_and_stops_no_region_at_its_start(status: int) -> None:
     with an_api(OWN) as own, an_api(OTHER) as other:
-        for known in ([], [True, True], [False, False]):
+        for known in ([], [True], [False], [True] * 2, [True] * 3, [True, True, False], [False] * 2):
             world = World({OWN: own.url, OTHER: other.url}, tokens=Tokens("env:HOME"))
             for ok in known:
                 own.status = None if ok else 503
                 world.turns(1)
             own.status = other.status = status
-            assert world.turns(4) == [known != [False, False]] * 4
+            assert world.turns(4) == [known != [False] * 2] * 4
+            told = [one.healthy for one in world.recorder.of(CanaryProbed) if one.target == OWN]
+            assert told[len(known) :] == [known != [False] * 2] * 4  # what the alarm goes by
             [blind, *_] = [one for one in world.recorder.of(CanaryBlind) if one.target == OWN]
             assert blind.unjudged == ("throttled" if status == 429 else "token")
             own.status = other.status = None

@@ -2,7 +2,8 @@
 
 Connect, be let in, ping, save a number that was never used before, read it back, close. Whatever goes wrong is a
 result that names the step and the reason, as a broken peer is what a canary is for. A peer that is throttled, and a
-canary without a token that counts, are no broken peer: such a result says so.
+canary without a token that counts, are no broken peer: such a result says so. Without a token the peer is tried all the
+same, as what takes the token away may have taken the peer with it.
 
 Its user's state keeps one number for each of `SLOTS` probers of each observer, and does not grow. Probers that hit on
 one slot, or replication that brings another region's write in between, are told from a fault by one more try.
@@ -50,7 +51,13 @@ TRIES: Final = 4
 SAVES: Final = 12
 """Saves of one number until it is the first to know the version, while others write at the same time."""
 
+TOKEN_SHARE: Final = 0.6
+"""Of the time of an attempt, what its token may take: a source that hangs must not hide a peer that is gone."""
+
 _REFUSED: Final = (401, 403)
+_UNTAKEN: Final = (*_REFUSED, 500)
+"""What may answer a token that is over, or none. 500 is what a local engine makes of 401; on AWS an authorizer broke,
+and a token that is over hides that until it is replaced."""
 _THROTTLED: Final = 429
 _UNSENT: Final = "no token was sent; say where it comes from in THUNDERAGENT_CANARY_TOKEN_FROM"
 
@@ -140,7 +147,7 @@ class Prober:
             case TokenUnavailable() | Throttled() | Unexpected():
                 return str(error)
             case InvalidStatus(response=response) if response.status_code in _REFUSED or (
-                attempt.is_over and response.status_code != _THROTTLED
+                attempt.is_over and response.status_code in _UNTAKEN
             ):
                 self._tokens.drop(attempt.target)  # the next attempt has a new one
                 why = "the token is over, or not one for this API" if attempt.token else _UNSENT
@@ -176,6 +183,8 @@ class _Attempt:
         self._connection: ClientConnection | None = None
         self._region: str | None = None
         self.token: str | None = None
+        self._lacking: Exception | None = None
+        """Why there is no token; None: there is one, or none is wanted."""
 
     @property
     def is_over(self) -> bool:
@@ -194,8 +203,12 @@ class _Attempt:
         unjudged = None
         if isinstance(error, Throttled) or status == _THROTTLED:
             unjudged = Unjudged.THROTTLED
-        elif failed is Step.TOKEN or (status is not None and self.is_over):
+        elif error is self._lacking or (status in _UNTAKEN and (self._lacking is not None or self.is_over)):
             unjudged = Unjudged.TOKEN
+        if self._lacking is not None:
+            lacks = self._prober._reason(self._lacking, self)
+            self._note(failed)
+            failed, reason = (Step.TOKEN, lacks) if unjudged is Unjudged.TOKEN else (failed, f"{reason}; {lacks}")
         is_refused = status in _REFUSED and self.token is not None and unjudged is None
         return replace(self.result(failed=failed, reason=reason), unjudged=unjudged, refused=is_refused)
 
@@ -229,15 +242,16 @@ class _Attempt:
         """All steps; the one that is not done raises."""
         prober = self._prober
         with self._during(Step.TOKEN):
-            token = await prober._tokens.get(self.target)
-        self.token = token
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            await self._get_token(TOKEN_SHARE * prober._budget_s)
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         self._step = Step.CONNECT
         endpoint = Endpoint(self._url, headers=headers)
         self._connection = connection = await open_connection(
             endpoint, prober._options, prober._resolver, reached=self._reached
         )
         self._note(Step.AUTH)
+        if self._lacking is not None:
+            raise self._lacking  # the peer is there, and lets in anybody
         talk = Conversation(connection)
         with self._during(Step.PING):
             self._region = _region(await talk.ask(Action.PING, Kind.PONG))
@@ -251,6 +265,15 @@ class _Attempt:
             await connection.close()
             if connection.protocol.close_rcvd is None:
                 raise Unexpected("the peer did not answer the close")
+
+    async def _get_token(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                self.token = await self._prober._tokens.get(self.target)
+        except TimeoutError:
+            self._lacking = TokenUnavailable(f"no token within {within_s:g} s")
+        except Exception as error:  # of whatever kind: the peer is tried all the same
+            self._lacking = error
 
     async def _keep_a_number(self, talk: Conversation) -> None:
         """Save a number and read it back. Others may do so at the same moment; then once more."""

@@ -96,7 +96,7 @@ class CanaryWatch:
         if self._own is None:
             return False
         judged = self._judge.judged[self._own]
-        if not judged.is_up and not (self._own in self._judge.blind and judged.is_fine):
+        if not judged.is_up and not (self._own in self._judge.blind and self._judge.is_fine(self._own)):
             return False
         return self._monotonic() - self._tried_at <= STALE_TURNS * self._every_s + BUDGET_S
 
@@ -167,6 +167,9 @@ class CanaryWatch:
         every = turn % OTHERS == 0 or self._own is None
         targets = {name: url for name, url in self._targets.items() if every or name == self._own}
         results = await self._prober.probe_all(targets, self._judge.versions)
+        if len(targets) < len(self._targets) and any(one.refused for one in results):
+            # Whether another region takes the token now is what tells a token that is wrong from a region that is.
+            results = await self._prober.probe_all(self._targets, self._judge.versions)
         for result in results:
             self._judge.take(result, self._bus)
         self._tried_at = self._monotonic()
@@ -200,6 +203,12 @@ class Judge:
         """Targets whose last attempt could not judge, and why."""
         self._days: dict[str, int] = {}
 
+    def is_fine(self, target: str) -> bool:
+        """What the metric tells: the last attempt did and the target is not down. One that could not judge counts as
+        one that did, so that a failure before it does not stand for ever."""
+        judged = self.judged[target]
+        return judged.is_up is not False if target in self.blind else judged.is_fine
+
     def take(self, result: ProbeResult, bus: EventBus) -> None:
         """Count an attempt; the bus is told of it, and of what it changes."""
         target, observer, before = result.target, self._observer, self.judged[result.target]
@@ -207,11 +216,14 @@ class Judge:
         self.versions[target] = result.version
         about: dict[str, Any] = {"target": target, "observer": observer}
         step = None if result.failed is None else str(result.failed)
+        was_blind = self.blind.pop(target, None)
+        if result.unjudged is not None:
+            self.blind[target] = result.unjudged
         bus.emit(
             CanaryProbed(
                 **about,
                 ok=result.ok,
-                healthy=after.is_fine,
+                healthy=self.is_fine(target),
                 steps=tuple(map(str, result.steps)),
                 seconds=tuple(round(seconds, 4) for seconds in result.steps.values()),
                 step=step,
@@ -220,11 +232,8 @@ class Judge:
                 days_left=result.days_left,
             )
         )
-        was_blind = self.blind.pop(target, None)
-        if result.unjudged is not None:
-            self.blind[target] = result.unjudged
-            if was_blind is not result.unjudged:
-                bus.emit(CanaryBlind(**about, unjudged=str(result.unjudged), step=str(step), reason=result.reason))
+        if result.unjudged is not None and result.unjudged is not was_blind:
+            bus.emit(CanaryBlind(**about, unjudged=str(result.unjudged), step=str(step), reason=result.reason))
         if (days := result.days_left) is not None and days < WARN_DAYS and self._days.get(target) != math.floor(days):
             self._days[target] = math.floor(days)
             bus.emit(CanaryTokenEnds(**about, days=round(days, 2)))
