@@ -20,6 +20,8 @@ from thunderagent.stores.services import Unanswered, ask
 GROUP: Final = "AWS::AutoScaling::AutoScalingGroup"
 FUNCTION: Final = "AWS::Lambda::Function"
 SERVICE: Final = "AWS::ECS::Service"
+ATTEMPTS: Final = 3
+"""Of each request, as AWS throttles those that list and describe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Account(Doctor):
 
     def _client_of(self, service: str) -> Any:
         if service not in self._made:
-            self._made[service] = self._clients(self.place, self.local_endpoint)(service)
+            self._made[service] = self._clients(self.place, self.local_endpoint, attempts=ATTEMPTS)(service)
         return self._made[service]
 
     def pages(self, service: str, action: str, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:

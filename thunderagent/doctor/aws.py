@@ -51,13 +51,18 @@ def look_at_stacks(account: Account) -> Iterator[Finding]:
     account.clock.observe(date, sent=sent, received=account.clock.monotonic())
     account.who = reply["Arn"]
     yield Finding("account", State.OK, f"{account.who} in {account.region}")
-    told = list(account.pages("cloudformation", "DescribeStacks", "Stacks"))
-    for one in sorted(told, key=lambda one: str(one["StackName"])):
-        name = one["StackName"]
-        if name.rpartition("-")[0] == account.prefix:
-            made = account.pages("cloudformation", "ListStackResources", "StackResourceSummaries", StackName=name)
-            account.stacks.append(stack := Stack.of(one, made))
-            yield _of_stack(account, stack)
+    try:
+        told = list(account.pages("cloudformation", "DescribeStacks", "Stacks"))
+        for one in sorted(told, key=lambda one: str(one["StackName"])):
+            name = one["StackName"]
+            if name.rpartition("-")[0] == account.prefix:
+                made = account.pages("cloudformation", "ListStackResources", "StackResourceSummaries", StackName=name)
+                account.stacks.append(stack := Stack.of(one, made))
+                yield _of_stack(account, stack)
+    except Unanswered as unanswered:  # without the list nothing would be looked at, and nothing be wrong
+        account.is_reachable = False
+        yield unanswered.finding("stacks")
+        return
     if account.stacks:
         return
     where = f"there are no stacks {account.prefix}-* in {account.region}"

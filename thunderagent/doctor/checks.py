@@ -329,12 +329,12 @@ class Doctor:
             named = ", ".join(one.queue for one in found[:NAMED]) + (" and more" if len(found) > NAMED else "")
             yield Finding("queues", State.OK, f"no ready task lacks an agent: {named or 'there is no queue yet'}")
 
-    def _clients(self, *where: Any) -> Callable[[str], Any]:
+    def _clients(self, *where: Any, **options: Any) -> Callable[[str], Any]:
         if self.clients is not None:
-            return self.clients(*where)
+            return self.clients(*where, **options)
         from thunderagent.stores.services import clients_at
 
-        return clients_at(*where)
+        return clients_at(*where, **options)
 
     def _can_be_used(self, engine: Engine) -> bool:
         return self.is_reachable and self.is_usable and _is_there(engine)

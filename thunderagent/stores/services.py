@@ -22,7 +22,7 @@ from thunderagent.stores.failures import DENIED, EXPIRED, Place, code_of
 SOON_S: Final = 600.0
 """Credentials that end sooner, and that nobody renews, are worth a warning."""
 
-_HASTY: Final = Config(connect_timeout=2, read_timeout=3, retries={"mode": "standard", "total_max_attempts": 1})
+_HASTY: Final = Config(connect_timeout=2, read_timeout=3)
 _SEND: Final = "sqs:SendMessage"
 _NO_TEXT: Final = "\uffff"
 """No message may hold it, and none may be held back for 1,000 seconds: one of both is always looked at."""
@@ -32,15 +32,16 @@ Clients = Callable[[str], Any]
 """Makes a client of a service by its name, such as `sts`."""
 
 
-def clients_at(place: Place, endpoint: str | None = None) -> Clients:
-    """Clients that answer within seconds, with the credentials that an agent here would have."""
+def clients_at(place: Place, endpoint: str | None = None, *, attempts: int = 1) -> Clients:
+    """Clients that answer within 6 s for each attempt, with the credentials that an agent here would have."""
+    config = _HASTY.merge(Config(retries={"mode": "standard", "total_max_attempts": attempts}))
 
     def make(service: str) -> Any:
         def build_one() -> Any:
             local = is_loopback(endpoint)
             session: boto3.Session = new_session(local=local)
             region = place.region or session.region_name or (LOCAL_REGION if local else None)
-            return session.client(service, region_name=region, endpoint_url=endpoint, config=_HASTY)
+            return session.client(service, region_name=region, endpoint_url=endpoint, config=config)
 
         return build(build_one)
 
