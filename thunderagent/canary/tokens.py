@@ -93,13 +93,7 @@ class Tokens:
 
     def days_left(self, target: str, token: str, now: float) -> float | None:
         """Days until a token is over; None: it does not say, or something replaces it in time."""
-        claims = claims_of(token)
-        ends_at, made_at = claims.get("exp"), claims.get("iat")
-        if not is_number(ends_at) or target in self._kept:
-            return None
-        left = (ends_at - now) / 86400
-        life = (ends_at - made_at) / 86400 if is_number(made_at) else math.inf
-        return left if life >= SHORT_DAYS or left < life / 10 else None
+        return None if target in self._kept else days_left(token, now)
 
     async def _in_thread(self, target: str, source: TokenSource) -> tuple[str, float]:
         """Fetch it in a thread that nobody waits for at the end; never in two for one target."""
@@ -143,6 +137,17 @@ def claims_of(token: str) -> Mapping[str, Any]:
         return as_map(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
     except (ValueError, LookupError):
         return {}
+
+
+def days_left(token: str, now: float) -> float | None:
+    """Days until a JWT is over; None: it does not say, or its life is so short that something replaces it."""
+    claims = claims_of(token)
+    ends_at, made_at = claims.get("exp"), claims.get("iat")
+    if not is_number(ends_at):
+        return None
+    left = (ends_at - now) / 86400
+    life = (ends_at - made_at) / 86400 if is_number(made_at) else math.inf
+    return left if life >= SHORT_DAYS or left < life / 10 else None
 
 
 def _fetch(source: TokenSource, target: str) -> tuple[str, float]:

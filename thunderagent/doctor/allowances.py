@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from thunderagent.canary.tokens import WARN_DAYS, days_left
 from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account
 from thunderagent.errors import ConfigurationError, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.iam import Resources, Role, policy, resources
 from thunderagent.secret_texts import secret_text
 from thunderagent.stores.services import Unanswered
+from thunderagent.unreadable import as_map
 
-ENDS_SOON_DAYS: Final = 14.0
-"""A token of a canary that ends sooner is worth a warning."""
 BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 STANDARD: Final = frozenset("acdhimrtz")
 """First letters of the types of machines that the quota of EC2 counts."""
@@ -132,37 +131,36 @@ def look_at_secrets(account: Account) -> Iterator[Finding]:
     for name in names:
         region = None if name.startswith("arn:") else account.region
         try:
-            ends = _end_of(secret_text(name, region=region, endpoint=account.local_endpoint))
+            token = _token_in(secret_text(name, region=region, endpoint=account.local_endpoint))
         except ConfigurationError as error:
             yield Finding("canary token", State.WRONG, str(error), "see docs/canary.md, The token")
         except ThunderAgentError as error:
             remedy = f"allow secretsmanager:GetSecretValue on {name}"
             yield Finding("canary token", State.UNKNOWN, f"cannot tell: {error}", remedy)
         else:
-            yield _of_token(account, name, ends)
+            yield _of_token(account, name, days_left(token, time.time()))
 
 
-def _of_token(account: Account, name: str, ends: float | None) -> Finding:
-    if ends is None:
-        return Finding("canary token", State.OK, f"{name} does not end, as far as it tells")
-    days = (ends - time.time()) / 86_400
-    if days > ENDS_SOON_DAYS:
+def _of_token(account: Account, name: str, days: float | None) -> Finding:
+    if days is None:
+        return Finding("canary token", State.OK, f"{name} tells of no end, or something replaces it in time")
+    if days >= WARN_DAYS:
         return Finding("canary token", State.OK, f"{name} ends in {days:.0f} days")
     remedy = account.aws(f"secretsmanager put-secret-value --secret-id {name} --secret-string file://TOKEN")
     if days > 0:
         return Finding("canary token", State.WARNING, f"{name} ends in {days:.1f} days", remedy)
-    what = f"{name} ended {-days:.1f} days ago: the canary fails, and users are sent to the other region"
+    what = f"{name} ended {-days:.1f} days ago: the canary cannot judge, and no region moves"
     return Finding("canary token", State.WRONG, what, remedy)
 
 
-def _end_of(text: str) -> float | None:
-    """When the token in a secret ends; None for one that does not tell, and for what gets a token each time."""
+def _token_in(text: str) -> str:
+    """The token in a secret; empty for a secret with which a server is asked for tokens."""
+    if not text.lstrip().startswith("{"):
+        return text.strip()
     try:
-        token = json.loads(text)["token"] if text.lstrip().startswith("{") else text.strip()
-        body = token.split(".")[1]
-        return float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return None  # the error may hold the secret
+        return str(as_map(json.loads(text)).get("token", ""))
+    except ValueError:  # it may hold the secret
+        return ""
 
 
 # Quotas and clock
