@@ -22,6 +22,12 @@ INTERNAL_ERROR = {"message": "Internal server error", "connectionId": "c", "requ
 """What API Gateway sends when the function behind it fails."""
 
 
+def throttled(message: Message, pause_s: float) -> Message:
+    """The answer to a message of one who sends too much."""
+    about = {"error": "throttled", "message": "Too many messages", "retry_after_s": pause_s}
+    return {"type": "error", "id": message["id"], **about}
+
+
 @dataclass(slots=True)
 class Row:
     """The state of the one user."""
@@ -62,6 +68,8 @@ class Api:
         """What every handshake is answered with."""
         self.is_mute = False
         """Reads, and says nothing, not even to a close: a half-open connection."""
+        self.chunks_refused = 0
+        """So many chunks are answered with `throttled`."""
         self.is_broken = False
         """The function fails: everything is answered with what API Gateway says then."""
         self.answer: Callable[[int, Message], Message | list[Message] | None] = self.reply
@@ -197,6 +205,10 @@ class Api:
                 async for raw in socket:
                     message = json.loads(raw)
                     if message.get("action") == "chunk":
+                        if self.chunks_refused:
+                            self.chunks_refused -= 1
+                            await socket.send(encode(throttled(message, 1.0)))
+                            continue
                         text = joiner.add(message)
                         if text is None:
                             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.wsclient.server import Api, Message, Row
+from tests.wsclient.server import Api, Message, Row, throttled
 from tests.wsclient.support import PROMPT, connected, governor, run, until
 from thunderagent.errors import (
     ChangeRefused,
@@ -23,6 +23,7 @@ from thunderagent.errors import (
     TooManyChanges,
     VersionConflict,
 )
+from thunderagent.pacing import LONGEST_PAUSE_S
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.websocket_messages import CHANGES_KEPT
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted, Throttled
@@ -834,6 +835,9 @@ async def test_long_messages_go_in_chunks_in_both_directions() -> None:
         await api.push({"long": "y" * 100_000})
         await until(lambda: len(pushes) == 1)
         assert pushes == [{"long": "y" * 100_000}]
+        api.chunks_refused, began = 1, now()
+        assert await client.set({"text": text[1:]}) == 2
+        assert now() - began < 5.0  # an error of a chunk answers its request
 
 
 def answered_with(api: Api, *answers: Message) -> Callable[[int, Message], Message | list[Message] | None]:
@@ -1053,8 +1057,7 @@ async def test_a_pause_that_the_server_asks_for_is_kept_and_told_and_ends_no_con
             if not left.get(message["action"]):
                 return api.reply(number, message)
             left[message["action"]] -= 1
-            about = {"error": "throttled", "message": "too many messages", "retry_after_s": 1.5}
-            return {"type": "error", "id": message["id"], **about}
+            return throttled(message, 1.5)
 
         api.answer = answer
         async with connected(api, options=replace(PROMPT, heartbeat_s=2.0)) as client:
@@ -1063,3 +1066,38 @@ async def test_a_pause_that_the_server_asks_for_is_kept_and_told_and_ends_no_con
             assert client.state == api.row.state == {"a": 1}
             assert api.opened == 1
             assert [event.pause_s for event in client.story if isinstance(event, Throttled)] == [1.5] * 7
+
+
+@fast
+async def test_an_update_that_was_refused_as_too_much_was_sent_is_made_whatever_others_make_meanwhile() -> None:
+    async with Api() as api, connected(api) as client:
+
+        def answer(number: int, message: Message) -> Message | None:
+            if message["action"] != "setState":
+                return api.reply(number, message)
+            api.answer = api.reply
+            for other in range(CHANGES_KEPT + 1):
+                api.row.save({"other": other}, f"x{other}")
+            return throttled(message, 10**400)
+
+        api.answer = answer
+        assert await client.update(count) == CHANGES_KEPT + 2
+        assert [event.pause_s for event in client.story if isinstance(event, Throttled)] == [LONGEST_PAUSE_S]
+
+
+@fast
+async def test_a_client_that_connects_again_keeps_the_pause() -> None:
+    async with Api() as api, connected(api) as client:
+        times: list[float] = []
+
+        def answer(number: int, message: Message) -> Message | None:
+            times.append(now())
+            return throttled(message, 5.0) if len(times) == 1 else api.reply(number, message)
+
+        api.answer = answer
+        change = client.submit({"a": 1})
+        await until(lambda: "Throttled" in kinds(client))
+        client.reconnect()
+        assert await change == 1
+        assert api.opened == 2
+        assert times[1] - times[0] >= 5.0

@@ -57,6 +57,7 @@ TIME: Final = """
 let now = 0, number = 0;
 const timers = new Map();
 const add = (call, ms = 0, every = null) => (timers.set(++number, { call, at: now + ms, every }), number);
+globalThis.performance.now = () => now;
 globalThis.setTimeout = (call, ms) => add(call, ms);
 globalThis.setInterval = (call, ms) => add(call, ms, ms);
 globalThis.clearTimeout = globalThis.clearInterval = (id) => timers.delete(id);
@@ -202,13 +203,29 @@ def test_an_update_whose_answer_was_lost_is_made_once_or_not_at_all(module: str)
         await pass(1);
         api.sockets[0].tell({ type: "changed", version: api.version, change: "x", region: "a" });
         await pass(30);
-        tell({ outcomes: [await first, await second], state: client.state, same: api.state });
+        const right = answer;
+        const refused = ({ id }) => ({ type: "error", id, error: "throttled", retry_after_s: 1 });
+        answer = (message) => {
+            if (message.action !== "setState") return right(message);
+            for (let left = 60; left > 0; left -= 1) theirs({ other: (others += 1) }, `x${others}`);
+            answer = right;
+            return refused(message);
+        };
+        const third = outcome(client.update(count));
+        await pass(30);
+        const told = { outcomes: [await first, await second, await third], state: client.state, same: api.state };
+        answer = (message) => (message.action === "chunk" ? refused(message) : right(message));
+        client.set({ long: "x".repeat(40000) });
+        await pass(5);
+        tell({ ...told, chunks: api.counts.chunk });
         """,
         module,
     )
     assert told["outcomes"][0] == 1
     assert told["outcomes"][1].startswith("ChangeRefused: in doubt: whether the change was made is not known")
-    assert told["state"] == told["same"] == {"list": ["ours"], "other": 61, "count": 1}
+    assert told["outcomes"][2] == 124  # what was refused as too much was sent is not in doubt
+    assert told["state"] == told["same"] == {"list": ["ours"], "other": 121, "count": 2}
+    assert told["chunks"] > 2  # an error of a chunk answers its request
 
 
 TABS: Final = """

@@ -172,7 +172,7 @@ class Session:
     async def _greet(self, connection: Connection, _: Cursor | None) -> None:
         """A connection was opened: learn the state over it before it is used."""
         while is_throttled(answer := await self._first(connection)):
-            await self.talk.pause()
+            pass
         if not self._observe(answer):
             problem = answer and (answer.get("error") or answer.get("type"))
             raise ConnectionError(f"getState was answered with {str(problem)[:100]!r}")
@@ -184,6 +184,7 @@ class Session:
 
     async def _first(self, connection: Connection) -> Message | None:
         """The answer to the first request over a connection, whose messages nobody else takes yet."""
+        await self.talk.pause()  # the connection before may have been refused
         request = self.talk.begin(connection)
         try:
             await self.talk.send(request, Action.GET_STATE, known_version=self._replica.version)

@@ -112,6 +112,8 @@ class Submitter:
         if is_final or self._internal >= INTERNAL_TRIES:
             self._give_up(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
             return 0.0
+        if problem == Problem.THROTTLED and change.unanswered is None:  # nothing was done, now or before
+            self._replica.sent(change.id, None)
         return pause_of(answer) + self._passing()
 
     def _as_too_large(self, answer: Message | None) -> Message | None:

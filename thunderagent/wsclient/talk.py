@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +33,12 @@ class Talk:
 
     Args:
         timeout_s: how long sending a request and its answer may take together.
-        throttled: told for how many seconds the server wants nothing, as too much was sent.
+        on_throttled: called with the seconds of a pause that the server asks for, as too much was sent.
     """
 
-    def __init__(self, timeout_s: float, throttled: Callable[[float], None] = lambda pause_s: None) -> None:
+    def __init__(self, timeout_s: float, on_throttled: Callable[[float], None] = lambda pause_s: None) -> None:
         self._timeout_s = timeout_s
-        self._throttled = throttled
+        self._on_throttled = on_throttled
         self._quiet_until = 0.0
         self._numbers = itertools.count(1)
         self._open: dict[str, Request] = {}
@@ -81,14 +80,14 @@ class Talk:
         return request
 
     async def send(self, request: Request, action: Action, **members: Any) -> None:
-        """Send a request, in chunks if it is long.
+        """Send a request, in chunks if it is long. They have its id, so an error of one of them answers it.
 
         Raises:
             MessageTooLarge: it is over what can be sent at all.
             websockets.exceptions.ConnectionClosed: the connection has ended.
         """
         text = encode({"action": action, "id": request.id, **members})
-        for frame in frames(text, uuid.uuid4().hex, to_server=True):
+        for frame in frames(text, request.id, to_server=True):
             await request.connection.send(frame)
 
     def forget(self, request: Request) -> None:
@@ -105,7 +104,7 @@ class Talk:
         if is_throttled(message):
             pause_s = max(ASK_AGAIN_S, pause_of(message))
             self._quiet_until = asyncio.get_running_loop().time() + pause_s
-            self._throttled(pause_s)
+            self._on_throttled(pause_s)
         number = message.get("id")
         request = self._open.get(number) if isinstance(number, str) else None
         if request is None or message.get("type") == Kind.PUSH:
@@ -147,7 +146,7 @@ def is_throttled(answer: Message | None) -> bool:
 def pause_of(answer: Message) -> float:
     """Seconds that an error asks to wait, within bounds; 0: it asks for none."""
     asked = answer.get("retry_after_s")
-    return min(float(asked), LONGEST_PAUSE_S) if isinstance(asked, (int, float)) and asked > 0 else 0.0
+    return float(min(asked, LONGEST_PAUSE_S)) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
 def text_of(value: object) -> str | None:

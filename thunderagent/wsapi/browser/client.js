@@ -494,7 +494,8 @@ class Connection {
         const waiting = deferred();
         this.#open.set(id, waiting);
         try {
-            for (const frame of frames(JSON.stringify({ action, id, ...members }), this.#client.newId())) {
+            // Chunks have the id of the request, so an error of one of them answers it.
+            for (const frame of frames(JSON.stringify({ action, id, ...members }), id)) {
                 this.#socket.send(frame);
             }
             return await within(limitS, waiting.promise, "no answer");
@@ -1067,6 +1068,8 @@ export class Client {
             this.#giveUp(change, new ChangeRefused(answer.error, answer.message), tries);
             return 0;
         }
+        // Nothing was done, now or before.
+        if (isThrottled(answer) && change.unanswered === null) this.#replica.sent(change.id, null);
         return pauseOf(answer) + passing();
     }
 
