@@ -187,6 +187,10 @@ def test_capacity_is_the_same_for_one_region_and_for_several() -> None:
         names = ("OnDemandThroughput", "ProvisionedThroughput", "WarmThroughput", "ContributorInsightsSpecification")
         return tuple(one.get(name) for one in (table, *table["GlobalSecondaryIndexes"]) for name in names)
 
+    def bounds(scaled: dict[str, Any]) -> tuple[Any, ...]:
+        """The units after a switch from on demand, the least and the most."""
+        return tuple(scaled.get(f"{name}Capacity") for name in ("Seed", "Min", "Max"))
+
     insights = {"Enabled": True, "Mode": "THROTTLED_KEYS"}
     warm = {"ReadUnitsPerSecond": "20000", "WriteUnitsPerSecond": "20001"}
     cap = {"MaxReadRequestUnits": "50", "MaxWriteRequestUnits": "600"}
@@ -211,14 +215,15 @@ def test_capacity_is_the_same_for_one_region_and_for_several() -> None:
         assert (reads, replica["ContributorInsightsSpecification"]) == (["50", "70"], insights)
         assert of_index["ContributorInsightsSpecification"] == insights
 
-    table = Rendered("table", both | PROVISIONED).properties("GlobalTaskTable")
+    all_three = both | {"SecondReplicaRegion": "us-east-2"}
+    table = Rendered("table", all_three | PROVISIONED).properties("GlobalTaskTable")
     [index] = table["GlobalSecondaryIndexes"]
     writes = [one["WriteProvisionedThroughputSettings"]["WriteCapacityAutoScalingSettings"] for one in (table, index)]
-    assert [(one["MinCapacity"], one["MaxCapacity"]) for one in writes] == [("60", "600"), ("80", "800")]
+    assert [bounds(one) for one in writes] == [("60", "60", "600"), ("80", "80", "800")]
     for replica in table["Replicas"]:
         settings = [one["ReadProvisionedThroughputSettings"] for one in (replica, *replica["GlobalSecondaryIndexes"])]
         scaled = [one["ReadCapacityAutoScalingSettings"] for one in settings]
-        assert [(one["MinCapacity"], one["MaxCapacity"]) for one in scaled] == [("5", "50"), ("7", "70")]
+        assert [bounds(one) for one in scaled] == [("5", "5", "50"), ("7", "7", "70")]
         assert scaled[0]["TargetTrackingScalingPolicyConfiguration"] == {"TargetValue": 70}
 
 
