@@ -631,6 +631,8 @@ IMAGES: Final = {"StreamSpecification": {"StreamViewType": "NEW_AND_OLD_IMAGES"}
         (wanted("GlobalTable"), ON_DEMAND | {"MultiRegionConsistency": "STRONG"}, "there with Consistency STRONG"),
         (wanted("Table"), {}, "there with BillingMode PROVISIONED"),
         (wanted("GlobalTable", "eu-west-1", BillingMode="PROVISIONED"), {}, "--billing-mode PAY_PER_REQUEST"),
+        (wanted("GlobalTable", BillingMode="PROVISIONED"), {}, "--billing-mode PAY_PER_REQUEST"),
+        (wanted("GlobalTable", "eu-west-1", BillingMode="PROVISIONED"), REPLICA, "--billing-mode PAY_PER_REQUEST"),
         (wanted("GlobalTable", BillingMode="PROVISIONED"), ON_DEMAND, "there with BillingMode PAY_PER_REQUEST"),
         (
             wanted("GlobalTable", **IMAGES),
@@ -679,6 +681,7 @@ def test_a_table_that_is_what_its_import_claims_needs_nothing() -> None:
     on = {"StreamSpecification": {"StreamEnabled": True, **IMAGES["StreamSpecification"]}}
     assert lacking(wanted("GlobalTable", "eu-west-1", **IMAGES), ON_DEMAND | REPLICA | on) == []
     assert lacking(wanted("Table"), ON_DEMAND | on) == []
+    assert lacking(wanted("Table", BillingMode="PROVISIONED"), on) == []
     strong = {"MultiRegionConsistency": "STRONG"}
     assert lacking(wanted("GlobalTable", "eu-west-1", **strong), ON_DEMAND | REPLICA | strong) == []
 
