@@ -62,14 +62,14 @@ def test_the_limits_hold_over_instances_of_the_function(stand: Stand) -> None:
     connections = [stand.id(f"c{number}") for number in range(4)]
     for name in (*connections, other := stand.id("other")):
         Connections(stand.store.engine, clock.now).open(name, user if name in connections else stand.id("bob"))
-    instances = [Throttle(stand.open().engine, clock.now, rate=20, burst=40) for _ in range(3)]
+    instances = [Throttle(stand.open().engine, clock.now, rate=20, burst=60) for _ in range(3)]
 
     def sent(name: str, each: int, of: str = user) -> int:
         return sum(taken(one, name, of) for _ in range(each) for one in instances)
 
     slack = len(instances) * (LOT - 1)
-    assert 20 <= sent(connections[0], 40) <= 20 + slack  # half of what its user may send
-    assert 20 - LOT <= sum(sent(name, 20) for name in connections[1:]) <= 20 + 3 * slack
+    assert 30 <= sent(connections[0], 40) <= 30 + slack  # half of what its user may send
+    assert 30 - LOT <= sum(sent(name, 20) for name in connections[1:]) <= 30 + 3 * slack
     assert sent(other, 3, stand.id("bob")) == 9  # nobody else is refused
     clock.advance(1.0)  # 20 tokens more of the user, 10 of each connection
     assert 10 <= sent(connections[1], 20) + sent(connections[2], 20) <= 20 + 2 * slack
@@ -89,22 +89,45 @@ def test_who_sends_little_costs_nothing_and_a_lot_costs_two_writes() -> None:
     assert taken(throttle, "c1", "ada", 1000) <= 125
     engine.writes = 0
     assert taken(throttle, "c1", "ada", 1000) == engine.writes == 0  # what is refused costs nothing
+    others = [f"c{number}" for number in range(2, 6)]
+    for name in others:
+        Connections(engine, clock.now).open(name, "ada")
+    assert sum(taken(throttle, name, "ada", 100) for name in others) <= 125 + LOT
+    engine.writes = 0
+    assert sum(taken(throttle, name, "ada", 100) for name in ("c1", *others)) == engine.writes == 0
+    clock.advance(1.0)  # what was refused for the user has cost a connection no tokens
+    assert taken(throttle, others[-1], "ada", 50) == 50
+
+
+def test_instances_whose_clocks_differ_lock_nobody_out_however_small_the_burst() -> None:
+    clock = FakeClock()
+    engine = SqliteEngine(MEMORY, clock=clock)
+    clocks = [clock.now, lambda: clock.now() - 1.0]
+    for name in (names := ["c1", "c2"]):
+        Connections(engine, clock.now).open(name, "ada")
+    instances = [Throttle(engine, now, rate=50, burst=10) for now in clocks]
+    number = 0
+    for _ in range(100):  # 40 a second
+        number += sum(taken(one, name, "ada") for one in instances for name in names)
+        clock.advance(0.1)
+    assert number == 400
 
 
 def test_what_is_refused_is_answered_and_taken_after_the_pause_and_a_flood_ends_the_connection() -> None:
-    api = Api(user_rate=20, user_burst=40)
+    api = Api(user_rate=20, user_burst=60)
     api.connect()
     api.connect("bob", "c9")
-    replies = [api.ask("ping") for _ in range(20 + FLOOD - 1)]
+    replies = [api.ask("ping") for _ in range(30 + FLOOD - 1)]
     refused = [one for one in replies if one["type"] == "error"]
-    assert 20 <= len(replies) - len(refused) < 20 + LOT
+    assert 30 <= len(replies) - len(refused) < 30 + LOT
     assert all((one["error"], one["id"], one["retry_after_s"]) == ("throttled", 1, 1.0) for one in refused)
     assert len([one for one in api.told if isinstance(one, MessageRefused)]) == 1  # no flood of lines
     assert api.ended == []
     api.clock.advance(refused[0]["retry_after_s"])
     assert api.ask("ping")["type"] == "pong"
-    while not api.ended:
-        api.send('{"action":"ping","id":2}')
+    for _ in range(2 * FLOOD + 50):
+        if not api.ended:
+            api.send('{"action":"ping","id":2}')
     assert api.ended == ["c1"]
     assert json.loads(api.pushed[-1][1])["error"] == "throttled"
     assert [one.user for one in api.told if isinstance(one, ConnectionFlooded)] == ["ada"]

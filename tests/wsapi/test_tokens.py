@@ -148,13 +148,19 @@ def test_a_token_of_another_key_or_with_a_changed_user_does_not_count(issuer: Is
         issuer.verifier().verify(f"{head}.{part(changed)}.{signature}")
 
 
-def test_a_token_of_an_rsa_key_that_is_too_short_does_not_count(clock: FakeClock) -> None:
+def test_a_token_of_an_rsa_key_that_is_too_short_does_not_count(rsa_key: rsa.RSAPrivateKey, clock: FakeClock) -> None:
     short = rsa.generate_private_key(public_exponent=65537, key_size=1024)  # noqa: S505 - that is the point
     claims = {"iss": "i", "aud": "a", "sub": "ada", "exp": clock.now() + 60}
     with warnings.catch_warnings(action="ignore"):  # PyJWT warns of the key that the test signs with
         token = jwt.encode(claims, short, algorithm="RS256", headers={"kid": "r1"})
+    jwks = json.dumps(
+        {"keys": [*json.loads(rsa_jwks(short))["keys"], *json.loads(rsa_jwks(rsa_key, kid="r2"))["keys"]]}
+    )
+    verifier = Verifier(Keys(lambda: jwks), issuer="i", audience="a", now=clock.now)
     with pytest.raises(TokenRefused, match="'r1' has 1024 bits: let the issuer sign with one of 2048 bits or more"):
-        Verifier(Keys(lambda: rsa_jwks(short)), issuer="i", audience="a", now=clock.now).verify(token)
+        verifier.verify(token)
+    good = jwt.encode(claims, rsa_key, algorithm="RS256", headers={"kid": "r2"})
+    assert verifier.verify(good).user == "ada"  # a weak key beside it does no harm
 
 
 def test_a_key_is_for_its_algorithm_only(rsa_key: rsa.RSAPrivateKey, clock: FakeClock) -> None:

@@ -249,7 +249,7 @@ process.exit(0);
 """
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(user_rate=40, user_burst=20)], ids=["plenty", "scarce"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(user_rate=8, user_burst=24)], ids=["plenty", "scarce"])
 def test_clients_of_both_languages_change_computed_values_at_once_and_each_change_counts(
     module: str, limits: Limits
 ) -> None:

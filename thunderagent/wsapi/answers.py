@@ -76,7 +76,9 @@ def unavailable(message_id: MessageId) -> Reply:
 def throttled(message_id: MessageId, wait_s: float) -> Reply:
     """The client sends too much."""
     pause_s = max(LEAST_PAUSE_S, round(wait_s, 1))
-    message = f"too many messages: send nothing for {pause_s:g} s, then this one again; who goes on is disconnected"
+    message = (
+        f"Too many messages: wait {pause_s:g} s, then send this one again. A client that continues is disconnected."
+    )
     return error(message_id, Problem.THROTTLED, message) | {"retry_after_s": pause_s}
 
 

@@ -32,7 +32,7 @@ from thunderagent.websocket_writes import (
 from thunderagent.wsapi.throttle import CONNECT_BURST, CONNECT_RATE, MOST_ROWS, Throttled
 
 FLOOD_CONNECTS: Final = 20.0
-"""A connection that was closed as it floods counts as so many connects, so that it is not back at once."""
+"""Connects that closing a connection for flooding costs its user: after five such in a row the next one has to wait."""
 
 PROBE_S: Final = 5.0
 """How long a connect may look for connections that are gone."""
@@ -127,7 +127,7 @@ class Connections:
             self._engine.apply([forget_connection(connection, user)])
 
     def flooded(self, user: str) -> None:
-        """A connection of the user was closed as it floods: the next connects have to wait.
+        """A connection of the user was closed as it floods: that costs `FLOOD_CONNECTS`.
 
         Raises:
             StoreError: the store did not answer.

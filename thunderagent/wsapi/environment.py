@@ -60,7 +60,7 @@ class ApiSettings(BaseSettings):
     user_rate: float = Field(USER_RATE, ge=1)
     """Messages of a user in a second; a connection may send half of them."""
     user_burst: float = Field(USER_BURST, ge=2 * LOT)
-    """Messages of a user at one moment; the same."""
+    """Messages of a user at one moment; the same. Three times the rate is taken at least."""
     connect_rate: float = Field(CONNECT_RATE, gt=0)
     """Connects of a user in a second."""
 

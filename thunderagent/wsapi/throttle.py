@@ -1,8 +1,8 @@
 """Bounds what a connection and a user may send, over all instances of the function, by token buckets in their rows.
 
-An instance counts messages by itself and books them in lots: who sends little costs no write, and a lot costs one write
-for the connection and one for the user. What is refused is refused by memory until a lot fits again. So a limit is
-exceeded by `LOT - 1` messages in `FORGET_S` for each instance at most.
+An instance counts messages in memory and books them in lots. A few messages cost no write; a lot costs one write for
+the connection and one for the user. After a refusal the instance refuses from memory until a lot fits again. So each
+instance lets at most `LOT - 1` messages in `FORGET_S` through beyond a limit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ FLOOD: Final = 20
 """A connection that sends so many messages within `FORGET_S` that one instance refuses is closed."""
 MOST_ROWS: Final = 10_000
 """Rows that an instance remembers; then it forgets the oldest."""
+_CLOCKS_S: Final = 3.0
+"""A bucket holds so many seconds of its rate at least: clocks of instances differ, as `Date` tells whole seconds."""
 _TRIES: Final = 3
 
 
@@ -64,12 +66,13 @@ class Throttle:
         engine: the table of connections.
         now: epoch seconds.
         rate: messages of a user in a second; one connection may send half of them.
-        burst: messages of a user at one moment; one connection half.
+        burst: messages of a user at one moment; one connection half. At least 3 times the rate is taken.
     """
 
     def __init__(self, engine: Engine, now: Callable[[], float], *, rate: float, burst: float) -> None:
         self._engine = engine
         self._now = now
+        burst = max(burst, _CLOCKS_S * rate)
         self._of_user = Bucket("lockTime", rate, burst)
         self._of_connection = Bucket("lockTime", rate / 2, burst / 2)
         self._guard = threading.Lock()
@@ -84,6 +87,7 @@ class Throttle:
         """
         row_id = connection_id_of(connection)
         try:
+            self._wait(connections_id(user))  # so that it costs the connection neither a write nor tokens
             self._take(row_id, self._of_connection)
             self._take(connections_id(user), self._of_user)
         except Throttled as error:
@@ -93,11 +97,16 @@ class Throttle:
                 is_flood, is_first = count.refused % FLOOD == 0, count.refused == 1
             raise Throttled(error.wait_s, is_flood=is_flood, is_first=is_first) from None
 
-    def _take(self, row_id: str, bucket: Bucket) -> None:
+    def _wait(self, row_id: str) -> _Count:
         with self._guard:
             count = self._count(row_id)
             if (left := count.until - self._now()) > 0:
                 raise Throttled(left)
+            return count
+
+    def _take(self, row_id: str, bucket: Bucket) -> None:
+        count = self._wait(row_id)
+        with self._guard:
             count.messages += 1
             if count.messages < LOT:
                 return

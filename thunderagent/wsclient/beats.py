@@ -46,7 +46,8 @@ class Beats:
             answer = await request.answer
         finally:
             self._talk.forget(request)
-        if answer is None or (answer.get("type") != Kind.PONG and not is_throttled(answer)):  # who refuses is alive
+        # A refusal is a sign of life.
+        if answer is None or (answer.get("type") != Kind.PONG and not is_throttled(answer)):
             raise ConnectionError("the ping was not answered with a pong")
         took_s = asyncio.get_running_loop().time() - sent_at
         self._heard(took_s)

@@ -92,7 +92,7 @@ class Resubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttled:
-    """The server wants nothing for a while, as this client or its user sent too much. Changes wait till then."""
+    """The server asks for a pause, as this client or its user sent too much. Changes wait until it is over."""
 
     at: float
     pause_s: float

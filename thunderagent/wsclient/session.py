@@ -68,7 +68,7 @@ class Session:
         self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
         self.talk = Talk(
             options.request_timeout_s,
-            lambda pause_s: news.tell(Throttled(at=news.clock(), pause_s=pause_s)),
+            on_throttled=lambda pause_s: news.tell(Throttled(at=news.clock(), pause_s=pause_s)),
         )
         self.pump = Pump(
             Credentials(url, token).endpoint,

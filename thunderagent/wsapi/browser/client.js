@@ -519,7 +519,7 @@ class Connection {
             isOpen = true;
             const began = seconds();
             const answer = await this.ask("ping", {}, heartbeatS * (missedPongs + 1));
-            if (answer?.type !== "pong" && !isThrottled(answer)) return; // who refuses is alive
+            if (answer?.type !== "pong" && !isThrottled(answer)) return; // a refusal is a sign of life
             isOpen = false;
             misses = 0;
             this.#client.heard(seconds() - began);
