@@ -161,7 +161,7 @@ def test_connects_are_bounded_and_a_flood_costs_many() -> None:
 
 def test_a_table_that_does_not_answer_refuses_nobody_and_neither_does_a_number_that_cannot_be() -> None:
     engine = FaultyEngine(SqliteEngine(MEMORY))
-    api = Api(connections=engine, user_burst=10)
+    api = Api(connections=engine, user_rate=3, user_burst=10)
     api.connect()
     with engine.outage():
         assert {api.ask("ping")["type"] for _ in range(4 * LOT)} == {"pong"}
