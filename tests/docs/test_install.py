@@ -252,6 +252,20 @@ def test_only_root_and_the_agents_may_read_a_release(machine: Machine) -> None:
     assert f"-hR root:thunderagent {release}" in machine.calls("chown")
 
 
+def test_releases_of_an_earlier_version_are_closed_to_others_once(machine: Machine) -> None:
+    """It copied secrets for all to read, and the release before stays."""
+    releases = machine.root / "opt/thunderagent/releases"
+    releases.mkdir(parents=True)
+    releases.chmod(0o755)
+    assert f"would: close {releases} to all but root and thunderagent" in machine.install("--dry-run")
+    assert f"close {releases} to all but root and thunderagent\n" in machine.install()
+    assert releases.stat().st_mode & 0o777 == 0o750
+    assert [call for call in machine.calls("install") if call.endswith(f" {releases}")] == [
+        f"-d -m 0750 -o root -g thunderagent {releases}"
+    ]
+    assert "nothing to do" in machine.install()
+
+
 def test_it_starts_the_agents_where_systemd_runs(machine: Machine) -> None:
     machine.boots()
     said = machine.install()
