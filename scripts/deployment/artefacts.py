@@ -118,42 +118,58 @@ def bucket_name(cloud: Cloud, prefix: str) -> str:
     return f"{prefix.lower()}-artefacts-{cloud.account}-{cloud.region}"
 
 
-def ensure_bucket(cloud: Cloud, bucket: str) -> bool:
-    """Make the bucket if it is missing, and give it its settings if it lacks them; whether it was made.
+def ensure_bucket(cloud: Cloud, bucket: str) -> list[str]:
+    """Make the bucket if it is missing, and give it each setting that it lacks; what there is to say of that.
 
     Raises:
         DeploymentError: it is somebody else's, or may not be made.
     """
-    s3, is_missing = cloud.client("s3"), False
+    s3, said = cloud.client("s3"), []
     with told(f"looking at the bucket {bucket}"):
         try:
             s3.head_bucket(Bucket=bucket, **_owner(cloud))
-            # The last of the settings: a bucket that has it has them all.
-            if s3.get_bucket_versioning(Bucket=bucket, **_owner(cloud)).get("Status") == "Enabled":
-                return False
         except ClientError as error:
             if not _is_missing(error):
                 raise
-            is_missing = True
+            said.append(f"made the bucket {bucket}")
     with told(f"making the bucket {bucket}"):
-        if is_missing:
+        if said:
             is_default = cloud.region == "us-east-1"
             place = {} if is_default else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
             s3.create_bucket(Bucket=bucket, **place)
-        s3.put_public_access_block(
-            Bucket=bucket,
-            PublicAccessBlockConfiguration={
-                "BlockPublicAcls": True,
-                "IgnorePublicAcls": True,
-                "BlockPublicPolicy": True,
-                "RestrictPublicBuckets": True,
-            },
-        )
-        s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [{"Key": "made-by", "Value": "thunderagent"}]})
-        s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(tls_only(bucket, s3.meta.partition)))
-        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [_LIFECYCLE]})
-        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    return is_missing
+            s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [{"Key": "made-by", "Value": "thunderagent"}]})
+        # What is put takes the place of all that was there: an operator's own stays.
+        own = [name for name, is_own in _settle(s3, bucket) if is_own]
+        if own:
+            said.append(f"the bucket {bucket} keeps its own {', '.join(own)}")
+    return said
+
+
+def _settle(s3: Any, bucket: str) -> Iterator[tuple[str, bool]]:
+    """Put each setting that the bucket lacks; the names of all, and whether the bucket has another than ours."""
+    block = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    blocked = {"PublicAccessBlockConfiguration": dict.fromkeys(block, True)}
+    no_block = "NoSuchPublicAccessBlockConfiguration"
+    policy = {"Policy": json.dumps(tls_only(bucket, s3.meta.partition))}
+    rules = {"LifecycleConfiguration": {"Rules": [_LIFECYCLE]}}
+    versioning = {"VersioningConfiguration": {"Status": "Enabled"}}
+    # The name, the API's name, the error if there is none, what is put, and the mark of ours in what is there.
+    for name, action, none, ours, mark in (
+        ("public access block", "public_access_block", no_block, blocked, "'BlockPublicPolicy': True"),
+        ("policy", "bucket_policy", "NoSuchBucketPolicy", policy, "TlsOnly"),
+        ("lifecycle", "bucket_lifecycle_configuration", "NoSuchLifecycleConfiguration", rules, _LIFECYCLE["ID"]),
+        ("versioning", "bucket_versioning", "", versioning, "Enabled"),
+    ):
+        try:
+            found = getattr(s3, f"get_{action}")(Bucket=bucket)
+            found.pop("ResponseMetadata")
+        except ClientError as error:
+            if error.response["Error"]["Code"] != none:
+                raise
+            found = {}
+        if not found:
+            getattr(s3, f"put_{action}")(Bucket=bucket, **ours)
+        yield name, bool(found) and mark not in str(found)
 
 
 _LIFECYCLE: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ KINDS: Final = (
         built_for=("Architecture", "Runtime"),
     ),
 )
+HASHED: Final = re.compile(r".*/[0-9a-f]{64}\.tar\.gz")
+"""Keys that machines can check what they fetch against; earlier versions had half of a hash."""
 PLACES: Final = frozenset(name for kind in KINDS for name in (kind.bucket, kind.key))
 
 
@@ -101,16 +104,18 @@ class Code:
         asked = {name: value for name in parameters if (value := given_to(stack, name, given)) is not None}
         if self.bucket is not None:
             asked.setdefault(kind.bucket, self.bucket)
-        remedy = self._remedy(kind, parameters)
+        remedy = self._remedy(kind, stack)
         bucket = asked.get(kind.bucket, before.get(kind.bucket, ""))
         if key := asked.get(kind.key):
             if self._brings(kind, parameters):
                 raise WrongOption(f"{kind.option} and {kind.key}={key}: give one of them")
             if bucket and artefacts.is_gone(self.cloud, bucket, key):
                 raise WrongOption(f"{kind.key}={key} of {stack} is not in the bucket {bucket}")
+            _refuse_unhashed(kind, stack, key, remedy)
         elif self._brings(kind, parameters):
             return
-        elif self._stays(kind, before):
+        elif self._stays(kind, parameters, before):
+            _refuse_unhashed(kind, stack, before[kind.key], remedy)
             for name in (kind.bucket, *kind.built_for):
                 if name in asked and _platform(name, asked[name]) != _platform(name, before.get(name, "")):
                     raise WrongOption(
@@ -154,10 +159,10 @@ class Code:
         if kind is None or given_to(stack, kind.key, given) is not None:
             return {kind.bucket: self.bucket} if kind and self.bucket else {}
         brings = self._brings(kind, parameters)
-        if self._stays(kind, before) and not brings:
+        if self._stays(kind, parameters, before) and not brings:
             self._say(
                 f"its code stays, and the ThunderAgent in it: s3://{before.get(kind.bucket)}/{before[kind.key]}; "
-                f"new code: {self._remedy(kind, parameters)}"
+                f"new code: {self._remedy(kind, stack)}"
             )
             return {}
         bucket = self._bucket(given_to(stack, kind.bucket, given) or self.bucket or before.get(kind.bucket))
@@ -176,12 +181,13 @@ class Code:
         """Whether the command line has a user's code for a template."""
         return kind.key in parameters and kind.entry in parameters and self._is_given(kind)
 
-    def _stays(self, kind: Kind, before: Mapping[str, str]) -> bool:
-        """Whether a stack has code that is not ours to replace."""
-        return kind.key in before and not artefacts.is_builtin(before[kind.key]) and not self.is_builtin
+    def _stays(self, kind: Kind, parameters: Mapping[str, Parameter], before: Mapping[str, str]) -> bool:
+        """Whether a stack has code that is not ours to replace; one with nothing to start but ours never has."""
+        is_users = kind.entry in parameters and kind.key in before and not artefacts.is_builtin(before[kind.key])
+        return is_users and not self.is_builtin
 
-    def _remedy(self, kind: Kind, parameters: Mapping[str, Parameter]) -> str:
-        return f"{kind.option} FOLDER, or --builtin" if kind.entry in parameters else "--builtin"
+    def _remedy(self, kind: Kind, stack: str) -> str:
+        return f"{kind.option} FOLDER, or --stack {stack} --builtin"
 
     def _warn_of_entry(self, stack: str, kind: Kind, entry: str) -> None:
         """What is to run is mostly in the folders that are given for it."""
@@ -238,13 +244,21 @@ class Code:
         """The bucket of this name, or the deployment's own, which is made when it is missing."""
         own = artefacts.bucket_name(self.cloud, self.prefix)
         if name in (None, own) and not self._has_bucket:
-            if artefacts.ensure_bucket(self.cloud, own):
-                self._say(f"made the bucket {own}")
+            for words in artefacts.ensure_bucket(self.cloud, own):
+                self._say(words)
             self._has_bucket = True
         return name or own
 
     def _say(self, words: str) -> None:
         self.console.print(f"  {escape(words)}", highlight=False, soft_wrap=True)
+
+
+def _refuse_unhashed(kind: Kind, stack: str, key: str, remedy: str) -> None:
+    if kind.key == "ArtefactKey" and not HASHED.fullmatch(key):
+        raise WrongOption(
+            f"the code of {stack}, {key}, is of an earlier version and has no hash that a machine can check: "
+            f"give {remedy}"
+        )
 
 
 def _platform(name: str, value: str) -> str:

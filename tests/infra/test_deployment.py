@@ -47,6 +47,7 @@ from deployment import artefacts, changes, states
 from deployment.__main__ import app
 from deployment.changes import Change, ChangeSet
 from deployment.cloud import Cloud, open_cloud
+from deployment.code import Code
 from deployment.conditions import holds, refusals, wanted_resources
 from deployment.deploying import Declined
 from deployment.errors import DeploymentError, WrongOption, told
@@ -431,14 +432,36 @@ class TestStacks:
         clean.destroy()
         assert bucket not in [one["Name"] for one in s3.list_buckets()["Buckets"]]
 
+    def test_a_bucket_that_was_there_keeps_what_its_operator_set(self, clean: World) -> None:
+        s3, bucket = clean.cloud.client("s3"), f"ta-artefacts-000000000000-{REGION}"
+        s3.create_bucket(Bucket=bucket)
+        policy = artefacts.tls_only(bucket)
+        policy["Statement"][0]["Sid"] = "Mine"
+        tags = [{"Key": "team", "Value": "shop"}]
+        rule = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
+        s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+        s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": tags})
+        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [rule]})
+        for _ in range(2):
+            clean.deploy("doorbell")
+            assert f"the bucket {bucket} keeps its own policy, lifecycle\n" in clean.said[-1]
+        assert json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"]) == policy
+        assert s3.get_bucket_tagging(Bucket=bucket)["TagSet"] == tags
+        assert [one["ID"] for one in s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]] == ["mine"]
+        assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+
+        s3.delete_bucket_policy(Bucket=bucket)
+        clean.deploy("doorbell")  # it lacks one setting and has the others
+        assert json.loads(s3.get_bucket_policy(Bucket=bucket)["Policy"]) == artefacts.tls_only(bucket)
+
     def test_code_of_a_user_stays_and_is_what_agents_and_the_function_run(self, clean: World, shop: Shop) -> None:
         stacks = ("table", "doorbell", "agents")
         clean.deploy(*stacks, source=shop.source, folders=[shop.events], Jobs="shop", **ROUTED)
         first = [parameters_of(clean, name) for name in stacks]
         outputs = clean.deploy(*stacks, MaxSize="8", MemorySize="256").outputs
-        for key, option in (("CodeKey", "--code FOLDER"), ("ArtefactKey", "--source FOLDER")):
+        for key, option, stack in (("CodeKey", "--code", "doorbell"), ("ArtefactKey", "--source", "agents")):
             [kept] = {one[key] for one in first if key in one}
-            assert f"/{kept}; new code: {option}, or --builtin" in clean.said[-1]
+            assert f"/{kept}; new code: {option} FOLDER, or --stack {stack} --builtin" in clean.said[-1]
             assert f"  {key}: {kept} (kept)" in clean.said[-1]
         assert parameters_of(clean, "agents") == {**first[2], "MaxSize": "8"}
         shop.order(clean, "17")
@@ -498,7 +521,7 @@ class TestStacks:
             ({"bucket": "mine"}, "doorbell keeps its code, with CodeBucket=ta-artefacts-.*: for CodeBucket=mine give"),
             (
                 {"Architecture": "arm64"},
-                "with Architecture=x86_64: for Architecture=arm64 give --code FOLDER, or --builtin too",
+                "=x86_64: for Architecture=arm64 give --code FOLDER, or --stack doorbell --builtin too",
             ),
             ({"is_builtin": True}, "Handler=shop_events.handler of doorbell is not in ThunderAgent's own code"),
             ({"CodeKey": "mine.zip"}, "CodeKey=mine.zip of doorbell is not in the bucket ta-artefacts-"),
@@ -514,6 +537,24 @@ class TestStacks:
         with pytest.raises(WrongOption, match=words):
             clean.deploy("table", "doorbell", **given)
         assert states.state_of(clean.cloud, "ta-table") is None
+
+    def test_code_of_an_earlier_version_is_refused_if_machines_cannot_check_it_and_replaced_if_it_is_ours(
+        self, clean: World
+    ) -> None:
+        clean.cloud.client("s3").create_bucket(Bucket="earlier")
+        code = Code(cloud=clean.cloud, console=Console(file=io.StringIO()), prefix="ta")
+        kept = {"ArtefactBucket": "earlier", "ArtefactKey": f"thunderagent/agents/{'0123' * 8}.tar.gz"}
+        clean.cloud.client("s3").put_object(Bucket="earlier", Key=kept["ArtefactKey"])
+        [agents] = chosen(["agents"])
+        for asked, before in (({}, kept), (kept, {})):
+            with pytest.raises(WrongOption, match=r"no hash .*: give --source FOLDER, or --stack agents --builtin$"):
+                code.check("agents", parameters(agents), asked, before)
+        before = {"CodeBucket": "earlier", "CodeKey": f"thunderagent/lambda/{'0123' * 8}.zip"}
+        for stack in chosen(["wsapi", "failover"]):
+            code.check(stack.name, parameters(stack), {"Architecture": "arm64"}, before)
+            made = code.make(stack.name, parameters(stack), {}, {}, before)
+            assert made["CodeBucket"] == "earlier"
+            assert artefacts.is_builtin(made["CodeKey"])
 
     def test_code_that_is_gone_is_not_kept_in_silence(self, clean: World, shop: Shop) -> None:
         clean.deploy("agents", source=shop.source, Jobs="shop")
