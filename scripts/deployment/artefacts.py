@@ -169,7 +169,7 @@ def _settle(s3: Any, bucket: str) -> Iterator[tuple[str, bool]]:
             found = {}
         if not found:
             getattr(s3, f"put_{action}")(Bucket=bucket, **ours)
-        yield name, bool(found) and mark not in str(found)
+        yield name, bool(found) and str(mark) not in str(found)
 
 
 _LIFECYCLE: Final = {

@@ -216,7 +216,8 @@ def test_events_of_each_kind_become_tasks_once_and_an_agent_runs_them(cloud: Clo
         task = cloud.place.wait(task_id, Status.SUCCESS)
         assert task.fence == 1, task
     assert cloud.place.task(ids[0]).result == "imported 1"
-    assert cloud.place.task(ids[2]).status is Status.PENDING  # its parent is done; it waits for its time
+    # Its parent is done, and it is told a moment after that; then it waits for its time.
+    until(lambda: cloud.place.task(ids[2]).status is Status.PENDING, LONG_S, "a report whose parent is done")
 
 
 def test_events_that_travel_through_the_services_arrive(cloud: Cloud, guide: Path) -> None:
