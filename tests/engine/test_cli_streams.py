@@ -636,7 +636,7 @@ async def subscribe(connection: Connection, cursor: Cursor | None) -> None:
     await connection.expect(op="subscribed")
 
 
-@stream("ticks.follow", lease_s=3.0, heartbeat_s=0.1)
+@stream("ticks.follow", lease_s=30.0, heartbeat_s=0.1)
 async def follow(ctx: StreamContext, payload: dict[str, str]) -> None:
     feed = ctx.connect(
         payload["url"], decode=json.loads, on_open=subscribe, position=lambda tick: Cursor(tick["seq"], tick["epoch"])
