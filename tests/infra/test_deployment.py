@@ -27,6 +27,7 @@ from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import CAPPED, PROVISIONED, STRONG, given
 from tests.infra.world import REGION, World, engine, parameters_of, resources_of
 from thunderagent.client import Client
+from thunderagent.doctor.aws import INDEX_UNITS, TABLE_UNITS
 from thunderagent.local import stop
 from thunderagent.prices import (
     ALARM_DOLLARS,
@@ -1132,13 +1133,13 @@ def test_the_page_tells_what_capacity_costs() -> None:
     kept = [hours * PROVISIONED_WRITE_DOLLARS, hours * PROVISIONED_READ_DOLLARS]
     tasks, streams, agents, queues = 50, 100, 20, 2
     caps = [
-        2 * (3 * tasks + 0.2 * streams),
-        2 * 5 * tasks,
+        2 * (TABLE_UNITS * tasks + 0.2 * streams),
+        2 * INDEX_UNITS * tasks,
         2 * (0.5 * tasks + agents),
         2 * agents * queues,
     ]
     capped = store_dollars(write_units=sum(caps[:2]) * MONTH_S, read_units=sum(caps[2:]) * MONTH_S)
-    events = 3 + 5 * 2  # a rule for the keys of the table, two for those of the index
+    events = TABLE_UNITS + INDEX_UNITS * 2  # a rule for the keys of the table, two for those of the index
     for words in (
         f"${used[0]:.2f} a month; a read unit ${used[1]:.2f}",
         f"${kept[0]:.2f} a month; a read unit ${kept[1]:.2f}. Cheaper",

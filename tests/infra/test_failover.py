@@ -10,6 +10,7 @@ import pytest
 from moto import mock_aws
 
 from tests.infra.rendering import ACCOUNT, Rendered
+from thunderagent.alarms import ALARMS
 from thunderagent.canary.tokens import WARN_DAYS
 from thunderagent.canary_targets import TokenSource
 from thunderagent.hysteresis import Hysteresis
@@ -56,6 +57,7 @@ def test_people_hear_of_a_canary_that_cannot_judge_and_of_its_token_before_it_is
         assert (alarm["MetricName"], alarm["Threshold"]) == (metric.cloudwatch, threshold)
         assert tuple(one["Name"] for one in alarm["Dimensions"]) == metric.dimensions
         assert alarm["TreatMissingData"] == "notBreaching"  # it is sent only when there is something to tell
+    assert [one.below for one in ALARMS if one.metric is CANARY_TOKEN_DAYS] == [WARN_DAYS]
     assert "TokenAlarm" not in failover().resources
     assert rendered.properties("HealthCheck")["HealthCheckConfig"]["AlarmIdentifier"]["Name"] == "<CanaryAlarm>"
 
