@@ -1,4 +1,4 @@
-"""The layers of the package: a module imports only from its own layer or from below."""
+"""The house: imports between rooms go down, and what only one room may do stays there."""
 
 from __future__ import annotations
 
@@ -8,31 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 import thunderagent
 
 PACKAGE: Final = Path(thunderagent.__file__).parent
-
-LAYERS: Final[dict[int, str]] = {
-    0: "arguments grants outlet region_writes errors attributes names versions unreadable task conditions losses "
-    "writes shared_writes pacing dependencies events bus router_events fleet_events clock version findings jsondata "
-    "zones crontab ticks schedules rings traceparent forks redaction websocket_messages websocket_writes "
-    "websocket_events prices purposes metrics alarms readings dashboard hysteresis canary_targets",
-    1: "context meter job hooks recurring registry port store texts setting_problems settings doorbell",
-    2: "stores stores.* blobs pushes secret_texts iam metadata cloudwatch prometheus spans doorbells doorbells.*",
-    3: "authority gate gatekeeper orders sentinel keys key_rows limits lines entrance free_slots line_sweep sifter "
-    "sweeps admission choice doubts serving workload poller heartbeat measuring export companion notices signals "
-    "executor "
-    "executors delivery scopes tracing isolation child settler dependents intake maintenance text_sweep housekeeping "
-    "periodic stream streams handoff balance journal pauses drains controls rung ringer listener tally memory "
-    "suspects recycling child_end streaming streaming.* health health.* canary canary.*",
-    4: "client commands pause_commands drain_commands schedule_commands agent regions region_commands equipment "
-    "instruments statistics waiting explain overview doctor doctor.* wsclient wsclient.* __init__",
-    5: "cli cli.* wsapi wsapi.* logwriter router router.* telemetry testing travel faults globaltable regionengine "
-    "replicas chaos chaos.* fasttime local canary_function __main__",
-}
-"""Names relative to the package; `__init__` is the package itself, `name.*` is what is in a folder."""
 
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
@@ -58,12 +36,6 @@ def modules() -> dict[str, Path]:
 MODULES: Final = modules()
 
 
-def layer(name: str) -> int | None:
-    """The layer of a module, None if it is in none."""
-    folder = f"{name.partition('.')[0]}.*" if "." in name else name
-    return next((number for number, names in LAYERS.items() if {name, folder} & set(names.split())), None)
-
-
 @cache
 def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
@@ -83,57 +55,6 @@ def imported(parsed: ast.AST, package: str = "thunderagent") -> Iterator[tuple[i
                 yield node.lineno, whole if is_module else str(node.module)
 
 
-def own(dotted: str) -> str | None:
-    """The name in `LAYERS` of an import of our own, None for another package."""
-    if dotted == "thunderagent":
-        return "__init__"
-    return dotted.removeprefix("thunderagent.") if dotted.startswith("thunderagent.") else None
-
-
-def upward(name: str, parsed: ast.AST) -> list[str]:
-    """What is imported from a higher layer."""
-    here = layer(name)
-    assert here is not None
-    return [
-        f"{name}:{line} (L{here}) imports {other} (L{there})"
-        for line, dotted in imported(parsed)
-        if (other := own(dotted)) is not None and (there := layer(other)) is not None and there > here
-    ]
-
-
-def test_every_module_is_in_exactly_one_layer() -> None:
-    for name in MODULES:
-        folder = f"{name.partition('.')[0]}.*" if "." in name else name
-        found = [number for number, names in LAYERS.items() if {name, folder} & set(names.split())]
-        assert len(found) == 1, f"{name} is in the layers {found}: add it to LAYERS, where its imports allow it"
-
-
-def test_a_module_imports_only_from_its_own_layer_or_below() -> None:
-    for name in MODULES:
-        assert upward(name, tree(name)) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from thunderagent.agent import Agent",
-        "import thunderagent.agent",
-        "from thunderagent import agent",
-        "from thunderagent import Agent",
-        "def f():\n    from thunderagent.client import Client",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from thunderagent.cli.output import out",
-        "try:\n    pass\nfinally:\n    import thunderagent.telemetry as t",
-    ],
-)
-def test_an_upward_import_is_found_wherever_it_hides(text: str) -> None:
-    assert len(upward("task", ast.parse(text))) == 1
-
-
-def test_imports_from_below_are_not_taken_for_upward_ones() -> None:
-    text = "from thunderagent import events, writes\nfrom thunderagent.store import TaskStore\nimport json"
-    assert upward("heartbeat", ast.parse(text)) == []
-
-
 def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
     for name in MODULES:
         if name == "stores.expressions":
@@ -146,22 +67,9 @@ def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
             assert not [text for text in [*texts, *names] if isinstance(text, str) and text.strip() == word], name
 
 
-def test_only_telemetry_writes_log_lines() -> None:
-    for name in MODULES:
-        found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
-        assert name == "telemetry" or not found & {"logging", "loguru"}, name
-
-
-def test_only_adapters_know_aws() -> None:
-    for name in MODULES:
-        found = {dotted.partition(".")[0] for _, dotted in imported(tree(name))}
-        assert layer(name) == 2 or not found & {"boto3", "botocore", "aiobotocore"}, name
-
-
-def test_only_spans_knows_opentelemetry_and_not_before_it_is_wanted() -> None:
+def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
     for name in MODULES:
         found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] == "opentelemetry"}
-        assert name == "spans" or not found, name
         at_the_top = {node.lineno for node in tree(name).body}
         assert not found & at_the_top, name
 
@@ -190,7 +98,7 @@ def calls_of_sleep(parsed: ast.AST) -> list[int]:
 
 
 def test_the_engine_never_sleeps_in_a_way_that_nothing_can_wake() -> None:
-    for name in (name for name in MODULES if (layer(name) or 0) < 4):
+    for name in SLEEPERS:
         allowed, _ = SLEEPERS.get(name, (0, ""))
         assert len(calls_of_sleep(tree(name))) <= allowed, name
 
