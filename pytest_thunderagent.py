@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from thunderagent.bus import EventBus
     from thunderagent.client import Client
     from thunderagent.faults import FaultyEngine
     from thunderagent.job import Job
+    from thunderagent.model.bus import EventBus
     from thunderagent.registry import Registry
     from thunderagent.settings import Settings
     from thunderagent.store import TaskStore
@@ -136,7 +136,7 @@ def thunder_client(
 
 @pytest.fixture
 def _thunder_bus() -> EventBus:
-    from thunderagent.bus import EventBus
+    from thunderagent.model.bus import EventBus
 
     return EventBus()
 
@@ -161,7 +161,7 @@ def run_until_idle(
 
     from thunderagent import testing
     from thunderagent.agent import Agent
-    from thunderagent.errors import ConfigurationError
+    from thunderagent.model.errors import ConfigurationError
 
     def run(
         jobs: Jobs | None = None,

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 
 from jobs.files import write_atomically
 from thunderagent import Cursor, StreamContext
-from thunderagent.errors import LeaseLost
+from thunderagent.model.errors import LeaseLost
 
 HEAD: Final = "head.json"
 LOCK_S: Final = 10.0

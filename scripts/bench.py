@@ -31,7 +31,7 @@ from benchmarks.streams_report import table
 from rich.console import Console
 from rich.table import Table
 
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)

@@ -14,7 +14,7 @@ from demonstration.takeover import show_takeover
 from rich.markup import escape
 
 from thunderagent.client import Client
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 from thunderagent.settings import PREFIX
 
 

@@ -15,9 +15,9 @@ PACKAGE: Final = Path(thunderagent.__file__).parent
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
     "store": (540, "every verb of the queue, with what becomes of a claim without an answer or of an unreadable row"),
-    "task": (520, "the task, its one reader, and its place in the index"),
+    "model.task": (520, "the task, its one reader, and its place in the index"),
     "workload": (560, "all that changes what an agent holds, in the order in which it happens"),
-    "writes": (600, "every conditional write of the queue stands here, once and nowhere else"),
+    "model.writes.tasks": (600, "every conditional write of the queue stands here, once and nowhere else"),
 }
 """Modules over 500 lines: how long they may be, and why they are."""
 
@@ -79,7 +79,7 @@ SLEEPERS: Final[dict[str, tuple[int, str]]] = {
         2,
         "a file that is opened by many processes at once is locked for an instant, and while another writes; bounded",
     ),
-    "outlet": (1, "a process at its end waits for a reader of its last lines; bounded"),
+    "model.outlet": (1, "a process at its end waits for a reader of its last lines; bounded"),
 }
 """Modules of the engine that may call `time.sleep`: how often, and why that delays nobody's stop."""
 
@@ -109,12 +109,12 @@ def test_a_call_of_sleep_is_found() -> None:
 
 
 AWAKE: Final[dict[str, str]] = {
-    "clock": "where the system has no other clock",
+    "model.clock": "where the system has no other clock",
     "stores.sqlite": "waits for the lock of a file, which is not free sooner when the machine has slept",
     "stores.sqlite_link": "how long a fork waits for threads that are inside",
     "stores.table": "waits for a table that is being made",
     "texts": "how long one look at texts may take",
-    "outlet": "waits for lines that are to be written",
+    "model.outlet": "waits for lines that are to be written",
     "child_end": "waits for processes that are to end",
     "client": "a caller waits for a task",
     "commands": "a caller waits for a stream",

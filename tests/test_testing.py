@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from thunderagent import events, writes
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import (
+from thunderagent.job import job
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import (
     ConfigurationError,
     PayloadInvalid,
     StoreError,
@@ -22,15 +23,16 @@ from thunderagent.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from thunderagent.job import job
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Candidate, Lane, Lease, Status
+from thunderagent.model.ticks import every
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import limit_row
 from thunderagent.port import Engine
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.schedules import Tick
-from thunderagent.shared_writes import limit_row
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Candidate, Lane, Lease, Status
 from thunderagent.testing import (
     ANY,
     FakeClock,
@@ -42,7 +44,6 @@ from thunderagent.testing import (
     memory_store,
     run_until_idle,
 )
-from thunderagent.ticks import every
 from thunderagent.travel import Travel
 
 QUICK: dict[str, Any] = {"poll_min_s": 0.01, "poll_max_s": 0.05, "poll_idle_s": 0.05, "sweep_s": 0.5}

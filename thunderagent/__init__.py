@@ -9,19 +9,19 @@ from thunderagent.client import Client
 from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.hooks import JobRun, around, on
 from thunderagent.job import Job, job
-from thunderagent.pacing import Backoff
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Status, Task
+from thunderagent.model.ticks import cron, every
+from thunderagent.model.version import __version__
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.schedules import Tick
 from thunderagent.settings import Settings
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Span
 from thunderagent.streaming.endpoint import Attempt, Endpoint
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import Status, Task
-from thunderagent.ticks import cron, every
-from thunderagent.version import __version__
 
 __all__ = [
     "Agent",

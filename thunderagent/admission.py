@@ -14,21 +14,21 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
 from thunderagent.free_slots import FreeSlots
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import keep_line_open
-from thunderagent.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
+from thunderagent.model.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
+from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Refused, Undecided
 from thunderagent.sifter import Sifter
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Candidate, Lease, Row, Task, UniqueScope
 
 ARRIVES_TIMES: Final = 8
 """Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""

@@ -14,9 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thunderagent import events, fleet_events
 from thunderagent.balance import Fleet
-from thunderagent.bus import EventBus
 from thunderagent.canary.making import with_canary
 from thunderagent.commands import Commands
 from thunderagent.companion import Companion, Companions
@@ -25,7 +23,6 @@ from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.equipment import equip
-from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.executor import Executors, Scope, no_scope
 from thunderagent.executors import make_executors
 from thunderagent.gate import Gate
@@ -37,7 +34,11 @@ from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.listener import Listener
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import HURRY_S, first_poll
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import AgentDraining, StoreError
+from thunderagent.model.pacing import HURRY_S, first_poll
+from thunderagent.model.task import BATCH
 from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
@@ -49,7 +50,6 @@ from thunderagent.signals import stopping_signals
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
-from thunderagent.task import BATCH
 from thunderagent.workload import Workload
 
 LONGEST_WAIT_S: Final = 10.0

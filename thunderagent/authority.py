@@ -14,12 +14,6 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from thunderagent import region_writes
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
-from thunderagent.conditions import Write
-from thunderagent.errors import ThunderAgentError
-from thunderagent.events import StoreFailed, StoreRecovered
-from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import (
     HOLDER_SHARE,
     TAKER_SHARE,
@@ -29,9 +23,15 @@ from thunderagent.grants import (
     no_grant,
     scope_id,
 )
-from thunderagent.pacing import REGION_LOOK_S, jittered
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import ThunderAgentError
+from thunderagent.model.events import StoreFailed, StoreRecovered
+from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
+from thunderagent.model.pacing import REGION_LOOK_S, jittered
+from thunderagent.model.task import Row
 from thunderagent.port import Engine
-from thunderagent.task import Row
 
 ASKING: Final = "asking the arbiter"
 

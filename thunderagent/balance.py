@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 from zlib import crc32
 
-from thunderagent.clock import since_boot
-from thunderagent.pacing import OTHERS_S
+from thunderagent.model.clock import since_boot
+from thunderagent.model.pacing import OTHERS_S
+from thunderagent.model.task import STREAM, Candidate
+from thunderagent.model.unreadable import as_map
 from thunderagent.poller import QueuePoller
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.task import STREAM, Candidate
-from thunderagent.unreadable import as_map
 
 AT_ONCE: Final = 50
 """Streams that one look claims at most: batch tasks of the same agent are not to wait for hundreds of claims."""

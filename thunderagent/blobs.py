@@ -15,7 +15,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
-from thunderagent.errors import (
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,
@@ -24,7 +24,7 @@ from thunderagent.errors import (
     StoreUnavailable,
     TextGone,
 )
-from thunderagent.forks import renewed
+from thunderagent.model.forks import renewed
 from thunderagent.port import KeptText
 from thunderagent.stores.connection import build
 

@@ -21,12 +21,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from thunderagent.bus import EventBus
 from thunderagent.canary.making import make_prober, observer_of
 from thunderagent.canary.watch import Judge
 from thunderagent.cloudwatch import CloudWatch, data_of
-from thunderagent.errors import ConfigurationError
 from thunderagent.meter import Meter
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings, load_settings
 from thunderagent.telemetry import Telemetry, configure_logging
 

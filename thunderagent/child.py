@@ -13,17 +13,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import IO, Any
 
-from thunderagent import errors
 from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.executor import Failed, Running, outcome_of_scope, run_handler
 from thunderagent.hooks import RunHook
 from thunderagent.job import Job
-from thunderagent.jsondata import dump_result
-from thunderagent.outlet import end_lines, open_outlets
-from thunderagent.pacing import OTHER_CODE_S
+from thunderagent.model import errors
+from thunderagent.model.jsondata import dump_result
+from thunderagent.model.outlet import end_lines, open_outlets
+from thunderagent.model.pacing import OTHER_CODE_S
+from thunderagent.model.task import Lease, Task
 from thunderagent.scopes import HookScope
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
-from thunderagent.task import Lease, Task
 from thunderagent.tracing import in_child
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from thunderagent.memory import kernel_kills, of_usage, peak_mib
-from thunderagent.pacing import DESCENDANTS_END_S
+from thunderagent.model.memory import kernel_kills, of_usage, peak_mib
+from thunderagent.model.pacing import DESCENDANTS_END_S
 
 ROUGH_MIB: Final = 16.0
 """The kernel counts pages roughly while threads take them: a copy of the agent may seem to have so much more."""

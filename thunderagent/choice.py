@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from thunderagent.admission import Admission
 from thunderagent.balance import is_paused
 from thunderagent.controls import Controls
+from thunderagent.model.task import Candidate, Lane, StatusValue
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.rung import Rung
 from thunderagent.store import AgentInfo, TaskStore, Wanted
-from thunderagent.task import Candidate, Lane, StatusValue
 
 
 @dataclass(slots=True)

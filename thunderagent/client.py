@@ -11,26 +11,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast, overload
 
-from thunderagent.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
 from thunderagent.commands import id_of
-from thunderagent.dependencies import OnParentFailure
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.drain_commands import DrainCommands
-from thunderagent.errors import (
-    NotAllowed,
-    WaitTimeout,
-)
 from thunderagent.intake import NewTask
 from thunderagent.job import Job
 from thunderagent.lines import line_value, open_lines
+from thunderagent.model.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
+from thunderagent.model.dependencies import OnParentFailure
+from thunderagent.model.errors import NotAllowed, WaitTimeout
+from thunderagent.model.pacing import KEY_SETTLES_S, wait_delays
+from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
 from thunderagent.orders import ordering
-from thunderagent.pacing import KEY_SETTLES_S, wait_delays
 from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.store import AgentInfo, Enqueued
 from thunderagent.stores.opening import open_store
-from thunderagent.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
 from thunderagent.tracing import enqueuing
 
 P = TypeVar("P")

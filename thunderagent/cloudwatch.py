@@ -10,7 +10,8 @@ from typing import Any, Final
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
-from thunderagent.errors import (
+from thunderagent.metrics import OTHER, Metric
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,
@@ -20,7 +21,6 @@ from thunderagent.errors import (
     StoreUnavailable,
     ThunderAgentError,
 )
-from thunderagent.metrics import OTHER, Metric
 from thunderagent.readings import Distribution, Reading, Series
 from thunderagent.stores.batches import chunks
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session

@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from thunderagent import writes
-from thunderagent.arguments import check, is_storable, seconds_problem, shown, whole_problem
-from thunderagent.bus import EventBus
-from thunderagent.conditions import Write
-from thunderagent.dependencies import OnParentFailure
 from thunderagent.dependents import Dependents, Ended, statuses_of
 from thunderagent.doorbell import Doorbell
-from thunderagent.errors import NotAllowed, TaskNotFound, TextGone
 from thunderagent.intake import Intake
 from thunderagent.journal import Run, read_journals
 from thunderagent.keys import Keys
-from thunderagent.pacing import wait_delays
+from thunderagent.model.arguments import check, is_storable, seconds_problem, shown, whole_problem
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.dependencies import OnParentFailure
+from thunderagent.model.errors import NotAllowed, TaskNotFound, TextGone
+from thunderagent.model.pacing import wait_delays
+from thunderagent.model.task import Desired, Status, Task
+from thunderagent.model.unreadable import Unreadable
+from thunderagent.model.writes import tasks as writes
 from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
-from thunderagent.task import Desired, Status, Task
 from thunderagent.texts import LEFT_S
-from thunderagent.unreadable import Unreadable
 
 MOST_RUNS: Final = 10_000
 """Runs of a stream that are asked for at once."""

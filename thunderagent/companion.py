@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
-from thunderagent.pacing import COMPANION_AGAIN_S, COMPANION_JOIN_S, COMPANIONS_END_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.pacing import COMPANION_AGAIN_S, COMPANION_JOIN_S, COMPANIONS_END_S
 
 
 class Companion(Protocol):

@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from thunderagent.arguments import LONGEST_S, check, seconds_problem, shown
-from thunderagent.errors import ConfigurationError, ParentResultLost, TaskStopped, TaskUnreadable, ThunderAgentError
-from thunderagent.forks import renewed
-from thunderagent.jsondata import NOT_STORED, dump_json
-from thunderagent.task import Lease, Status, Task
-from thunderagent.unreadable import Unreadable
+from thunderagent.model.arguments import LONGEST_S, check, seconds_problem, shown
+from thunderagent.model.errors import (
+    ConfigurationError,
+    ParentResultLost,
+    TaskStopped,
+    TaskUnreadable,
+    ThunderAgentError,
+)
+from thunderagent.model.forks import renewed
+from thunderagent.model.jsondata import NOT_STORED, dump_json
+from thunderagent.model.task import Lease, Status, Task
+from thunderagent.model.unreadable import Unreadable
 
 PROGRESS_BYTES: Final = 1024
 _EPOCH_SHIFT: Final = 32

@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from thunderagent import events
-from thunderagent.bus import EventBus
 from thunderagent.drains import ASKED, change_controls, drain_asked, without_drains
-from thunderagent.errors import NotAllowed, StoreError
-from thunderagent.names import plain_job
-from thunderagent.pacing import CONTROL_LOOK_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import NotAllowed, StoreError
+from thunderagent.model.names import plain_job
+from thunderagent.model.pacing import CONTROL_LOOK_S
+from thunderagent.model.task import Row
+from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
 from thunderagent.poller import QueuePoller
-from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import TaskStore
-from thunderagent.task import Row
 
 
 class Controls:

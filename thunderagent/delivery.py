@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
-from thunderagent.events import Event
-from thunderagent.fleet_events import HookFailed
 from thunderagent.hooks import EventHook
-from thunderagent.pacing import HOOK_TOLD_S, HOOKS_END_S
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.events import Event
+from thunderagent.model.fleet_events import HookFailed
+from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.settler import raised
 
 MOST_WAITING: Final = 10_000

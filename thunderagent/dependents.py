@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
-from thunderagent.conditions import Write
-from thunderagent.dependencies import Verdict, reason, verdict
-from thunderagent.errors import StoreRejected
 from thunderagent.keys import Keys
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.dependencies import Verdict, reason, verdict
+from thunderagent.model.errors import StoreRejected
+from thunderagent.model.task import Status, Task
+from thunderagent.model.unreadable import Unreadable
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import TaskStore
-from thunderagent.task import Status, Task
-from thunderagent.unreadable import Unreadable
 
 AT_ONCE = 99
 """Children read and written in one call to the store, together with the parent."""

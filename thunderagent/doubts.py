@@ -12,15 +12,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError
-from thunderagent.pacing import outage_delays
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError
+from thunderagent.model.pacing import outage_delays
+from thunderagent.model.task import Candidate, Lane, Lease, StatusValue, Task
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.store import Doubt, TaskStore
-from thunderagent.task import Candidate, Lane, Lease, StatusValue, Task
 
 REMEMBERED: Final = 10_000
 """Tasks that ran here and lost their leases, of which an agent knows; the oldest are forgotten."""

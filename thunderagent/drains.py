@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from thunderagent import shared_writes
-from thunderagent.errors import NotAllowed
+from thunderagent.model.errors import NotAllowed
+from thunderagent.model.task import Row, timestamp
+from thunderagent.model.unreadable import as_map, as_number
+from thunderagent.model.writes import shared as shared_writes
 from thunderagent.pauses import info_of
 from thunderagent.store import TaskStore
-from thunderagent.task import Row, timestamp
-from thunderagent.unreadable import as_map, as_number
 
 PREFIX: Final = "drain:"
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from thunderagent.errors import StoreError
 from thunderagent.limits import Limit, holders_of, number_of, rows_of
 from thunderagent.lines import candidate_of, is_line_open, keep_line_open, let_out
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Row, Status, Task
 from thunderagent.store import TaskStore
-from thunderagent.task import Row, Status, Task
 
 
 class Entrance:

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from thunderagent.clock import since_boot
 from thunderagent.context import Context
-from thunderagent.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.job import Job
-from thunderagent.pacing import LOOP_JOIN_S, LOOP_TICK_S
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import LeaseLost, PayloadInvalid, TaskStopped
+from thunderagent.model.pacing import LOOP_JOIN_S, LOOP_TICK_S
+from thunderagent.model.task import Lease
 from thunderagent.settler import Outcome, Raised, Ran, Returned, Stopped, raised
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.governor import Governor
-from thunderagent.task import Lease
 
 Failed = Callable[[str, str], None]
 """Told the name of a hook, or of another part of a scope, and what went wrong in it."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from thunderagent.dependencies import OnParentFailure
 from thunderagent.journal import Run, read_journals
+from thunderagent.model.dependencies import OnParentFailure
+from thunderagent.model.task import Desired, Status, Task
+from thunderagent.model.traceparent import trace_id
+from thunderagent.model.unreadable import as_number
+from thunderagent.model.writes.tasks import ERRORS_KEPT
 from thunderagent.pauses import Pause, PauseKind, read_pauses
 from thunderagent.store import TaskStore
-from thunderagent.task import Desired, Status, Task
-from thunderagent.traceparent import trace_id
-from thunderagent.unreadable import as_number
 from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
-from thunderagent.writes import ERRORS_KEPT
 
 LOOKED_THROUGH: Final = 200
 """Entries of each status that are looked through for ids like the one that was not found."""

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from thunderagent import fleet_events, metrics
-from thunderagent.bus import EventBus
+from thunderagent import metrics
 from thunderagent.cloudwatch import CloudWatch, data_of, portions_of
-from thunderagent.errors import ThunderAgentError
 from thunderagent.meter import Meter
+from thunderagent.model import fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ThunderAgentError
 from thunderagent.readings import Reader, Reading
 
 HALF_MINUTE_S: Final = 30.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any, Final, TypeVar
 
-from thunderagent.errors import WaitTimeout
+from thunderagent.model.errors import WaitTimeout
 
 T = TypeVar("T")
 

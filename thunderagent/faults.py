@@ -13,12 +13,12 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from thunderagent.clock import SharedClock
-from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, StoreError, StoreRejected, StoreThrottled, StoreUnavailable
-from thunderagent.forks import renewed
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreRejected, StoreThrottled, StoreUnavailable
+from thunderagent.model.forks import renewed
+from thunderagent.model.task import Lane, Page, Row
 from thunderagent.port import Applied, Engine, KeptText, Overdue
-from thunderagent.task import Lane, Page, Row
 
 T = TypeVar("T")
 

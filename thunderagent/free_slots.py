@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from thunderagent.errors import StoreError
 from thunderagent.limits import Limit, holders_of, rows_of
 from thunderagent.lines import candidate_of, entries, is_line_open, keep_line_open, let_out, line_of
-from thunderagent.pacing import LINE_AGAIN_S, LINE_TRIED_S
+from thunderagent.model.errors import StoreError
+from thunderagent.model.pacing import LINE_AGAIN_S, LINE_TRIED_S
+from thunderagent.model.task import Candidate, Lane, Row, Status, Task
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Candidate, Lane, Row, Status, Task
 
 FREED_KEPT: Final = 1000
 """Limits with a free slot that an agent remembers to look at; the sweep finds the others."""

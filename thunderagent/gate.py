@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-from thunderagent.clock import since_boot
-from thunderagent.conditions import Write
-from thunderagent.errors import RegionPassive
 from thunderagent.grants import NO_REGIONS, Grant, no_grant
+from thunderagent.model.clock import since_boot
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import RegionPassive
+from thunderagent.model.task import Row
 from thunderagent.port import Applied, Engine, Overdue
 from thunderagent.region_writes import in_region, reasserted
-from thunderagent.task import Row
 
 OWN_ROW: Final = "agent:"
 """How the id of the row begins by which an agent tells that it is there."""

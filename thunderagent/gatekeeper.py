@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from thunderagent import fleet_events
-from thunderagent.bus import EventBus
 from thunderagent.controls import Controls
-from thunderagent.errors import AgentDraining
 from thunderagent.gate import Gate, GatedEngine
-from thunderagent.pacing import HURRY_S
+from thunderagent.model import fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import AgentDraining
+from thunderagent.model.pacing import HURRY_S
 from thunderagent.port import Engine
 from thunderagent.store import TaskStore
 from thunderagent.workload import Workload

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, Literal, NamedTuple
 
-from thunderagent.clock import HostClock, SharedClock
-from thunderagent.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.model.clock import HostClock, SharedClock
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.model.task import Row
 from thunderagent.port import Engine
 from thunderagent.regionengine import Links, RegionClock, RegionEngine
 from thunderagent.replicas import TOMBSTONES_KEPT, Image, Overwritten, Replica
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Row
 
 Mode = Literal["MREC", "MRSC"]
 Lag = float | Callable[[str, str], float]

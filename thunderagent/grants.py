@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.errors import StoreError
-from thunderagent.task import Row
-from thunderagent.unreadable import is_number
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Row
+from thunderagent.model.unreadable import is_number
 
 HOLDER_SHARE: Final = 0.8
 """Share of its length after which a grant ends for its holder, who counts from before it was asked for."""

@@ -16,20 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from thunderagent import events, writes
 from thunderagent.balance import Fleet
-from thunderagent.bus import EventBus
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.journal import read_cursor
-from thunderagent.pacing import HANDOFF_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
+from thunderagent.model.pacing import HANDOFF_S
+from thunderagent.model.task import Handoff, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import about
 from thunderagent.store import TaskStore
 from thunderagent.stream import StreamContext
-from thunderagent.task import Handoff, Task
 
 Call = Callable[[Callable[[], object]], None]
 """Does something in the thread of the event loop."""

@@ -19,10 +19,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
-from thunderagent.errors import (
+from thunderagent.executor import Running
+from thunderagent.gate import Gate
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import (
     LeaseLost,
     StoreError,
     StoreRejected,
@@ -32,12 +34,10 @@ from thunderagent.errors import (
     TaskStopped,
     TimeLimitExceeded,
 )
-from thunderagent.executor import Running
-from thunderagent.gate import Gate
-from thunderagent.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
+from thunderagent.model.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
+from thunderagent.model.task import Desired
 from thunderagent.settler import about, time_limit
 from thunderagent.store import Beat, Renewal, TaskStore
-from thunderagent.task import Desired
 
 CANCELLED: Final = "cancelled"
 

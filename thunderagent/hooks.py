@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
-from thunderagent.arguments import shown
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError
-from thunderagent.events import Event
+from thunderagent.model.arguments import shown
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.events import Event
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -91,8 +91,8 @@ def on(*kinds: type[Event], jobs: tuple[str, ...] | None = None) -> Callable[[Ca
     """Tell a function `(event) -> None` each event of these kinds, in a thread of its own and in order.
 
     Args:
-        kinds: classes of `thunderagent.events`, `thunderagent.fleet_events`; a class such as `TaskEvent` stands for all
-            that are derived from it.
+        kinds: classes of `thunderagent.model.events` and `thunderagent.model.fleet_events`; a class such as `TaskEvent`
+            stands for all that are derived from it.
         jobs: only events about these jobs; None: all.
 
     Raises:

@@ -11,16 +11,18 @@ from zlib import crc32
 
 import schedule
 
-from thunderagent import events
 from thunderagent.balance import is_paused
-from thunderagent.bus import EventBus
-from thunderagent.clock import process_start
-from thunderagent.errors import StoreError, StoreRejected
 from thunderagent.gate import Gate
 from thunderagent.health.marks import Marks
 from thunderagent.maintenance import Janitor
-from thunderagent.memory import resident_mib
-from thunderagent.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import process_start
+from thunderagent.model.errors import StoreError, StoreRejected
+from thunderagent.model.memory import resident_mib
+from thunderagent.model.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
+from thunderagent.model.task import BATCH, STREAM, Lane, Task
+from thunderagent.model.version import __version__
 from thunderagent.periodic import Periodic
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
@@ -29,9 +31,7 @@ from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.streams import Streams
 from thunderagent.tally import Tally, units_of
-from thunderagent.task import BATCH, STREAM, Lane, Task
 from thunderagent.text_sweep import TextSweep
-from thunderagent.version import __version__
 from thunderagent.workload import Workload
 
 COUNT_S: Final = 60.0

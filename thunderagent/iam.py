@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from thunderagent.canary_targets import From, TokenSource
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.canary_targets import From, TokenSource
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings
 from thunderagent.stores.expressions import INDEX
 

@@ -12,7 +12,7 @@ from thunderagent.companion import Companion, Repeated
 from thunderagent.measuring import MEASURE_S, QueueMeasure
 from thunderagent.meter import Meter
 from thunderagent.metrics import Metric
-from thunderagent.outlet import dropped_lines
+from thunderagent.model.outlet import dropped_lines
 from thunderagent.prometheus import is_installed
 from thunderagent.settings import Settings
 

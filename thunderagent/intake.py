@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from thunderagent import writes
-from thunderagent.arguments import (
+from thunderagent.dependents import Dependents, statuses_of
+from thunderagent.entrance import Entrance
+from thunderagent.job import Job, limit_problems
+from thunderagent.keys import Keys, check_unique
+from thunderagent.limits import Limit, job_limit
+from thunderagent.model.arguments import (
     LONGEST_S,
     MOST_RETRIES,
     check,
@@ -17,10 +21,8 @@ from thunderagent.arguments import (
     shown,
     whole_problem,
 )
-from thunderagent.dependencies import LONGEST_ID, MOST_LINKED, OnParentFailure, linked_bytes, most_dependents
-from thunderagent.dependents import Dependents, statuses_of
-from thunderagent.entrance import Entrance
-from thunderagent.errors import (
+from thunderagent.model.dependencies import LONGEST_ID, MOST_LINKED, OnParentFailure, linked_bytes, most_dependents
+from thunderagent.model.errors import (
     ConfigurationError,
     ParentNotFound,
     PayloadError,
@@ -28,14 +30,9 @@ from thunderagent.errors import (
     StoreError,
     TooManyDependents,
 )
-from thunderagent.job import Job, limit_problems
-from thunderagent.jsondata import dump_json
-from thunderagent.keys import Keys, check_unique
-from thunderagent.limits import Limit, job_limit
-from thunderagent.names import job_name_problem, wanted_job
-from thunderagent.settings import Settings
-from thunderagent.store import Enqueued, TaskStore
-from thunderagent.task import (
+from thunderagent.model.jsondata import dump_json
+from thunderagent.model.names import job_name_problem, wanted_job
+from thunderagent.model.task import (
     DEFAULT_QUEUE,
     RESERVED,
     STREAM,
@@ -47,6 +44,9 @@ from thunderagent.task import (
     new_task_id,
     timestamp,
 )
+from thunderagent.model.writes import tasks as writes
+from thunderagent.settings import Settings
+from thunderagent.store import Enqueued, TaskStore
 from thunderagent.tracing import trace_of_new
 
 LATEST_DUE: Final = 10_000_000_000.0

@@ -13,15 +13,15 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from thunderagent.arguments import MOST_RETRIES, SHORTEST_S, choice_problem, seconds_problem, shown, whole_problem
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError, PayloadInvalid
-from thunderagent.jsondata import dump_json
-from thunderagent.names import has_version, job_name_problem, job_value, key_problem
-from thunderagent.pacing import Backoff
-from thunderagent.schedules import Schedule
+from thunderagent.model.arguments import MOST_RETRIES, SHORTEST_S, choice_problem, seconds_problem, shown, whole_problem
+from thunderagent.model.errors import ConfigurationError, PayloadInvalid
+from thunderagent.model.jsondata import dump_json
+from thunderagent.model.names import has_version, job_name_problem, job_value, key_problem
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.schedules import Schedule
+from thunderagent.model.task import DEFAULT_QUEUE, STREAM, Lane
 from thunderagent.settings import lease_problems
-from thunderagent.task import DEFAULT_QUEUE, STREAM, Lane
 from thunderagent.versions import Upcaster, bring_up, version_problems
 
 P = TypeVar("P")

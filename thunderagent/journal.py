@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
 
-from thunderagent import shared_writes, writes
-from thunderagent.errors import StoreRejected, StreamFailed
+from thunderagent.model.errors import StoreRejected, StreamFailed
+from thunderagent.model.task import Status, Task, timestamp
+from thunderagent.model.unreadable import Unreadable, is_number
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import TaskStore
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP, NEXT_ATTEMPT, State
-from thunderagent.task import Status, Task, timestamp
-from thunderagent.unreadable import Unreadable, is_number
 
 MOVES_KEPT: Final = 50
 GAPS_KEPT: Final = 100

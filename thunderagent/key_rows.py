@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from thunderagent.attributes import ATTRIBUTES
-from thunderagent.errors import StoreError, TaskUnreadable
-from thunderagent.pacing import KEY_SETTLES_S
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.errors import StoreError, TaskUnreadable
+from thunderagent.model.pacing import KEY_SETTLES_S
+from thunderagent.model.task import Row, Status, Task, UniqueScope, read_task
+from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.store import TaskStore
-from thunderagent.task import Row, Status, Task, UniqueScope, read_task
-from thunderagent.unreadable import Unreadable, is_number
 
 
 def holds(task: Task) -> bool:

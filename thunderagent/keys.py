@@ -22,16 +22,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from thunderagent import shared_writes, writes
-from thunderagent.arguments import check, choice_problem
-from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, ThunderAgentError
 from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
-from thunderagent.names import key_problem
-from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
-from thunderagent.shared_writes import key_id
+from thunderagent.model.arguments import check, choice_problem
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, ThunderAgentError
+from thunderagent.model.names import key_problem
+from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
+from thunderagent.model.task import Lane, Row, Status, Task, UniqueScope, new_task_id, timestamp
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import key_id
 from thunderagent.store import Enqueued, TaskStore, passed_over
-from thunderagent.task import Lane, Row, Status, Task, UniqueScope, new_task_id, timestamp
 from thunderagent.texts import payload_of
 
 TRIES: Final = 10

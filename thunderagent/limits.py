@@ -14,15 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from thunderagent import shared_writes
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreError, StoreRejected
 from thunderagent.job import Job, limit_problems
-from thunderagent.pacing import SLOTS_SEEN_S
-from thunderagent.shared_writes import LINE_STATUS, holder, limit_id, limit_row
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError, StoreRejected
+from thunderagent.model.pacing import SLOTS_SEEN_S
+from thunderagent.model.task import Handoff, Lease, Row, Status, Task
+from thunderagent.model.unreadable import Unreadable, is_number
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes.shared import LINE_STATUS, holder, limit_id, limit_row
 from thunderagent.store import TaskStore, passed_over
-from thunderagent.task import Handoff, Lease, Row, Status, Task
-from thunderagent.unreadable import Unreadable, is_number
 
 TRIES: Final = 5
 """How often holders are replaced that change meanwhile."""

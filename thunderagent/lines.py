@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from thunderagent import shared_writes, writes
 from thunderagent.limits import Limit
-from thunderagent.pacing import LINE_KEPT_S
-from thunderagent.shared_writes import LINE_STATUS, limit_id, limit_row
+from thunderagent.model.pacing import LINE_KEPT_S
+from thunderagent.model.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
+from thunderagent.model.unreadable import is_number
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import LINE_STATUS, limit_id, limit_row
 from thunderagent.store import TaskStore, passed_over
-from thunderagent.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
-from thunderagent.unreadable import is_number
 
 PAGE: Final = 100
 """Index entries of one page of a line."""

@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from thunderagent import events
-from thunderagent.bus import EventBus
 from thunderagent.doorbell import Doorbell
-from thunderagent.errors import DoorbellError
-from thunderagent.events import Event
 from thunderagent.heartbeat import Heartbeat
-from thunderagent.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import DoorbellError
+from thunderagent.model.events import Event
+from thunderagent.model.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
+from thunderagent.model.task import BATCH
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.rings import Ring, Verb
 from thunderagent.rung import Rung
-from thunderagent.task import BATCH
 
 THREAD: Final = "doorbell"
 

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
 
 FOLDER: Final = Path(".thunderagent/local")
 HOST: Final = "127.0.0.1"

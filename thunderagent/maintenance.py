@@ -9,21 +9,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
-from thunderagent.clock import on_host, process_start, since_boot
-from thunderagent.conditions import Write
-from thunderagent.dependencies import most_dependents
 from thunderagent.dependents import Dependents, Ended, statuses_of
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Taken, free_slots, limit_of
-from thunderagent.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import on_host, process_start, since_boot
+from thunderagent.model.conditions import Write
+from thunderagent.model.dependencies import most_dependents
+from thunderagent.model.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
+from thunderagent.model.task import Lane, Lease, Row, Status, Task
+from thunderagent.model.unreadable import as_map, is_number
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import holder
 from thunderagent.settler import about
-from thunderagent.shared_writes import holder
 from thunderagent.store import Doubt, TaskStore
 from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
-from thunderagent.task import Lane, Lease, Row, Status, Task
-from thunderagent.unreadable import as_map, is_number
 
 RECHECKED: Final = 500
 """Rows that one look at leases which should be over reads at most."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.errors import StoreError
-from thunderagent.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.gate import Gate
 from thunderagent.metrics import MOST_LABELS
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError
+from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
+from thunderagent.model.task import Lane, Status
 from thunderagent.store import TaskStore
-from thunderagent.task import Lane, Status
 
 MEASURE_S: Final = 60.0
 TURN_S: Final = 55.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import ConfigurationError, ThunderAgentError
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 
 ENDPOINT: Final = "http://169.254.169.254"
 VARIABLE: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from thunderagent import events, fleet_events, metrics
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
-from thunderagent.events import Event
+from thunderagent import metrics
 from thunderagent.metrics import BETWEEN, MOST_LABELS, OTHER, Dimension, Kind, Metric
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.events import Event
 from thunderagent.prices import store_dollars
 from thunderagent.readings import Distribution, Reading, Series, two_digits
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thunderagent import fleet_events
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
 from thunderagent.companion import Repeated
 from thunderagent.metadata import Metadata, MetadataUnavailable, Outlook
-from thunderagent.pacing import NOTICES_RARELY_S, NOTICES_S
+from thunderagent.model import fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.pacing import NOTICES_RARELY_S, NOTICES_S
 
 
 class Notices(Repeated):

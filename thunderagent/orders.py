@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import RegionPassive
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Record, scope_id
-from thunderagent.pacing import REGION_LOOK_S
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import RegionPassive
+from thunderagent.model.pacing import REGION_LOOK_S
+from thunderagent.model.task import Row
 from thunderagent.port import Applied, Engine
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stores import fixed, open_engine
-from thunderagent.task import Row
 
 
 class AskedGate(Gate):

@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.arguments import SHORTEST_S, check, seconds_problem, text_problem
 from thunderagent.commands import Commands
 from thunderagent.drains import change_controls
-from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.job import Job
-from thunderagent.names import plain_job
+from thunderagent.model.arguments import SHORTEST_S, check, seconds_problem, text_problem
+from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
+from thunderagent.model.names import plain_job
+from thunderagent.model.task import Lane, Row, timestamp
+from thunderagent.model.unreadable import as_map
+from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, read_pauses
-from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.task import Lane, Row, timestamp
-from thunderagent.unreadable import as_map
 
 MOST_PAUSES: Final = 100
 """Things that are paused at one moment at most: every agent reads all of them, each time."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.shared_writes import CONTROL_ID
+from thunderagent.model.task import Row, timestamp
+from thunderagent.model.unreadable import as_map, is_number
+from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.store import TaskStore
-from thunderagent.task import Row, timestamp
-from thunderagent.unreadable import as_map, is_number
 
 
 class PauseKind(StrEnum):

@@ -16,15 +16,28 @@ from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, TaskNotFound, TaskUnreadable
 from thunderagent.job import Job
-from thunderagent.names import plain_job
-from thunderagent.pacing import SCHEDULE_LOOK_S, STOPPING_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S, jittered
-from thunderagent.registry import Registry
-from thunderagent.schedules import (
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import (
+    ConfigurationError,
+    DuplicateTask,
+    NotAllowed,
+    StoreError,
+    TaskNotFound,
+    TaskUnreadable,
+)
+from thunderagent.model.names import plain_job
+from thunderagent.model.pacing import (
+    SCHEDULE_LOOK_S,
+    STOPPING_LOOK_S,
+    TICK_LOOK_S,
+    TICK_OTHERS_S,
+    TICK_RESUME_S,
+    jittered,
+)
+from thunderagent.model.schedules import (
     LATE_S,
     SET_BACK_S,
     Plan,
@@ -37,12 +50,13 @@ from thunderagent.schedules import (
     tick_id,
     tick_task,
 )
+from thunderagent.model.task import Row, Task
+from thunderagent.model.ticks import newest
+from thunderagent.model.unreadable import Unreadable
+from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule, schedule_row
+from thunderagent.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule, schedule_row
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.task import Row, Task
-from thunderagent.ticks import newest
-from thunderagent.unreadable import Unreadable
 
 KEPT_S: Final = 90 * 86400.0
 """How long the row of a schedule stays when no agent has its job any more."""

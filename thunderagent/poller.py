@@ -8,12 +8,12 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 from zlib import crc32
 
-from thunderagent import events
-from thunderagent.bus import EventBus
 from thunderagent.health.refusals import Refusals
-from thunderagent.pacing import AHEAD_S, PollPace
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.pacing import AHEAD_S, PollPace
+from thunderagent.model.task import BATCH, Candidate, Lane, Page
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import BATCH, Candidate, Lane, Page
 
 Served = tuple[str, str]
 """A queue and the kind of tasks that are taken from it."""

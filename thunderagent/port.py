@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from thunderagent.clock import SharedClock
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreError
-from thunderagent.task import Lane, Page, Row
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Lane, Page, Row
 
 PAYLOAD_MARK: Final = "#payload."
 """Between the id of a task and the digest of its payload, in the key of a payload that is kept apart."""

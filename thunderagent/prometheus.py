@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, Kind, Metric
+from thunderagent.model.version import __version__
 from thunderagent.readings import Distribution, Reading
-from thunderagent.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family

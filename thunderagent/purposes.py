@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from thunderagent.shared_writes import AGENT_STATUS, LINE_STATUS, SCHEDULE_STATUS
-from thunderagent.task import Status, StatusValue
+from thunderagent.model.task import Status, StatusValue
+from thunderagent.model.writes.shared import AGENT_STATUS, LINE_STATUS, SCHEDULE_STATUS
 
 
 class Purpose(StrEnum):

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
-from thunderagent.forks import renewed
-from thunderagent.jsondata import dump_json
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
+from thunderagent.model.forks import renewed
+from thunderagent.model.jsondata import dump_json
 from thunderagent.port import Engine
 from thunderagent.setting_problems import push_problem
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session

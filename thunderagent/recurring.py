@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar, overload
 
-from thunderagent.arguments import shown
-from thunderagent.errors import ConfigurationError, PayloadError
 from thunderagent.job import Job
-from thunderagent.schedules import CatchUp, Overlap, Schedule, tick_id, tick_payload
-from thunderagent.task import RESERVED
-from thunderagent.ticks import Cron, Every, Spec
+from thunderagent.model.arguments import shown
+from thunderagent.model.errors import ConfigurationError, PayloadError
+from thunderagent.model.schedules import CatchUp, Overlap, Schedule, tick_id, tick_payload
+from thunderagent.model.task import RESERVED
+from thunderagent.model.ticks import Cron, Every, Spec
 
 P = TypeVar("P")
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent import fleet_events
-from thunderagent.bus import EventBus
 from thunderagent.companion import Repeated
-from thunderagent.memory import resident_mib
-from thunderagent.pacing import RECYCLE_LOOK_S, STUCK_WAIT_S
+from thunderagent.model import fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.memory import resident_mib
+from thunderagent.model.pacing import RECYCLE_LOOK_S, STUCK_WAIT_S
 from thunderagent.settings import PREFIX, Settings
 from thunderagent.tally import Tally
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from thunderagent import region_writes
-from thunderagent.conditions import Write
-from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.grants import Record, RegionState, scope_id
-from thunderagent.pacing import REGION_HURRY_S
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
+from thunderagent.model.pacing import REGION_HURRY_S
 from thunderagent.port import Engine
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine

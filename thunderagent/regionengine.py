@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from thunderagent.clock import SharedClock
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreError
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Lane, Page, Row
 from thunderagent.port import Applied, Engine, KeptText, Overdue
 from thunderagent.replicas import Replica
-from thunderagent.task import Lane, Page, Row
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.authority import Arbiter, Authority, Wellness
 from thunderagent.companion import Repeated
-from thunderagent.errors import ConfigurationError
 from thunderagent.gate import Gate
 from thunderagent.grants import Grant
-from thunderagent.pacing import REGION_HURRY_S, REGION_LOOK_S
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.port import Engine
 from thunderagent.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thunderagent.errors import ConfigurationError, JobImportError, UnknownJob
 from thunderagent.hooks import Hook
 from thunderagent.job import Job
-from thunderagent.names import meant
+from thunderagent.model.errors import ConfigurationError, JobImportError, UnknownJob
+from thunderagent.model.names import meant
 
 
 class Registry(Mapping[str, Job[Any]]):

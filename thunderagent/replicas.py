@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from thunderagent.conditions import Present, Write
-from thunderagent.errors import StoreError
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Row
 from thunderagent.port import Applied, Engine
-from thunderagent.task import Row
 
 TOMBSTONES_KEPT: Final = 10_000
 """Items that are gone and still known, until nothing is on its way any more."""

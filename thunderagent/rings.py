@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.errors import ConfigurationError
-from thunderagent.task import BATCH, STREAM, Candidate, Lane, Status, StatusValue, Task
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Status, StatusValue, Task
 
 VERSION: Final = 1
 MAX_RINGS: Final = 10

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from zlib import crc32
 
-from thunderagent.pacing import MISSED_S, SHY_S
+from thunderagent.model.pacing import MISSED_S, SHY_S
+from thunderagent.model.task import STREAM, Candidate
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring, Verb
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import STREAM, Candidate
 
 HEARD: Final = 1000
 """Rings that wait for the agent's loop at most; of what comes on top, only that there was something is kept."""

@@ -10,18 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from thunderagent.arguments import check, whole_problem
 from thunderagent.commands import Commands
-from thunderagent.errors import ConfigurationError, NotAllowed, TaskNotFound
 from thunderagent.job import Job
-from thunderagent.names import job_name_problem
+from thunderagent.model.arguments import check, whole_problem
+from thunderagent.model.errors import ConfigurationError, NotAllowed, TaskNotFound
+from thunderagent.model.names import job_name_problem
+from thunderagent.model.schedules import State, counts_from, expires_at, schedule_id, tick_id, tick_task
+from thunderagent.model.task import Row, Task, timestamp
+from thunderagent.model.ticks import between
+from thunderagent.model.unreadable import Unreadable
+from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule
 from thunderagent.pause_commands import check_pause
 from thunderagent.periodic import KEPT_S, is_open
-from thunderagent.schedules import State, counts_from, expires_at, schedule_id, tick_id, tick_task
-from thunderagent.shared_writes import SCHEDULE_STATUS, change_schedule
-from thunderagent.task import Row, Task, timestamp
-from thunderagent.ticks import between
-from thunderagent.unreadable import Unreadable
 
 MOST_TICKS: Final = 10_000
 """Ticks that are asked for at once."""

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thunderagent import spans
-from thunderagent.bus import EventBus
 from thunderagent.companion import Companion
 from thunderagent.delivery import Complaints, Delivery
 from thunderagent.executor import Failed, Running, Scope, no_scope, outcome_of
 from thunderagent.hooks import EventHook, Hook, JobRun, RunHook
-from thunderagent.redaction import Redactor
+from thunderagent.model.bus import EventBus
+from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings
 from thunderagent.settler import Returned, in_words, raised
 from thunderagent.stores import fixed

@@ -7,7 +7,7 @@ from typing import Any, Final
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
-from thunderagent.errors import (
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from thunderagent import shared_writes
-from thunderagent.errors import StoreError
 from thunderagent.grants import Record
 from thunderagent.hysteresis import Hysteresis
+from thunderagent.model.errors import StoreError
+from thunderagent.model.unreadable import is_number
+from thunderagent.model.writes import shared as shared_writes
 from thunderagent.store import TaskStore
-from thunderagent.unreadable import is_number
 
 
 class Sentinel:

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thunderagent.balance import Fleet, StreamPoller
-from thunderagent.bus import EventBus
-from thunderagent.errors import ConfigurationError
 from thunderagent.limits import conflicts
-from thunderagent.pacing import STREAM_POLL_S, PollPace
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import STREAM_POLL_S, PollPace
+from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings, lease_problems
 from thunderagent.settler import Policy
 from thunderagent.store import TaskStore
-from thunderagent.task import BATCH, DEFAULT_QUEUE, STREAM
 
 BUILT_IN_QUEUE: Final = "thunderagent"
 """The queue of built-in jobs, which every agent that has them serves beside its own."""

@@ -18,11 +18,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from thunderagent.canary_targets import canary_problems
-from thunderagent.errors import ConfigurationError
-from thunderagent.pacing import Backoff
+from thunderagent.model.canary_targets import canary_problems
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.task import Lane
 from thunderagent.setting_problems import namespace_problem, push_problem, queue_problem
-from thunderagent.task import Lane
 
 PREFIX = "THUNDERAGENT_"
 _OPTIONAL: Final = (

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from thunderagent import events, writes
-from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Fail, Snooze
-from thunderagent.errors import (
+from thunderagent.job import Job
+from thunderagent.limits import Limit
+from thunderagent.model import events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import (
     AgentDraining,
     LeaseLost,
     StoreUnavailable,
@@ -23,13 +25,12 @@ from thunderagent.errors import (
     ThunderAgentError,
     TimeLimitExceeded,
 )
-from thunderagent.job import Job
-from thunderagent.jsondata import NOT_STORED, dump_result
-from thunderagent.limits import Limit
-from thunderagent.memory import peak_mib, resident_mib
-from thunderagent.pacing import Backoff
-from thunderagent.task import Lease, Task
-from thunderagent.traceparent import trace_id
+from thunderagent.model.jsondata import NOT_STORED, dump_result
+from thunderagent.model.memory import peak_mib, resident_mib
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.task import Lease, Task
+from thunderagent.model.traceparent import trace_id
+from thunderagent.model.writes import tasks as writes
 
 
 @dataclass(frozen=True, slots=True)

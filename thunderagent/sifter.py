@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
-from thunderagent.errors import StoreRejected
 from thunderagent.limits import Limit, Slots, job_limit
 from thunderagent.lines import keep_line_open
-from thunderagent.pacing import LINE_TRIED_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreRejected
+from thunderagent.model.pacing import LINE_TRIED_S
+from thunderagent.model.task import Candidate, Task, read_task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import limit_id
 from thunderagent.registry import Registry
-from thunderagent.shared_writes import limit_id
 from thunderagent.store import TaskStore, Wanted, passed_over
-from thunderagent.task import Candidate, Task, read_task
 
 REMEMBERED: Final = 2000
 """Tasks of which is remembered that they were put into a line, or have another limit than their job."""

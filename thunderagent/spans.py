@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent.errors import ConfigurationError
-from thunderagent.forks import renewed
-from thunderagent.outlet import without_waiting
-from thunderagent.pacing import SPANS_END_S
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.forks import renewed
+from thunderagent.model.outlet import without_waiting
+from thunderagent.model.pacing import SPANS_END_S
+from thunderagent.model.traceparent import checked
+from thunderagent.model.version import __version__
 from thunderagent.settings import has_package
-from thunderagent.traceparent import checked
-from thunderagent.version import __version__
 
 REMEDY: Final = "traces need OpenTelemetry: pip install 'thunderagent[traces]'"
 

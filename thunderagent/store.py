@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from thunderagent import shared_writes, writes
-from thunderagent.clock import BootClock, SharedClock, since_boot
-from thunderagent.conditions import Write
-from thunderagent.errors import DuplicateTask, StoreError, StoreRejected, TaskUnreadable
-from thunderagent.losses import Loss
-from thunderagent.pacing import TEXT_DOUBT_S
+from thunderagent.model.clock import BootClock, SharedClock, since_boot
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import DuplicateTask, StoreError, StoreRejected, TaskUnreadable
+from thunderagent.model.losses import Loss
+from thunderagent.model.pacing import TEXT_DOUBT_S
+from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
+from thunderagent.model.unreadable import Unread, Unreadable, is_list, is_number, mistyped
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Applied, Blobs, Engine
-from thunderagent.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
 from thunderagent.texts import Texts, is_same_payload
-from thunderagent.unreadable import Unread, Unreadable, is_list, is_number, mistyped
 
 Rejections = Callable[[Write, StoreRejected], None]
 """Hears of the writes of a batch that the store does not take, now or later."""

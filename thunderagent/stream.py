@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.clock import since_boot
 from thunderagent.context import Context
-from thunderagent.errors import (
+from thunderagent.job import Job, make_job
+from thunderagent.journal import Journal, Missed, read_cursor
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import (
     AgentDraining,
     LeaseLost,
     StreamFailed,
@@ -21,9 +23,8 @@ from thunderagent.errors import (
     TaskCancelled,
     TaskStopped,
 )
-from thunderagent.job import Job, make_job
-from thunderagent.journal import Journal, Missed, read_cursor
-from thunderagent.pacing import LOOP_LATE_S, Backoff
+from thunderagent.model.pacing import LOOP_LATE_S, Backoff
+from thunderagent.model.task import STREAM, Lease
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import about
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf
@@ -34,7 +35,6 @@ from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.pump import OnOpen
 from thunderagent.streaming.sequencer import OnGap, Snapshot
-from thunderagent.task import STREAM, Lease
 from thunderagent.versions import Upcaster
 
 P = TypeVar("P")

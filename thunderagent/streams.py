@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from thunderagent import events, writes
 from thunderagent.balance import Fleet
-from thunderagent.bus import EventBus
-from thunderagent.clock import on_host
-from thunderagent.errors import AgentDraining, StreamHandedOff
 from thunderagent.executor import Running
 from thunderagent.journal import keep_journals
 from thunderagent.maintenance import Janitor
-from thunderagent.pacing import HANDOFF_S, OTHERS_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import on_host
+from thunderagent.model.errors import AgentDraining, StreamHandedOff
+from thunderagent.model.pacing import HANDOFF_S, OTHERS_S
+from thunderagent.model.task import Lane, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stream import StreamContext
-from thunderagent.task import Lane, Task
 from thunderagent.workload import Workload
 
 AWAY: Final = 3

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
-from thunderagent.errors import AgentDraining, StoreError
 from thunderagent.executor import Running
-from thunderagent.losses import must_run_apart
-from thunderagent.pacing import UNDECIDED_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import AgentDraining, StoreError
+from thunderagent.model.losses import must_run_apart
+from thunderagent.model.pacing import UNDECIDED_S
+from thunderagent.model.task import Lease, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.poller import Room
 from thunderagent.settler import Outcome, Stopped, Undecided, about
 from thunderagent.store import TaskStore, passed_over
-from thunderagent.task import Lease, Task
 
 
 class Suspects:

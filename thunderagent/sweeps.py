@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from thunderagent import shared_writes
-from thunderagent.errors import StoreError
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Candidate
+from thunderagent.model.unreadable import as_map
+from thunderagent.model.writes import shared as shared_writes
 from thunderagent.store import TaskStore
-from thunderagent.task import Candidate
-from thunderagent.unreadable import as_map
 
 PAGE: Final = 100
 """Index entries of one page."""

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from thunderagent import events, fleet_events
-from thunderagent.bus import EventBus
-from thunderagent.events import Event
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 
 COUNTED: Final[Mapping[type[Event], str]] = {
     events.TaskStarted: "claimed",

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from thunderagent import events, fleet_events, router_events, websocket_events
-from thunderagent.bus import EventBus
-from thunderagent.events import Event
 from thunderagent.executor import Running
-from thunderagent.forks import renewed
 from thunderagent.logwriter import LogWriter, utc
-from thunderagent.outlet import outlet_of, without_waiting
-from thunderagent.redaction import Redactor
-from thunderagent.traceparent import CURRENT, trace_id
+from thunderagent.model import events, fleet_events, router_events, websocket_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
+from thunderagent.model.forks import renewed
+from thunderagent.model.outlet import outlet_of, without_waiting
+from thunderagent.model.redaction import Redactor
+from thunderagent.model.traceparent import CURRENT, trace_id
 
 if TYPE_CHECKING:
     from loguru import Record

@@ -11,14 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
-from thunderagent.clock import SharedClock, since_boot
-from thunderagent.errors import ConfigurationError, StreamStopped, WaitTimeout
-from thunderagent.events import Event
 from thunderagent.fasttime import FastLoop as FastLoop
 from thunderagent.fasttime import run_fast as run_fast
 from thunderagent.faults import ANY as ANY
@@ -26,13 +21,18 @@ from thunderagent.faults import Fault as Fault
 from thunderagent.faults import FaultyEngine as FaultyEngine
 from thunderagent.globaltable import GlobalTableSim as GlobalTableSim
 from thunderagent.job import Job
-from thunderagent.jsondata import dump_json
 from thunderagent.lines import line_value, open_lines
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import SharedClock, since_boot
+from thunderagent.model.errors import ConfigurationError, StreamStopped, WaitTimeout
+from thunderagent.model.events import Event
+from thunderagent.model.jsondata import dump_json
+from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.settings import load_settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stream import StreamContext
-from thunderagent.task import Lane, Lease, Status, Task
 from thunderagent.travel import Travel, serves
 from thunderagent.waiting import NO_AGENT, why
 

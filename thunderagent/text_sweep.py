@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Final
 
 from thunderagent.lines import line_value, open_lines
+from thunderagent.model.task import Candidate, Lane, Status
 from thunderagent.port import MAX_TEXT_BYTES
 from thunderagent.store import TaskStore
 from thunderagent.sweeps import Rounds
-from thunderagent.task import Candidate, Lane, Status
 from thunderagent.texts import DAY_S
 
 EVERY_S: Final = 10 * DAY_S

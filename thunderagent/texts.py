@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from thunderagent.errors import PayloadTooLarge, StoreError, StoreUnavailable, TextGone, ThunderAgentError
-from thunderagent.jsondata import is_same_json, sorted_json
+from thunderagent.model.errors import PayloadTooLarge, StoreError, StoreUnavailable, TextGone, ThunderAgentError
+from thunderagent.model.jsondata import is_same_json, sorted_json
+from thunderagent.model.task import Task
 from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Blobs, Engine, KeptText
-from thunderagent.task import Task
 
 DAY_S: Final = 86400.0
 

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from thunderagent import spans
-from thunderagent.errors import LeaseLost, StreamWedged, TimeLimitExceeded
 from thunderagent.executor import Running, Scope
-from thunderagent.pacing import CHILD_SPANS_S
+from thunderagent.model.errors import LeaseLost, StreamWedged, TimeLimitExceeded
+from thunderagent.model.pacing import CHILD_SPANS_S
+from thunderagent.model.traceparent import CURRENT, checked, continuing
 from thunderagent.settler import Outcome, Stopped, in_words
 from thunderagent.spans import Attributes, Ending
-from thunderagent.traceparent import CURRENT, checked, continuing
 
 SYSTEM: Final = "thunderagent"
 _NOTHING: Final = nullcontext()

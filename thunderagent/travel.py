@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.events import Event
 from thunderagent.lines import open_lines
-from thunderagent.task import Status, Task
+from thunderagent.model import events
+from thunderagent.model.events import Event
+from thunderagent.model.task import Status, Task
 
 QUIET_POLLS: Final = 5
 """After so many looks at each queue that found nothing to do, nothing is on its way any more."""

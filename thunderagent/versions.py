@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from thunderagent.arguments import shown
-from thunderagent.errors import PayloadInvalid
-from thunderagent.jsondata import dump_json
-from thunderagent.names import NEWEST
+from thunderagent.model.arguments import shown
+from thunderagent.model.errors import PayloadInvalid
+from thunderagent.model.jsondata import dump_json
+from thunderagent.model.names import NEWEST
 
 Upcaster = Callable[[Any], Any]
 """Makes the payload of the next version of that of one version, both as JSON data. The same for the same, always: it

@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from thunderagent.balance import is_paused
-from thunderagent.clock import on_host
 from thunderagent.health.judgement import DEAD_S, TOLD
 from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.journal import Link
 from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of
-from thunderagent.names import plain_job
+from thunderagent.model.clock import on_host
+from thunderagent.model.names import plain_job
+from thunderagent.model.task import Status, Task, UniqueScope
+from thunderagent.model.unreadable import Unreadable, as_map, as_number
+from thunderagent.model.writes.shared import key_id, limit_id
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
-from thunderagent.shared_writes import key_id, limit_id
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.task import Status, Task, UniqueScope
-from thunderagent.unreadable import Unreadable, as_map, as_number
 
 LISTED: Final = 10
 """Parents and holders that are looked at one by one."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.errors import MessageTooLarge, ThunderAgentError
+from thunderagent.model.errors import MessageTooLarge, ThunderAgentError
 
 SUBPROTOCOL: Final = "thunderagent.v1"
 """What a client offers that cannot set headers, beside its token, and what the server selects."""

@@ -20,16 +20,21 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from thunderagent import events, writes
 from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
-from thunderagent.bus import EventBus
 from thunderagent.choice import Choice, Chosen
 from thunderagent.context import Context, ParentResults
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.doubts import Doubts
-from thunderagent.errors import (
+from thunderagent.executor import Executors, Running
+from thunderagent.gate import Gate
+from thunderagent.handoff import Handoffs, is_open
+from thunderagent.heartbeat import CANCELLED, Heartbeat
+from thunderagent.job import Job
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import (
     AgentDraining,
     StoreError,
     StoreUnavailable,
@@ -37,13 +42,10 @@ from thunderagent.errors import (
     StreamStopped,
     TaskCancelled,
 )
-from thunderagent.events import Event
-from thunderagent.executor import Executors, Running
-from thunderagent.gate import Gate
-from thunderagent.handoff import Handoffs, is_open
-from thunderagent.heartbeat import CANCELLED, Heartbeat
-from thunderagent.job import Job
-from thunderagent.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS_S, TEXTS_FAIL_S, text_delay
+from thunderagent.model.events import Event
+from thunderagent.model.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS_S, TEXTS_FAIL_S, text_delay
+from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
@@ -62,7 +64,6 @@ from thunderagent.settler import (
 from thunderagent.store import Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.suspects import Suspects
-from thunderagent.task import Desired, Lease, Status, StatusValue, Task
 from thunderagent.texts import LEFT_S, Texts
 
 CLOSED_KEPT: Final = 1000

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from thunderagent.context import Context
 from thunderagent.job import job
+from thunderagent.model.schedules import Tick
+from thunderagent.model.ticks import every
 from thunderagent.recurring import periodic
-from thunderagent.schedules import Tick
-from thunderagent.ticks import every
 
 STARTED: Final[dict[str, float]] = {}
 """Monotonic second of the first statement of each handler; all processes of a machine share that clock."""

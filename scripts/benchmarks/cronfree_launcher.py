@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from benchmarks.cronfree_jobs import STARTED
 from benchmarks.streams_children import say, serve
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.events import Event
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks.units import UNIT_BYTES, index_entry, item_bytes, write_units
-from thunderagent.clock import SharedClock
-from thunderagent.conditions import Write
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.task import Lane, Page, Row, StatusValue
+from thunderagent.model.writes.shared import AGENT_STATUS, LINE_STATUS
 from thunderagent.port import Applied, Engine, KeptText, Overdue
-from thunderagent.shared_writes import AGENT_STATUS, LINE_STATUS
 from thunderagent.stores.batches import GET_BATCH, chunks
-from thunderagent.task import Lane, Page, Row, StatusValue
 
 READ_BYTES: Final = 4096
 

@@ -22,15 +22,15 @@ from benchmarks.cronfree_figures import Race
 from benchmarks.cronfree_jobs import INTERVAL_S, SPEC, ticked
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine, total
 from benchmarks.processes import BenchFailed
-from thunderagent.bus import EventBus
+from thunderagent.model.bus import EventBus
+from thunderagent.model.schedules import State, schedule_id, tick_id
+from thunderagent.model.task import Lane, Status
 from thunderagent.periodic import Periodic
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
-from thunderagent.schedules import State, schedule_id, tick_id
 from thunderagent.settings import load_settings
 from thunderagent.store import AgentInfo, TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Lane, Status
 
 SKEW_S: Final = 2.0
 TOGETHER_S: Final = 0.05

@@ -18,11 +18,11 @@ from benchmarks.cronfree_jobs import GATE, SPEC, STARTED, Nothing, hold, note, t
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine
 from benchmarks.cronfree_race import Clock, Moment
 from benchmarks.processes import BenchFailed
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.events import Event
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.tally import Tally
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
-from thunderagent.events import Event
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings

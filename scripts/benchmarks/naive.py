@@ -18,7 +18,7 @@ from typing import Final
 from benchmarks.naive_queues import Queue, open_queue
 from benchmarks.processes import BenchFailed
 from benchmarks.tally import Tally
-from thunderagent.task import new_task_id
+from thunderagent.model.task import new_task_id
 
 EMPTY: Final = 3
 """Empty queries in a row after which there is nothing left; the index may be late."""

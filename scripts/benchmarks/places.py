@@ -15,10 +15,10 @@ from typing import Final
 
 from benchmarks.processes import BenchFailed
 from thunderagent import local
+from thunderagent.model.task import DEFAULT_QUEUE
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import DEFAULT_QUEUE
 
 HOST: Final = "127.0.0.1"
 START_S: Final = 30.0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.pacing import SPREAD_S, reconnect_delay
+from thunderagent.model.pacing import SPREAD_S, reconnect_delay
 from thunderagent.streaming.governor import Governor
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 from benchmarks.streams_children import raise_open_files, say, serve
 from benchmarks.streams_jobs import BEAT_S, STREAM
 from benchmarks.streams_probe import PROBE
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
-from thunderagent.events import Event
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.store import Beat, Renewal, TaskStore

@@ -20,9 +20,9 @@ from benchmarks.streams_jobs import BEAT_S, LEASE_S, Nothing, Source, follow, ti
 from benchmarks.streams_probe import MODES
 from benchmarks.streams_units import stream_units
 from thunderagent.client import Client
+from thunderagent.model.task import Status
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.task import Status
 
 BATCH: Final = 20
 SIZE: Final = 200

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from benchmarks.nojobs import Number, nothing
 from thunderagent.client import Client
+from thunderagent.model.task import Candidate, Row
+from thunderagent.model.writes.tasks import succeed
 from thunderagent.store import Beat, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.expressions import PROJECTED, encode_row
-from thunderagent.task import Candidate, Row
-from thunderagent.writes import succeed
 
 INDEX_KEYS: Final = ("taskId", "status", "createdAt")
 UNIT_BYTES: Final = 1024

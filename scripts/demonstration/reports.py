@@ -18,7 +18,7 @@ from jobs.report import ReportPayload, build_report
 from jobs.source import sample_file
 from jobs.summary import SummaryPayload, build_summary
 from thunderagent.client import Client
-from thunderagent.task import Status, Task
+from thunderagent.model.task import Status, Task
 
 YEAR: Final = 2012
 LIMIT_S: Final = 80.0

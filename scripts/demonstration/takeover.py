@@ -20,8 +20,8 @@ from demonstration.feed import prices
 from demonstration.stage import DemoFailed, console, script
 from jobs.ticker import TickerPayload, follow
 from thunderagent.client import Client
-from thunderagent.errors import TaskNotFound
-from thunderagent.task import Status, Task
+from thunderagent.model.errors import TaskNotFound
+from thunderagent.model.task import Status, Task
 
 TASK: Final = "ticker-stocks"
 RATE: Final = 20

@@ -16,7 +16,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 
 EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 UNKNOWN: Final = frozenset({"InvalidClientTokenId", "SignatureDoesNotMatch", "UnrecognizedClientException"})

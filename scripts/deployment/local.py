@@ -51,7 +51,7 @@ def start_engine(folder: str) -> str:
         DeploymentError: it does not start.
     """
     from thunderagent import local
-    from thunderagent.errors import ThunderAgentError
+    from thunderagent.model.errors import ThunderAgentError
 
     try:
         return local.start(folder).endpoint

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from thunderagent.errors import AccessDenied, ConfigurationError, StoreError
+from thunderagent.model.errors import AccessDenied, ConfigurationError, StoreError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXTRAS: Final = ("wsapi",)

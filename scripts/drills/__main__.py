@@ -24,7 +24,7 @@ from drills.ledger import silently_twice
 from drills.pace import MOST, Pace, hasten
 from drills.regionloss import DrillFailed, RegionLoss
 from drills.world import PRIMARY
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 from thunderagent.settings import PREFIX
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
-from thunderagent.conditions import Is, Write
 from thunderagent.faults import FaultyEngine
+from thunderagent.model.conditions import Is, Write
 from thunderagent.port import Applied, Engine
 
 

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thunderagent import pacing
-from thunderagent.pacing import Backoff
+from thunderagent.model import pacing
+from thunderagent.model.pacing import Backoff
 
 SHORTER: Final = (
     "AHEAD_S",

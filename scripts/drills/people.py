@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from drills.pace import LEAST_S, Pace, hasten
 from thunderagent.chaos import ChaosServer
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.streaming.governor import Governor
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Resubmitted

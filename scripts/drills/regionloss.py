@@ -19,9 +19,9 @@ from drills.pace import Pace
 from drills.timeline import Timeline
 from drills.workloads import FOLLOW, Load
 from drills.world import AGENTS, OTHER, PRIMARY, SCOPE, World, rows_of
-from thunderagent.fleet_events import CanaryDown, CanaryUp, GrantAsked, GrantBegan, GrantDrains, GrantEnded
+from thunderagent.model.fleet_events import CanaryDown, CanaryUp, GrantAsked, GrantBegan, GrantDrains, GrantEnded
+from thunderagent.model.task import Status
 from thunderagent.region_commands import Regions
-from thunderagent.task import Status
 from thunderagent.websocket_writes import state_id
 
 LOOK_S: Final = 0.02

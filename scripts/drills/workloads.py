@@ -16,14 +16,14 @@ from drills.ledger import Ledger
 from drills.pace import Pace
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import StoreError
 from thunderagent.job import make_job
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import STREAM
 from thunderagent.registry import Registry
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import STREAM
 
 ORDER: Final = "drill.order"
 FOLLOW: Final = "drill.follow"

@@ -14,16 +14,16 @@ from drills.fabric import Counted, Link
 from drills.ledger import Ledger
 from drills.pace import LAG_S, Pace
 from drills.workloads import make_jobs
-from thunderagent import fleet_events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.canary.making import make_watch
 from thunderagent.client import Client
 from thunderagent.companion import Companion
-from thunderagent.errors import StoreError
-from thunderagent.events import Event
 from thunderagent.gate import Gate
 from thunderagent.globaltable import GlobalTableSim
+from thunderagent.model import fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError
+from thunderagent.model.events import Event
 from thunderagent.port import Engine
 from thunderagent.regions import region_watch
 from thunderagent.settings import Settings, load_settings

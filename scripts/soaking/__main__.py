@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from soaking.ledger import SHOWN
 from soaking.play import Found, Plan, SoakFailed, play
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

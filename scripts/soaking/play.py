@@ -21,7 +21,7 @@ from soaking.network import Network
 from soaking.soakjobs import LARGE, LEDGER, LIMIT
 from thunderagent import Client, local
 from thunderagent.chaos import ChaosServer
-from thunderagent.errors import NotAllowed, StoreError
+from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import create_table

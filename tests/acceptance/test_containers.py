@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.conftest import HEARTBEAT_S, SWEEP_S, Place, Start
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 CONTAINER: Final = ("unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
 

@@ -19,7 +19,7 @@ from tests.acceptance.processes import LONG_S, until
 from tests.stands import patience
 from thunderagent.client import Client
 from thunderagent.doorbells.local import FOLDER
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 SELDOM: dict[str, Any] = {
     "poll_min_s": 30,

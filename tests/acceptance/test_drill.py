@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.stands import eventually
-from thunderagent.errors import StoreUnavailable
+from thunderagent.model.errors import StoreUnavailable
 
 SCRIPTS: Final = Path(__file__).parents[2] / "scripts"
 SCALE: Final = 30.0

@@ -11,7 +11,7 @@ import pytest
 from tests.acceptance.conftest import Measured, Place, Start
 from tests.acceptance.processes import AgentProcess, Marks, until
 from tests.stands import patience
-from thunderagent.task import Status, Task
+from thunderagent.model.task import Status, Task
 
 pytestmark = pytest.mark.processes
 

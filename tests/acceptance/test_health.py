@@ -18,7 +18,7 @@ import pytest
 from tests.acceptance.conftest import LEASE_S, Place, Start
 from tests.acceptance.processes import HERE, LONG_S, AgentProcess, Marks, cli, is_alive, until
 from tests.acceptance.proxy import Proxy, proxy
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.conftest import GUARD_S, LEASE_S, SWEEP_S, Measured, Place, Start
 from tests.acceptance.processes import Marks, until
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from tests.acceptance.feeds import Feeds, feeds
 from tests.acceptance.processes import Marks, until
 from tests.metadata_service import SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from thunderagent.metadata import VARIABLE
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

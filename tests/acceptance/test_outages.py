@@ -10,9 +10,9 @@ import pytest
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
+from thunderagent.model.task import Status
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import create_table, delete_table
-from thunderagent.task import Status
 
 pytestmark = pytest.mark.processes
 

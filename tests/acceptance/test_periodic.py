@@ -11,8 +11,8 @@ import pytest
 
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import until
-from thunderagent.schedules import State, schedule_id
-from thunderagent.task import Status, Task
+from thunderagent.model.schedules import State, schedule_id
+from thunderagent.model.task import Status, Task
 
 pytestmark = pytest.mark.processes
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import Marks, cli, until
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

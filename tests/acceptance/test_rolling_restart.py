@@ -21,7 +21,7 @@ from tests.acceptance.streamjobs import Peer
 from tests.acceptance.supervised import Supervised, supervised
 from thunderagent.chaos import ChaosServer
 from thunderagent.job import Job
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

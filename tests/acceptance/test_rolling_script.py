@@ -13,7 +13,7 @@ import pytest
 from tests.acceptance.conftest import SETTINGS, Place
 from tests.acceptance.processes import BIN, HERE, ROOT, Marks, is_alive, until
 from tests.acceptance.supervised import supervised
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

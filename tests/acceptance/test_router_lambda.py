@@ -18,10 +18,10 @@ import pytest
 
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import LONG_S, ROOT, until
-from thunderagent.errors import TaskNotFound
+from thunderagent.model.errors import TaskNotFound
+from thunderagent.model.task import Status, Task
 from thunderagent.settings import Settings
 from thunderagent.stores.connection import new_session
-from thunderagent.task import Status, Task
 
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 

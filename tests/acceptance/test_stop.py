@@ -14,8 +14,8 @@ import pytest
 
 from tests.acceptance.conftest import SETTINGS, Place, Start
 from tests.acceptance.processes import COMMAND, LONG_S, Marks, environment, is_alive, until
-from thunderagent.pacing import DESCENDANTS_END_S, HURRY_S, LINES_END_S
-from thunderagent.task import Status
+from thunderagent.model.pacing import DESCENDANTS_END_S, HURRY_S, LINES_END_S
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

@@ -21,10 +21,10 @@ from tests.stands import patience
 from thunderagent.balance import ABOVE_MEAN
 from thunderagent.chaos import ChaosServer
 from thunderagent.job import Job
-from thunderagent.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S
+from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S
+from thunderagent.model.task import Handoff, Lease, Status, Task
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.task import Handoff, Lease, Status, Task
 
 pytestmark = pytest.mark.processes
 

@@ -19,9 +19,9 @@ from tests.acceptance.proxy import Proxy, proxy
 from tests.stands import patience
 from thunderagent.chaos import Feed, Refuse, Silence, Unanswered
 from thunderagent.job import Job
-from thunderagent.pacing import HURRY_S, LOOP_JOIN_S
+from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S
+from thunderagent.model.task import Handoff, Status, Task
 from thunderagent.settings import Settings
-from thunderagent.task import Handoff, Status, Task
 
 pytestmark = pytest.mark.processes
 

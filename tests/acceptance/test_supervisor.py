@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.conftest import SETTINGS, Place
 from tests.acceptance.processes import BIN, HERE, ROOT, Log, Marks, environment, is_alive, until
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

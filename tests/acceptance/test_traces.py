@@ -19,9 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.acceptance.conftest import SETTINGS, Place
 from tests.acceptance.processes import AgentProcess, environment, until
 from tests.stands import patience
-from thunderagent.pacing import SPANS_END_S
-from thunderagent.task import Status
-from thunderagent.traceparent import trace_id
+from thunderagent.model.pacing import SPANS_END_S
+from thunderagent.model.task import Status
+from thunderagent.model.traceparent import trace_id
 
 pytestmark = pytest.mark.processes
 

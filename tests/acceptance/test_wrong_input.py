@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import AgentProcess, cli
-from thunderagent.task import Status
+from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
 

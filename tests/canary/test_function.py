@@ -18,7 +18,7 @@ from tests.canary.support import REGION, Api, an_api
 from thunderagent import canary_function
 from thunderagent.canary_function import Canary, handler
 from thunderagent.cloudwatch import CloudWatch
-from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from thunderagent.settings import load_settings
 from thunderagent.telemetry import configure_logging
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.canary.support import run, until
-from thunderagent.bus import EventBus
 from thunderagent.canary.probe import SLOTS, Prober
 from thunderagent.canary.result import ProbeResult, Step
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import CanaryWatch
+from thunderagent.model.bus import EventBus
 from thunderagent.port import Engine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.testing import FaultyEngine, GlobalTableSim

@@ -19,8 +19,8 @@ import pytest
 from tests.canary.support import run, until
 from thunderagent.canary import tokens
 from thunderagent.canary.tokens import LARGEST, Tokens, TokenUnavailable
-from thunderagent.canary_targets import From, TokenSource
-from thunderagent.errors import AccessDenied, ConfigurationError
+from thunderagent.model.canary_targets import From, TokenSource
+from thunderagent.model.errors import AccessDenied, ConfigurationError
 from thunderagent.testing import FakeClock
 
 SECRET = "s3cret-of-the-client"

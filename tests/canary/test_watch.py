@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.canary.support import Api, an_api, run
-from thunderagent.bus import EventBus
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import STALE_TURNS, CanaryWatch
 from thunderagent.companion import Companions
-from thunderagent.events import Event, ThreadDied
-from thunderagent.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.meter import Meter
 from thunderagent.metrics import CANARY_HEALTHY, CANARY_LATENCY
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event, ThreadDied
+from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.readings import Reader
 from thunderagent.telemetry import LEVELS
 from thunderagent.testing import FakeClock, Recorder

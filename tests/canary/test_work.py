@@ -12,24 +12,24 @@ import pytest
 
 from tests.canary.support import REGION, Api, an_api
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.canary import work
 from thunderagent.canary.making import make_watch, observer_of, with_canary
 from thunderagent.canary.work import JOB, KEPT_S, PROBE_JOB
-from thunderagent.canary_targets import QUEUE
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.equipment import equip
-from thunderagent.errors import AgentDraining, ConfigurationError, TaskStopped
-from thunderagent.events import TaskFailed, TaskRetried, TaskSucceeded, TickPut
-from thunderagent.fleet_events import CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.job import Job, job
+from thunderagent.model.bus import EventBus
+from thunderagent.model.canary_targets import QUEUE
+from thunderagent.model.errors import AgentDraining, ConfigurationError, TaskStopped
+from thunderagent.model.events import TaskFailed, TaskRetried, TaskSucceeded, TickPut
+from thunderagent.model.fleet_events import CanaryDown, CanaryProbed, CanaryUp
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Status
 from thunderagent.registry import Registry
-from thunderagent.schedules import Tick
 from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.settings import Settings, load_settings
 from thunderagent.store import TaskStore
-from thunderagent.task import Status
 from thunderagent.testing import (
     FakeClock,
     FaultyEngine,

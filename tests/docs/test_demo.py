@@ -17,7 +17,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from thunderagent.task import Status, Task
+from thunderagent.model.task import Status, Task
 
 SCRIPTS: Final = Path(__file__).parents[2] / "scripts"
 FEED: Final = SCRIPTS / "demonstration" / "feed.py"

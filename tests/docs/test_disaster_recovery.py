@@ -14,7 +14,7 @@ from thunderagent.canary.probe import BUDGET_S
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE
 from thunderagent.housekeeping import NEW_STREAMS_S
 from thunderagent.hysteresis import Hysteresis
-from thunderagent.pacing import OTHERS_S, REGION_HURRY_S, REGION_LOOK_S
+from thunderagent.model.pacing import OTHERS_S, REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.settings import Settings
 from thunderagent.websocket_messages import CHANGES_KEPT
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions

@@ -11,8 +11,8 @@ import pytest
 
 from thunderagent.agent import Agent
 from thunderagent.delivery import MOST_WAITING
-from thunderagent.pacing import CHILD_SPANS_S, HOOKS_END_S, SPANS_END_S
-from thunderagent.redaction import SECRET_NAMES
+from thunderagent.model.pacing import CHILD_SPANS_S, HOOKS_END_S, SPANS_END_S
+from thunderagent.model.redaction import SECRET_NAMES
 from thunderagent.registry import Registry
 from thunderagent.testing import memory_client, run_until_idle
 

@@ -20,11 +20,11 @@ from websockets.asyncio.server import serve
 from tests.stands import eventually, patience
 from tests.streaming.support import run
 from thunderagent.client import Client
+from thunderagent.model.task import Status
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.task import Status
 from thunderagent.testing import run_stream
 
 ROOT: Final = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ import typer.main
 from thunderagent.agent import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
+from thunderagent.model.task import TRANSITIONS, Status
 from thunderagent.registry import Registry
 from thunderagent.settings import PREFIX, Settings
-from thunderagent.task import TRANSITIONS, Status
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tests.engine.support import LONG_S, Stage, settings
 from thunderagent.chaos import Behaviour, ChaosServer
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.executor import LoopExecutor
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import Job
+from thunderagent.model.conditions import Write
+from thunderagent.model.task import Lease, Page, Row, Status, Task
 from thunderagent.port import Applied, Engine
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
@@ -27,7 +28,6 @@ from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.verdicts import FATAL
-from thunderagent.task import Lease, Page, Row, Status, Task
 from thunderagent.testing import memory_store
 
 T = TypeVar("T")

@@ -10,23 +10,23 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Context
-from thunderagent.errors import StoreRejected
-from thunderagent.events import Event
 from thunderagent.executor import Running, Scope, no_scope
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import Job, job
-from thunderagent.pacing import Backoff
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreRejected
+from thunderagent.model.events import Event
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.task import Candidate, Lease, Status, Task
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Policy
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY
-from thunderagent.task import Candidate, Lease, Status, Task
 from thunderagent.testing import memory_store
 
 LONG_S: Final = 30.0

@@ -17,21 +17,21 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, a_job, put, seen, serving, settings
 from tests.stands import eventually
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.errors import StoreUnavailable, TableMissing
-from thunderagent.events import Event
 from thunderagent.job import job
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreUnavailable, TableMissing
+from thunderagent.model.events import Event
+from thunderagent.model.task import Lane, Status
 from thunderagent.port import Applied
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Status
 from thunderagent.testing import memory_store
 
 Payload = dict[str, Any]

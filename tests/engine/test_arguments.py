@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from moto import mock_aws
 
 from thunderagent import Backoff, Cancel, Client, Fail, Snooze, StreamOptions, every, job, periodic, stream
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
+from thunderagent.model.task import Status, Task
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import Status, Task
 
 HOSTILE: Final = st.one_of(
     st.none(),

@@ -16,7 +16,7 @@ from tests.engine import process_jobs
 from tests.engine.test_executor import Bench, bench
 from thunderagent import child_end, isolation
 from thunderagent.child_end import ChildEnd, reap
-from thunderagent.memory import peak_mib
+from thunderagent.model.memory import peak_mib
 from thunderagent.settler import Raised, raised
 
 __all__ = ("bench",)

@@ -17,7 +17,7 @@ from thunderagent.cli import app
 from thunderagent.context import Context
 from thunderagent.drains import drains_of
 from thunderagent.job import job
-from thunderagent.shared_writes import CONTROL_ID
+from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.stores import expressions
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.testing import FakeClock

@@ -15,8 +15,8 @@ from tests.engine.test_cli_pauses import Stand, columns
 from thunderagent.agent import Agent
 from thunderagent.cli.guesses import READ, idle_queues
 from thunderagent.context import Cancel, Context
-from thunderagent.errors import StoreError
 from thunderagent.job import job
+from thunderagent.model.errors import StoreError
 from thunderagent.registry import Registry
 from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store

@@ -104,7 +104,7 @@ def test_a_row_that_is_not_renewed_is_that_of_an_agent_that_is_gone(
 ) -> None:
     run.agent(FINE.entry())
     later = run.store.clock.now() + 50.0
-    monkeypatch.setattr("thunderagent.clock.HostClock.now", lambda self: later)
+    monkeypatch.setattr("thunderagent.model.clock.HostClock.now", lambda self: later)
     assert "its row was not renewed for 50 s: it was killed, or" in run("--store", run.url, code=1)
 
 

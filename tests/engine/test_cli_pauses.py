@@ -15,11 +15,11 @@ from thunderagent.cli import app
 from thunderagent.cli.output import notes, out
 from thunderagent.cli.pauses import duration
 from thunderagent.client import Client
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.task import Lane, Status
+from thunderagent.model.writes.shared import holder, limit_row
 from thunderagent.settings import Settings
-from thunderagent.shared_writes import holder, limit_row
 from thunderagent.stores.opening import open_store
-from thunderagent.task import Lane, Status
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 REPORTS: Final = Lane("reports")

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.doctor.regions import look_at_region
-from thunderagent.errors import ConfigurationError, NotAllowed
 from thunderagent.findings import State
 from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.iam import Role, policy, resources
+from thunderagent.model.errors import ConfigurationError, NotAllowed
 from thunderagent.region_commands import Regions
 from thunderagent.region_writes import beat, first_row, vacate
 from thunderagent.settings import Settings

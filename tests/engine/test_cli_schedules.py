@@ -11,21 +11,21 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.engine.support import put, settings
-from thunderagent.bus import EventBus
 from thunderagent.cli import app
 from thunderagent.cli.output import out
 from thunderagent.cli.schedules import _span
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.job import Job, job
+from thunderagent.model.bus import EventBus
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Status
+from thunderagent.model.ticks import cron, every
 from thunderagent.periodic import Periodic
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.schedules import Tick
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Status
-from thunderagent.ticks import cron, every
 
 
 def ticking(ctx: Context, payload: Tick) -> None:

@@ -12,11 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engine.support import LONG_S, a_job, seen, settings
-from thunderagent import writes
 from thunderagent.agent import Agent
 from thunderagent.client import BULK, Client
 from thunderagent.context import Context
-from thunderagent.errors import (
+from thunderagent.grants import scope_id
+from thunderagent.job import job
+from thunderagent.model.errors import (
     ConfigurationError,
     DuplicateTask,
     NotAllowed,
@@ -25,18 +26,17 @@ from thunderagent.errors import (
     TaskNotFound,
     WaitTimeout,
 )
-from thunderagent.grants import scope_id
-from thunderagent.job import job
+from thunderagent.model.schedules import schedule_id
+from thunderagent.model.task import Lane, Lease, Page, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import CONTROL_ID, key_id, limit_id, sentinel_id
 from thunderagent.port import Applied
 from thunderagent.registry import Registry
-from thunderagent.schedules import schedule_id
-from thunderagent.shared_writes import CONTROL_ID, key_id, limit_id, sentinel_id
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import boots
 from thunderagent.stores.batches import PROBE_ID
 from thunderagent.stores.dynamo import LANES_ID
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Lease, Page, Row, Status, Task
 from thunderagent.testing import FakeClock, memory_client
 
 

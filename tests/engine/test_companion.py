@@ -10,12 +10,13 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, a_job
 from tests.stands import eventually
-from thunderagent import companion, events, fleet_events
+from thunderagent import companion
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.companion import Companions, Repeated
 from thunderagent.heartbeat import Heartbeat
-from thunderagent.pacing import COMPANION_AGAIN_S
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.pacing import COMPANION_AGAIN_S
 from thunderagent.registry import Registry
 from thunderagent.testing import FakeClock, Recorder
 

@@ -12,22 +12,23 @@ from typing import Any
 import pytest
 
 from tests.engine.support import LONG_S, Stage, put, seen, serving, settings
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.dependencies import MOST_LINKED, linked_bytes
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.errors import NotAllowed, ParentNotFound, StoreUnavailable, TooManyDependents
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.dependencies import MOST_LINKED, linked_bytes
+from thunderagent.model.errors import NotAllowed, ParentNotFound, StoreUnavailable, TooManyDependents
+from thunderagent.model.task import Lane, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Applied
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Row, Status, Task
 from thunderagent.testing import memory_store
 
 Payload = dict[str, Any]

@@ -21,18 +21,18 @@ from tests.powerless import needs_powerless, powerless
 from thunderagent.cli import app
 from thunderagent.cli import doctor as command
 from thunderagent.cli.output import out
-from thunderagent.conditions import Present, Write
 from thunderagent.doctor.checks import Doctor
 from thunderagent.doctor.doubts import doubts_about_settings
-from thunderagent.errors import StoreError, StoreUnavailable
 from thunderagent.faults import FaultyEngine
 from thunderagent.findings import Finding, State
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import StoreError, StoreUnavailable
+from thunderagent.model.task import Status, Task
 from thunderagent.port import Engine
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite_file import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
-from thunderagent.task import Status, Task
 
 CONF: Final = """
 [program:agent]

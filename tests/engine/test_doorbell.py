@@ -12,15 +12,16 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, a_job, claimed, put, running, settings
 from tests.stands import eventually
-from thunderagent import events
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.doorbell import Wanted as WantedRing
 from thunderagent.doorbells.memory import MemoryDoorbell
-from thunderagent.errors import DoorbellError
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.listener import Listener
-from thunderagent.pacing import BEAT_AGAIN_S, PollPace
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import DoorbellError
+from thunderagent.model.pacing import BEAT_AGAIN_S, PollPace
+from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
 from thunderagent.poller import QueuePoller, Room
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
@@ -28,7 +29,6 @@ from thunderagent.rings import Ring, Verb
 from thunderagent.rung import HEARD, HELD, STALE_S, Rung
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stream import stream
-from thunderagent.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 SLOTS: Final = 3

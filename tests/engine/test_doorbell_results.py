@@ -17,22 +17,22 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
-from thunderagent import events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Context, Snooze
 from thunderagent.doorbell import Wanted
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
-from thunderagent.errors import DoorbellError
 from thunderagent.job import Job, job
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import DoorbellError
+from thunderagent.model.task import Candidate, Status, Task
 from thunderagent.port import Applied
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring, Verb, pack
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Candidate, Status, Task
 
 AGENTS: Final = 2
 

@@ -14,23 +14,23 @@ import pytest
 from tests import stands
 from tests.engine.support import LONG_S, Recorder, Writing, a_job, put, serving, settings
 from tests.stands import Stand, together
-from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.controls import Controls
 from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
 from thunderagent.drains import OLD_S, drain_asked, drains_of
-from thunderagent.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import job
-from thunderagent.pacing import CONTROL_LOOK_S
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeout
+from thunderagent.model.pacing import CONTROL_LOOK_S
+from thunderagent.model.task import Row, Status
+from thunderagent.model.writes.shared import CONTROL_ID, control_row
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
-from thunderagent.shared_writes import CONTROL_ID, control_row
 from thunderagent.store import TaskStore
-from thunderagent.task import Row, Status
 from thunderagent.testing import FakeClock, memory_client, memory_store
 
 

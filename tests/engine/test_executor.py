@@ -19,7 +19,10 @@ from tests.engine import process_jobs
 from tests.engine.support import LONG_S, a_lease, running
 from tests.stands import eventually
 from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
-from thunderagent.errors import (
+from thunderagent.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
+from thunderagent.isolation import ProcessExecutor
+from thunderagent.job import Job, job
+from thunderagent.model.errors import (
     AgentDraining,
     LeaseLost,
     ParentResultLost,
@@ -28,10 +31,7 @@ from thunderagent.errors import (
     ThunderAgentError,
     TimeLimitExceeded,
 )
-from thunderagent.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
-from thunderagent.isolation import ProcessExecutor
-from thunderagent.job import Job, job
-from thunderagent.jsondata import Unstorable, dump_json
+from thunderagent.model.jsondata import Unstorable, dump_json
 from thunderagent.registry import Registry
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, time_limit
 from thunderagent.testing import make_lease

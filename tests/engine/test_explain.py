@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from tests.engine.support import claimed, put
 from tests.stands import eventually
-from thunderagent import writes
 from thunderagent.cli import app
 from thunderagent.cli.output import notes, out
 from thunderagent.client import Client
 from thunderagent.explain import Explanation, explain, similar_ids
+from thunderagent.model.task import Candidate, Lane, Lease, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
 from thunderagent.store import Wanted
 from thunderagent.stores.opening import open_store
-from thunderagent.task import Candidate, Lane, Lease, Status, Task
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 

@@ -14,11 +14,11 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, a_job, settings
 from tests.stands import eventually
-from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.job import job
+from thunderagent.model import events
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
 from thunderagent.store import TaskStore

@@ -11,20 +11,21 @@ import pytest
 
 from tests.engine.support import LONG_S, serving
 from tests.stands import eventually, patience
-from thunderagent import events, fleet_events, writes
-from thunderagent.bus import EventBus
 from thunderagent.context import Context
-from thunderagent.errors import RegionPassive
 from thunderagent.faults import Fault
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Grant, no_grant
 from thunderagent.job import job
 from thunderagent.measuring import QueueMeasure
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import RegionPassive
+from thunderagent.model.task import Candidate, Lease, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Engine
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.stream import StreamContext, stream
-from thunderagent.task import Candidate, Lease, Status, Task
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
 
 HERE = "eu-central-1"

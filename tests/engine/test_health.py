@@ -16,15 +16,12 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, a_job, settings
 from tests.stands import eventually
-from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.companion import Companion, Repeated
-from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
 from thunderagent.equipment import equip
-from thunderagent.errors import StoreThrottled, StoreUnavailable
 from thunderagent.health import probes
 from thunderagent.health.judgement import Limits
 from thunderagent.health.monitor import Monitor
@@ -32,6 +29,10 @@ from thunderagent.health.vitals import STORES, is_in, place_of
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
 from thunderagent.job import Job, job
+from thunderagent.model import events, fleet_events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreThrottled, StoreUnavailable
+from thunderagent.model.task import Page, Status
 from thunderagent.poller import QueuePoller
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
@@ -39,7 +40,6 @@ from thunderagent.rings import Ring
 from thunderagent.store import TaskStore
 from thunderagent.stores import sqlite_access
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Page, Status
 
 SOON: Final = Limits(progress_s=0.4, pause_s=0.2, wedged_s=2.0)
 """Everything a hundred times quicker than in production."""

@@ -13,21 +13,22 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.stands import eventually
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
-from thunderagent.conditions import Write
 from thunderagent.context import Context
-from thunderagent.errors import AgentDraining, LeaseLost, StoreUnavailable, TaskCancelled, TimeLimitExceeded
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.job import job
-from thunderagent.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, TaskCancelled, TimeLimitExceeded
+from thunderagent.model.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
+from thunderagent.model.task import Lane, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Applied
 from thunderagent.settler import Returned
 from thunderagent.store import Beat, Renewal, TaskStore
 from thunderagent.stores import sqlite_schema
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Lane, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 

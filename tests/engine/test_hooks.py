@@ -16,18 +16,19 @@ from tests.engine import process_jobs
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, a_lease, running, settings
 from tests.stands import eventually
 from tests.unit.test_telemetry import ABOUT
-from thunderagent import JobRun, Registry, around, events, fleet_events, on
+from thunderagent import JobRun, Registry, around, on
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.delivery import MOST_WAITING, Complaints, Delivery
-from thunderagent.errors import ConfigurationError
-from thunderagent.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.executor import Scope, no_scope
 from thunderagent.hooks import Hook
 from thunderagent.job import Job, job
-from thunderagent.pacing import HOOK_TOLD_S, HOOKS_END_S
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
+from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.scopes import scope_of
 from thunderagent.settler import Outcome, Returned
 from thunderagent.store import TaskStore

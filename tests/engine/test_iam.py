@@ -19,16 +19,13 @@ from typer.testing import CliRunner
 
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
-from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.blobs import S3Blobs
-from thunderagent.bus import EventBus
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.context import Context, Snooze
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.equipment import equip
-from thunderagent.errors import ConfigurationError, ParentNotFound, TaskNotFound
 from thunderagent.iam import (
     ARBITER_ACTIONS,
     BUCKET_ACTIONS,
@@ -43,18 +40,21 @@ from thunderagent.iam import (
     resources,
 )
 from thunderagent.job import Job, job
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, ParentNotFound, TaskNotFound
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Status
+from thunderagent.model.ticks import every
+from thunderagent.model.writes.tasks import request_cancel
 from thunderagent.recurring import periodic
 from thunderagent.region_writes import first_row
 from thunderagent.registry import Registry
-from thunderagent.schedules import Tick
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import create_table
 from thunderagent.stream import StreamContext, stream
-from thunderagent.task import Status
-from thunderagent.ticks import every
-from thunderagent.writes import request_cancel
 
 WHOLE = Resources(
     table="TaskTable",

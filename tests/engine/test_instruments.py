@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.support import LONG_S, Recorder, a_job, settings
 from tests.stands import Stand, eventually, open_stand
-from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.cloudwatch import CloudWatch
 from thunderagent.equipment import equip
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
 from thunderagent.overview import Cost, overview
 from thunderagent.purposes import Purpose
 from thunderagent.registry import Registry

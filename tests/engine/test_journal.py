@@ -12,9 +12,8 @@ import pytest
 from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, follower, lease_of, watched_memory
 from tests.engine.support import Rejecting, put
 from tests.stands import eventually
-from thunderagent import events, housekeeping
+from thunderagent import housekeeping
 from thunderagent.chaos import Close, Feed
-from thunderagent.errors import StoreUnavailable, StreamFailed
 from thunderagent.faults import Fault
 from thunderagent.journal import (
     COUNTS_S,
@@ -30,11 +29,13 @@ from thunderagent.journal import (
     read_journals,
     read_links,
 )
+from thunderagent.model import events
+from thunderagent.model.errors import StoreUnavailable, StreamFailed
+from thunderagent.model.task import Status
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP
-from thunderagent.task import Status
 
 
 @pytest.fixture

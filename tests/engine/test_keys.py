@@ -13,14 +13,18 @@ import pytest
 
 from tests.engine.support import a_job, seen, serving, settings
 from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
-from thunderagent import events, shared_writes, writes
 from thunderagent.admission import Admission
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents
-from thunderagent.errors import (
+from thunderagent.faults import ANY, Fault, FaultyEngine
+from thunderagent.job import job
+from thunderagent.keys import OWED, Keys
+from thunderagent.maintenance import Janitor
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import (
     ConfigurationError,
     DuplicateTask,
     NotAllowed,
@@ -32,17 +36,15 @@ from thunderagent.errors import (
     TaskNotFound,
     TaskUnreadable,
 )
-from thunderagent.faults import ANY, Fault, FaultyEngine
-from thunderagent.job import job
-from thunderagent.keys import OWED, Keys
-from thunderagent.maintenance import Janitor
-from thunderagent.pacing import KEY_SETTLES_S
+from thunderagent.model.pacing import KEY_SETTLES_S
+from thunderagent.model.task import TERMINAL, Lane, Lease, Row, Status, Task
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import key_id
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
-from thunderagent.shared_writes import key_id
 from thunderagent.store import Enqueued, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import TERMINAL, Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock, memory_client
 
 JOB: Final = "test.job"

@@ -15,14 +15,20 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, put, seen, serving
 from tests.stands import eventually
-from thunderagent import events, writes
 from thunderagent.admission import ARRIVES_TIMES, Admission
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.clock import since_boot
 from thunderagent.context import Context, Fail, Snooze
 from thunderagent.dependents import Dependents
-from thunderagent.errors import (
+from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.grants import Grant
+from thunderagent.job import Job, job
+from thunderagent.limits import Limit
+from thunderagent.lines import keep_line_open
+from thunderagent.maintenance import Janitor
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     NotAllowed,
@@ -31,19 +37,14 @@ from thunderagent.errors import (
     StoreUnavailable,
     TextGone,
 )
-from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.grants import Grant
-from thunderagent.job import Job, job
-from thunderagent.limits import Limit
-from thunderagent.lines import keep_line_open
-from thunderagent.maintenance import Janitor
+from thunderagent.model.task import Lane, Lease, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import MAX_TEXT_BYTES, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Undecided
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock
 from thunderagent.text_sweep import TextSweep
 from thunderagent.texts import DAY_S

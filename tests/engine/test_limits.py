@@ -19,27 +19,29 @@ from tests.engine.stream_support import FeedThread, Fleet, Log, fleet, follower
 from tests.engine.support import LONG_S, Stage, Writing, settings
 from tests.model.limit_world import World, limited_jobs
 from tests.store.billing import write_units
-from thunderagent import events, shared_writes, writes
 from thunderagent.client import Client
-from thunderagent.conditions import Above, Present, Write
 from thunderagent.context import Context, Fail, Snooze
-from thunderagent.errors import ConfigurationError, StoreError
 from thunderagent.executor import Running
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, Slots, holders_of, limit_of
 from thunderagent.lines import keep_line_open
-from thunderagent.pacing import UNDECIDED_S
+from thunderagent.model import events
+from thunderagent.model.conditions import Above, Present, Write
+from thunderagent.model.errors import ConfigurationError, StoreError
+from thunderagent.model.pacing import UNDECIDED_S
+from thunderagent.model.task import Lease, Row, Status, Task
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import LIMIT_LIVES_S, LINE_STATUS
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
-from thunderagent.shared_writes import LIMIT_LIVES_S, LINE_STATUS
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.expressions import encode_row
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stream import StreamContext, stream
-from thunderagent.task import Lease, Row, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 Payload = dict[str, Any]

@@ -11,21 +11,22 @@ from typing import Any, Final
 import pytest
 
 from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
-from thunderagent import shared_writes, writes
-from thunderagent.conditions import Present, Write
 from thunderagent.context import Snooze
-from thunderagent.errors import StoreRejected
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import job
 from thunderagent.limits import Limit, Slots, holders_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value
-from thunderagent.pacing import LINE_CLOSES_S, LINE_SWEEP_S
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import StoreRejected
+from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
+from thunderagent.model.task import Lane, Page, Status, Task
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import LINE_STATUS, close_line, limit_row
 from thunderagent.port import Applied
 from thunderagent.settler import Outcome, Raised, Returned
-from thunderagent.shared_writes import LINE_STATUS, close_line, limit_row
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Lane, Page, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 JOBS: Final = limited_jobs()

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from tests.engine.support import LONG_S, Recorder, Rejecting, Stage, serving, settings
-from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.errors import StoreUnavailable
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import Job, job
+from thunderagent.model import events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreUnavailable
+from thunderagent.model.task import Status, Task
 from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 Payload = dict[str, Any]

@@ -15,18 +15,19 @@ from typing import Any, Final
 import pytest
 
 from tests.engine.support import Recorder, Rejecting, claimed, put, seen
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
-from thunderagent.clock import DateClock, SharedClock, process_start
-from thunderagent.conditions import Write
 from thunderagent.dependents import Dependents
-from thunderagent.errors import StoreError
 from thunderagent.limits import holders_of
 from thunderagent.maintenance import RECHECKED, Janitor, LostLeases
-from thunderagent.shared_writes import limit_row
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import DateClock, SharedClock, process_start
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Lane, Lease, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import limit_row
 from thunderagent.store import Beat, Doubt, TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock
 
 GUARD = 2.0

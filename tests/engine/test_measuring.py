@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 
 from tests.engine.support import Recorder, a_job, put, serving
-from thunderagent import events, measuring, metrics, prometheus
-from thunderagent.bus import EventBus
+from thunderagent import measuring, metrics, prometheus
 from thunderagent.equipment import equip
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.instruments import cloudwatch_place, make_meter, measuring_companions
 from thunderagent.measuring import TURN_S, QueueMeasure, measure
 from thunderagent.meter import Meter
 from thunderagent.metrics import MOST_LABELS
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
+from thunderagent.model.task import Lane, Page
 from thunderagent.port import Engine
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.consumed import Consumed
-from thunderagent.task import Lane, Page
 from thunderagent.testing import FakeClock, memory_store
 
 

@@ -12,17 +12,17 @@ import pytest
 from tests.engine.support import LONG_S, Stage
 from tests.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from tests.stands import eventually
-from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError
 from thunderagent.job import job
 from thunderagent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import NOTICES_RARELY_S
+from thunderagent.model.task import Status
 from thunderagent.notices import Notices
-from thunderagent.pacing import NOTICES_RARELY_S
 from thunderagent.registry import Registry
-from thunderagent.task import Status
 from thunderagent.testing import FakeClock, Recorder
 
 TOKEN = "/latest/api/token"

@@ -10,15 +10,15 @@ import pytest
 
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import RegionPassive, StoreUnavailable
 from thunderagent.grants import Record, scope_id
 from thunderagent.job import job
+from thunderagent.model.errors import RegionPassive, StoreUnavailable
+from thunderagent.model.pacing import REGION_LOOK_S
+from thunderagent.model.task import Status
 from thunderagent.orders import AskedGate
-from thunderagent.pacing import REGION_LOOK_S
 from thunderagent.region_writes import first_row, hand_over, vacate
 from thunderagent.stores import open_engine
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Status
 from thunderagent.testing import FakeClock, FaultyEngine
 
 HERE, THERE = "eu-central-1", "eu-west-1"

@@ -15,23 +15,23 @@ from tests import stands
 from tests.engine.stream_support import FeedThread, Log, Watched, fleet, follower
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, settings
 from tests.stands import Stand, together
-from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.balance import Fleet, is_paused
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError, NotAllowed, StoreUnavailable
 from thunderagent.faults import Fault
 from thunderagent.job import Job, job
+from thunderagent.model import events
+from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable
+from thunderagent.model.task import Lane, Row, Status
+from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pause_commands import MOST_PAUSES, doubt
 from thunderagent.pauses import Pause, PauseKind, pauses_of
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.settler import Returned
-from thunderagent.shared_writes import CONTROL_ID
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.task import Lane, Row, Status
 from thunderagent.testing import FakeClock, memory_client, memory_store
 
 OTHER: Final = "test.other"

@@ -19,28 +19,29 @@ from tests import stands
 from tests.engine.support import EPOCH, LONG_S, Recorder, claimed, serving, settings
 from tests.stands import eventually, together
 from tests.store.billing import write_units
-from thunderagent import events, writes
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.conditions import Is, Write
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError, NotAllowed, StoreUnavailable, TaskNotFound
 from thunderagent.faults import FaultyEngine
 from thunderagent.job import Job, job
-from thunderagent.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Is, Write
+from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable, TaskNotFound
+from thunderagent.model.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S
+from thunderagent.model.schedules import SET_BACK_S, State, Tick, schedule_id, tick_id
+from thunderagent.model.task import Candidate, Row, Status, Task
+from thunderagent.model.ticks import Spec, every
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import SCHEDULE_STATUS
 from thunderagent.periodic import EXTENDED_S, KEPT_S, Periodic
 from thunderagent.port import Applied, Engine
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.schedules import SET_BACK_S, State, Tick, schedule_id, tick_id
-from thunderagent.shared_writes import SCHEDULE_STATUS
 from thunderagent.store import AgentInfo, TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Candidate, Row, Status, Task
 from thunderagent.testing import FakeClock, memory_client, run_until_idle
-from thunderagent.ticks import Spec, every
 
 NAME: Final = "report.nightly"
 TEN_MINUTES: Final = 600

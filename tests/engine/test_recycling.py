@@ -12,20 +12,20 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, a_job, a_lease, running, settings
 from tests.stands import eventually
-from thunderagent import events, fleet_events
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.equipment import equip
 from thunderagent.job import job
-from thunderagent.memory import kernel_kills, peak_mib, resident_mib
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.memory import kernel_kills, peak_mib, resident_mib
+from thunderagent.model.task import Status
 from thunderagent.recycling import JITTER, Held, Recycling
 from thunderagent.registry import Registry
 from thunderagent.settler import about
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Status
 from thunderagent.testing import memory_store
 
 

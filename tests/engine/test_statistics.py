@@ -13,12 +13,12 @@ from tests.engine.support import settings
 from thunderagent.client import Client
 from thunderagent.faults import FaultyEngine
 from thunderagent.lines import line_value
+from thunderagent.model.task import Lane, Page, Row, Status
+from thunderagent.model.writes.shared import LINE_STATUS, limit_row
 from thunderagent.port import Engine
-from thunderagent.shared_writes import LINE_STATUS, limit_row
 from thunderagent.statistics import LINES_COUNTED
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Lane, Page, Row, Status
 from thunderagent.testing import memory_client, memory_store
 
 GENEROUS: Final = 5.0

@@ -28,12 +28,15 @@ from tests.engine.stream_support import (
 )
 from tests.engine.support import LONG_S, put, serving
 from tests.stands import eventually, patience
-from thunderagent import events
 from thunderagent.balance import AT_ONCE
-from thunderagent.bus import EventBus
 from thunderagent.chaos import Close, Feed, Refuse, Silence
 from thunderagent.context import Context
-from thunderagent.errors import (
+from thunderagent.executor import Running
+from thunderagent.faults import FaultyEngine
+from thunderagent.job import Job, job
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import (
     AgentDraining,
     ConfigurationError,
     LeaseLost,
@@ -43,9 +46,7 @@ from thunderagent.errors import (
     StreamWedged,
     TaskCancelled,
 )
-from thunderagent.executor import Running
-from thunderagent.faults import FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.model.task import Desired, Lane, Status
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import Stopped
 from thunderagent.store import TaskStore
@@ -54,7 +55,6 @@ from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.cursor import Cursor, Span
 from thunderagent.streaming.ending import State
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import Desired, Lane, Status
 from thunderagent.testing import FakeClock, memory_store
 
 ENDLESS = StreamOptions(proxy=False, stable_after_messages=2, backoff_base_s=0.05, backoff_cap_s=0.1)

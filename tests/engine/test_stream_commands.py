@@ -13,15 +13,16 @@ import pytest
 from tests.engine.stream_support import STRICT, FeedThread, Fleet, Log, Watched, fleet, follower, watched_memory
 from tests.engine.support import LONG_S, a_job, claimed, put, settings
 from tests.stands import eventually
-from thunderagent import events, writes
 from thunderagent.chaos import Refuse
 from thunderagent.client import Client
-from thunderagent.conditions import Write
-from thunderagent.errors import NotAllowed, TaskNotFound
+from thunderagent.model import events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import NotAllowed, TaskNotFound
+from thunderagent.model.task import Candidate, Desired, Lane, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.cursor import Cursor
-from thunderagent.task import Candidate, Desired, Lane, Status, Task
 
 
 @pytest.fixture

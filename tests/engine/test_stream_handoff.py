@@ -14,17 +14,17 @@ import pytest
 from tests.engine.stream_support import PROMPT, FeedThread, Fleet, Log, fleet, follower, subscribe
 from tests.engine.support import LONG_S, Stage
 from tests.stands import eventually, patience
-from thunderagent import events
 from thunderagent.chaos import Feed, Unanswered
-from thunderagent.conditions import Write
 from thunderagent.faults import Fault
 from thunderagent.job import Job
+from thunderagent.model import events
+from thunderagent.model.conditions import Write
+from thunderagent.model.task import Handoff, Status, Task
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import State
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import Handoff, Status, Task
 
 SHORT: dict[str, Any] = {"drain_s": 8.0}
 """With this drain an offer lasts 3 s, of which the one who offers uses 1.4 at most."""

@@ -13,21 +13,22 @@ import pytest
 
 from tests.engine.stream_support import FeedThread, Log, Watched, a_loop, fleet, follower
 from tests.engine.support import LONG_S, Recorder, claimed
-from thunderagent import events, writes
-from thunderagent.bus import EventBus
 from thunderagent.chaos import Feed, Silence
-from thunderagent.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged
 from thunderagent.executor import Running
 from thunderagent.faults import Fault
 from thunderagent.heartbeat import Heartbeat
-from thunderagent.pacing import LOOP_LATE_S
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged
+from thunderagent.model.pacing import LOOP_LATE_S
+from thunderagent.model.task import Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import Stopped
 from thunderagent.store import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import Status, Task
 from thunderagent.testing import FakeClock, memory_store
 
 STUCK_SOON = StreamOptions(proxy=False, handler_timeout_s=0.3, close_timeout_s=0.2)

@@ -24,19 +24,20 @@ from typer.testing import CliRunner
 
 from tests.engine import traced_jobs
 from tests.engine.support import LONG_S, serving
-from thunderagent import events, spans
+from thunderagent import spans
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.context import Context, Fail, Snooze
-from thunderagent.errors import ConfigurationError, DuplicateTask, ParentNotFound
 from thunderagent.job import job
-from thunderagent.pacing import SPANS_END_S
+from thunderagent.model import events
+from thunderagent.model.errors import ConfigurationError, DuplicateTask, ParentNotFound
+from thunderagent.model.pacing import SPANS_END_S
+from thunderagent.model.task import Task
+from thunderagent.model.traceparent import checked, continuing, trace_id
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.task import Task
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope
 from thunderagent.testing import memory_client
-from thunderagent.traceparent import checked, continuing, trace_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 GOOD = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -26,15 +26,18 @@ from typer.testing import CliRunner
 
 from tests.engine.support import Recorder, serving
 from tests.stands import eventually
-from thunderagent import events, fleet_events
-from thunderagent.attributes import ATTRIBUTES
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import TaskNotFound, TaskUnreadable, ThunderAgentError
 from thunderagent.explain import explain
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
+from thunderagent.model import events, fleet_events
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.errors import TaskNotFound, TaskUnreadable, ThunderAgentError
+from thunderagent.model.task import Row, Status, Task, read_task
+from thunderagent.model.ticks import every
+from thunderagent.model.unreadable import NAMED, Unread, Unreadable
 from thunderagent.overview import overview
 from thunderagent.recurring import periodic
 from thunderagent.settings import Settings
@@ -44,10 +47,7 @@ from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import Row, Status, Task, read_task
 from thunderagent.testing import FakeClock
-from thunderagent.ticks import every
-from thunderagent.unreadable import NAMED, Unread, Unreadable
 
 Raw = dict[str, Any]
 """A row as the engine itself keeps it: columns, or attribute values of DynamoDB."""

@@ -8,13 +8,13 @@ import pytest
 
 from tests.engine.stream_support import Watched
 from tests.engine.support import claimed, put, settings
-from thunderagent import shared_writes
 from thunderagent.client import Client
 from thunderagent.health.judgement import Facts, Limits, QueueFacts, judge
+from thunderagent.model.task import Lane, Status, Task
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes.shared import holder, key_row, limit_row
 from thunderagent.pauses import Pause, PauseKind
-from thunderagent.shared_writes import holder, key_row, limit_row
 from thunderagent.store import Beat, TaskStore
-from thunderagent.task import Lane, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why
 

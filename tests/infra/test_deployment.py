@@ -29,6 +29,7 @@ from tests.infra.world import REGION, World, engine, parameters_of, resources_of
 from thunderagent.client import Client
 from thunderagent.doctor.aws import INDEX_UNITS, TABLE_UNITS
 from thunderagent.local import stop
+from thunderagent.model.task import Status
 from thunderagent.prices import (
     ALARM_DOLLARS,
     INSIGHTS_EVENT_DOLLARS,
@@ -40,7 +41,6 @@ from thunderagent.prices import (
 )
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
-from thunderagent.task import Status
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

@@ -26,7 +26,7 @@ from deployment import package as packaging  # noqa: E402 - scripts are found by
 from deployment.package import Package, build, download_wheels, upload  # noqa: E402
 
 from tests.docs.test_install import SECRETS, skipped  # noqa: E402
-from thunderagent.errors import AccessDenied, ConfigurationError, StoreError  # noqa: E402
+from thunderagent.model.errors import AccessDenied, ConfigurationError, StoreError  # noqa: E402
 
 Install = Callable[[Path], None]
 

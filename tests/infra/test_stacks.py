@@ -23,19 +23,19 @@ from tests.infra.rendering import Rendered
 from tests.infra.test_templates import AGENTS
 from tests.infra.world import REGION, World, artefacts, engine, parameters_of, resources_of
 from thunderagent import metrics
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.cloudwatch import CloudWatch, data_of
 from thunderagent.doorbells.sqs import SqsDoorbell
-from thunderagent.errors import AccessDenied, TaskNotFound
 from thunderagent.iam import ARBITER_ACTIONS, Role, policy, resources
 from thunderagent.measuring import QueueMeasure, measure
 from thunderagent.meter import Meter
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import AccessDenied, TaskNotFound
+from thunderagent.model.task import Status
 from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
-from thunderagent.task import Status
 
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 

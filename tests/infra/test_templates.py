@@ -16,11 +16,12 @@ from tests.infra.test_failover import GIVEN as FAILOVER
 from tests.infra.test_failover import NAMES
 from tests.infra.test_wsapi import DOMAIN
 from tests.infra.test_wsapi import GIVEN as WSAPI
-from thunderagent import events, fleet_events, metrics, router_events
+from thunderagent import metrics
 from thunderagent.alarms import ALARMS
-from thunderagent.events import Event
 from thunderagent.iam import Resources, Role, policy
 from thunderagent.metrics import Metric
+from thunderagent.model import events, fleet_events, router_events
+from thunderagent.model.events import Event
 from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.stores.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.expressions import INDEX, PROJECTED

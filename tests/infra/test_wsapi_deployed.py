@@ -30,7 +30,7 @@ from tests.infra.websocket_stack import (
 from tests.stands import eventually
 from tests.streaming.support import run
 from tests.wsclient.support import until
-from thunderagent.errors import AccessDenied, MessageTooLarge
+from thunderagent.model.errors import AccessDenied, MessageTooLarge
 from thunderagent.pushes import make_pusher
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, Joiner, encode, frames
 from thunderagent.wsapi.connections import FLOOD_CONNECTS

@@ -15,8 +15,8 @@ from jobs.import_weather import ImportPayload, import_weather
 from jobs.source import BadSource, sample_file
 from jobs.weather import Day, month_file, read_month
 from thunderagent.context import Context
-from thunderagent.errors import TaskCancelled
-from thunderagent.task import Lease, Status, Task
+from thunderagent.model.errors import TaskCancelled
+from thunderagent.model.task import Lease, Status, Task
 
 HEADER = "date,precipitation,temp_max,temp_min,wind,weather\n"
 

@@ -26,7 +26,7 @@ import jobs.files
 import jobs.minutes
 from jobs.minutes import MinuteFiles
 from thunderagent import Cursor, StreamContext
-from thunderagent.errors import LeaseLost
+from thunderagent.model.errors import LeaseLost
 from thunderagent.testing import make_lease
 
 ROOT: Final = Path(__file__).parents[2]

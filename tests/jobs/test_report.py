@@ -13,8 +13,8 @@ from jobs.files import file_name
 from jobs.report import BadMonth, ReportPayload, ReportResult, build_report
 from jobs.weather import month_file
 from thunderagent.context import Context, Snooze
-from thunderagent.errors import PayloadInvalid, TaskCancelled
-from thunderagent.task import Lease, Status, Task
+from thunderagent.model.errors import PayloadInvalid, TaskCancelled
+from thunderagent.model.task import Lease, Status, Task
 
 HEADER = "date,precipitation,temp_max,temp_min,wind,weather\n"
 JULY = (

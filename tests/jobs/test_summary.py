@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from jobs.summary import SummaryPayload, SummaryResult, build_summary
 from thunderagent.context import Context, Fail
-from thunderagent.task import Lease, Status, Task
+from thunderagent.model.task import Lease, Status, Task
 
 
 def context(parents: dict[str, Any]) -> Context:

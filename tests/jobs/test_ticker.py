@@ -19,15 +19,15 @@ import jobs.minutes
 import jobs.ticker
 from jobs.minutes import MinuteFiles
 from jobs.ticker import BadTick, Tick, TickerPayload, decode, follow
-from thunderagent import events
 from thunderagent.agent import Agent
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed
 from thunderagent.client import Client
-from thunderagent.errors import StreamStopped
+from thunderagent.model import events
+from thunderagent.model.errors import StreamStopped
+from thunderagent.model.task import Status
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.stream import StreamContext, stream
-from thunderagent.task import Status
 from thunderagent.testing import Recorder, make_lease, memory_store
 
 LONG_S: Final = 20.0

@@ -15,7 +15,7 @@ import boto3
 import pytest
 
 from thunderagent import local
-from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
 
 
 @pytest.fixture

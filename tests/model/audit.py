@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thunderagent.attributes import LEASE_ATTRIBUTES
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreRejected
 from thunderagent.faults import FaultyEngine
+from thunderagent.model.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreRejected
+from thunderagent.model.task import TRANSITIONS, Row, Status, Task
 from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.stores import boots, expressions, sql
 from thunderagent.stores.dynamo import LANES_ID, DynamoEngine
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import TRANSITIONS, Row, Status, Task
 from thunderagent.testing import FakeClock
 
 GUARD_S = 2.0

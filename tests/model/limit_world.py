@@ -22,25 +22,25 @@ import schedule
 from tests.model.stream_agents import Killed, SimHeartbeat, Turn, named
 from thunderagent import agent as agent_module
 from thunderagent.agent import Agent
-from thunderagent.attributes import LEASE_ATTRIBUTES
 from thunderagent.client import Client
-from thunderagent.clock import HostClock
-from thunderagent.conditions import Write
 from thunderagent.context import Context, Fail, Snooze
-from thunderagent.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.executor import Running
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, holders_of, limit_of, number_of
 from thunderagent.lines import keep_line_open, line_of
+from thunderagent.model.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.clock import HostClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
+from thunderagent.model.task import Page, Row, Status, Task
+from thunderagent.model.writes.shared import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Returned, Stopped
-from thunderagent.shared_writes import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Page, Row, Status, Task
 from thunderagent.testing import FakeClock
 
 T = TypeVar("T")

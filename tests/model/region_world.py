@@ -22,20 +22,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent import region_writes, writes
+from thunderagent import region_writes
 from thunderagent.admission import Admission
 from thunderagent.authority import Arbiter
-from thunderagent.bus import EventBus
-from thunderagent.clock import SharedClock
-from thunderagent.conditions import Is, Write
 from thunderagent.context import Context
 from thunderagent.dependents import Dependents
-from thunderagent.errors import RegionPassive, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.gate import Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.job import job
 from thunderagent.maintenance import Janitor
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.conditions import Is, Write
+from thunderagent.model.errors import RegionPassive, StoreError, StoreRejected, StoreUnavailable
+from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.regionengine import RegionClock
 from thunderagent.registry import Registry
@@ -44,7 +46,6 @@ from thunderagent.settler import Outcome, Policy, Undecided, settle
 from thunderagent.store import Beat, Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.testing import FakeClock, GlobalTableSim
 
 REGIONS: Final = ("eu-central-1", "eu-west-1")

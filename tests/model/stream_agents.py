@@ -19,10 +19,10 @@ from tests.model.stream_network import SimLoop
 from thunderagent import agent as agent_module
 from thunderagent import executors
 from thunderagent.agent import Agent
-from thunderagent.conditions import Write
 from thunderagent.executor import Executors, LoopExecutor
 from thunderagent.faults import FaultyEngine
 from thunderagent.heartbeat import Heartbeat
+from thunderagent.model.conditions import Write
 from thunderagent.port import Applied, Blobs
 from thunderagent.registry import Registry
 from thunderagent.serving import tick_s

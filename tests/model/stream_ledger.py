@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreRejected
 from thunderagent.faults import FaultyEngine
 from thunderagent.journal import Missed
-from thunderagent.pacing import LOOP_LATE_S
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreRejected
+from thunderagent.model.pacing import LOOP_LATE_S
+from thunderagent.model.task import Row, Status
 from thunderagent.port import Applied, Engine
 from thunderagent.stream import StreamContext
-from thunderagent.task import Row, Status
 from thunderagent.testing import FakeClock
 
 Place = tuple[int, int]

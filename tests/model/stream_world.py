@@ -20,9 +20,11 @@ from tests.model.stream_ledger import SETTLES, Ledger, Place, Watch, place_of
 from tests.model.stream_network import HOST, Network, SimLoop, SimServer, Wire
 from thunderagent.chaos import Behaviour, Close, Feed
 from thunderagent.client import Client
-from thunderagent.clock import HostClock
-from thunderagent.conditions import Present, Write
-from thunderagent.errors import (
+from thunderagent.faults import ANY, Fault
+from thunderagent.job import Job
+from thunderagent.model.clock import HostClock
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import (
     AccessDenied,
     StoreError,
     StoreUnavailable,
@@ -30,19 +32,17 @@ from thunderagent.errors import (
     TaskUnreadable,
     ThunderAgentError,
 )
-from thunderagent.faults import ANY, Fault
-from thunderagent.job import Job
+from thunderagent.model.task import Row, Status, Task
+from thunderagent.model.writes.shared import AGENT_STATUS
 from thunderagent.port import KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.shared_writes import AGENT_STATUS
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction
 from thunderagent.streaming.options import StreamOptions
-from thunderagent.task import Row, Status, Task
 from thunderagent.testing import FakeClock
 
 LEASE_S: Final = 6.0
@@ -192,7 +192,7 @@ class World:
         """What was wanted of a stream before a newer version wanted something else, by stream."""
         self._patched = ExitStack()
         self._patched.enter_context(_schedule_by(self.clock))
-        self._patched.enter_context(patch("thunderagent.unreadable.ALONE_S", LEFT_ALONE_S))
+        self._patched.enter_context(patch("thunderagent.model.unreadable.ALONE_S", LEFT_ALONE_S))
         self._patched.enter_context(patch("thunderagent.maintenance.UNREAD_S", LEFT_ALONE_S))
         self._patched.enter_context(patch("thunderagent.texts.MAX_TEXT_BYTES", TEXT_BYTES))
         self._patched.enter_context(patch.object(SqliteEngine, "inline_bytes", TEXT_BYTES))

@@ -44,12 +44,12 @@ from tests.model.limit_world import (
     limited_jobs,
 )
 from thunderagent.client import Client
-from thunderagent.errors import StoreUnavailable
 from thunderagent.limits import Limit
 from thunderagent.lines import candidate_of, keep_line_open, line_value
+from thunderagent.model.errors import StoreUnavailable
+from thunderagent.model.task import Lane, Status
+from thunderagent.model.writes.tasks import join_line
 from thunderagent.settler import Returned
-from thunderagent.task import Lane, Status
-from thunderagent.writes import join_line
 
 RANDOM: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0"))
 EXAMPLES: Final = RANDOM or 7

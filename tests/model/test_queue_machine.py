@@ -37,16 +37,17 @@ from hypothesis.stateful import (
 from moto import mock_aws
 
 from tests.model.audit import GUARD_S, MAX_CRASHES, Actor, Audit
-from thunderagent import writes
 from thunderagent.admission import Admission
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.clock import DateClock, HostClock
-from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.dependencies import Verdict, verdict
 from thunderagent.dependents import Dependents, Ended
-from thunderagent.errors import (
+from thunderagent.job import job
+from thunderagent.maintenance import Janitor
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import DateClock, HostClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.dependencies import Verdict, verdict
+from thunderagent.model.errors import (
     AccessDenied,
     AgentDraining,
     StoreError,
@@ -54,8 +55,8 @@ from thunderagent.errors import (
     TaskCancelled,
     ThunderAgentError,
 )
-from thunderagent.job import job
-from thunderagent.maintenance import Janitor
+from thunderagent.model.task import Candidate, Lane, Lease, Row, Status, StatusValue, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Engine, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
@@ -64,7 +65,6 @@ from thunderagent.store import Beat, Doubt, TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import Candidate, Lane, Lease, Row, Status, StatusValue, Task
 from thunderagent.testing import FakeClock, Fault, FaultyEngine
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_MODEL", "0"))

@@ -15,7 +15,7 @@ from moto import mock_aws
 
 from tests.stands import Stand, only, open_stand
 from thunderagent.blobs import S3Blobs
-from thunderagent.errors import (
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,

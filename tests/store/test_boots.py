@@ -11,17 +11,17 @@ from typing import Final
 import pytest
 
 from tests.engine.support import put, seen, settings
-from thunderagent import writes
 from thunderagent.client import Client
-from thunderagent.clock import BootClock, HostClock, boot_id, on_host, since_boot
-from thunderagent.errors import StoreUnavailable
 from thunderagent.explain import explain
 from thunderagent.keys import Keys
 from thunderagent.maintenance import LostLeases
+from thunderagent.model.clock import BootClock, HostClock, boot_id, on_host, since_boot
+from thunderagent.model.errors import StoreUnavailable
+from thunderagent.model.task import Lane, Lease, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat, Enqueued, TaskStore, Wanted
 from thunderagent.stores import boots
 from thunderagent.stores.sqlite import LOST_S, SqliteEngine
-from thunderagent.task import Lane, Lease, Status, Task
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import why
 

@@ -16,14 +16,14 @@ import pytest
 from tests import stands
 from tests.stands import Stand, open_stand, seen
 from tests.store.billing import size, write_units
-from thunderagent import writes
 from thunderagent.journal import Journal, keep_journals
+from thunderagent.model.task import Lane, Status
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.streaming.cursor import Cursor, joined_cursor
-from thunderagent.task import Lane, Status
 
 ENQUEUE = (2, 1)
 CLAIM = SUCCEED = RETRY = (3, 2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.stands import Stand, seen
-from thunderagent import writes
-from thunderagent.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.task import Candidate, Status, timestamp
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Doubt, Wanted
-from thunderagent.task import Candidate, Status, timestamp
 
 
 def test_a_fresh_task_without_lock_time_can_be_claimed(stand: Stand) -> None:

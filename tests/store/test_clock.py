@@ -10,7 +10,7 @@ import pytest
 
 from tests.stands import Stand
 from tests.store.wire import lost_replies
-from thunderagent.clock import DRIFT, DateClock, HostClock, since_boot
+from thunderagent.model.clock import DRIFT, DateClock, HostClock, since_boot
 
 EPOCH = 1_760_000_000
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.stands import Stand, eventually
-from thunderagent import writes
-from thunderagent.conditions import Write
+from thunderagent.model.conditions import Write
+from thunderagent.model.task import Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat
-from thunderagent.task import Status, Task
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.BLOCKED])

@@ -9,15 +9,15 @@ import pytest
 
 from tests.stands import Stand, seen
 from tests.store.wire import refusals
-from thunderagent import writes
-from thunderagent.errors import StoreThrottled
+from thunderagent.model.errors import StoreThrottled
+from thunderagent.model.task import Status
+from thunderagent.model.writes import tasks as writes
 from thunderagent.purposes import Purpose
 from thunderagent.settings import Settings
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.consumed import Consumed, Spent
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.opening import open_store
-from thunderagent.task import Status
 
 CODE = "ProvisionedThroughputExceededException"
 

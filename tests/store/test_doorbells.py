@@ -26,10 +26,10 @@ from thunderagent.doorbells.local import BORN_S, FOLDER, SUFFIX, LocalDoorbell
 from thunderagent.doorbells.memory import MemoryDoorbell
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.doorbells.sqs import BREAK_S, RECEIVES, SqsDoorbell
-from thunderagent.errors import ConfigurationError, DoorbellError
+from thunderagent.model.errors import ConfigurationError, DoorbellError
+from thunderagent.model.task import Status, Task
 from thunderagent.rings import Ring
 from thunderagent.settings import load_settings
-from thunderagent.task import Status, Task
 from thunderagent.testing import FakeClock
 
 A: Ring = Ring.look("a")

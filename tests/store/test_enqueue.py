@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.stands import Stand, only
-from thunderagent.errors import DuplicateTask
-from thunderagent.task import Status, new_task_id
+from thunderagent.model.errors import DuplicateTask
+from thunderagent.model.task import Status, new_task_id
 
 
 def test_a_new_task_is_kept_with_all_that_it_says(stand: Stand) -> None:

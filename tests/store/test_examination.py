@@ -19,12 +19,12 @@ from moto import mock_aws
 from tests.acceptance.proxy import Proxy
 from tests.stands import Stand, patience
 from thunderagent.blobs import PREFIX
-from thunderagent.clock import DateClock
 from thunderagent.doctor.checks import Doctor
 from thunderagent.doctor.laps import probe_row
-from thunderagent.errors import AccessDenied
 from thunderagent.findings import Finding, State
 from thunderagent.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
+from thunderagent.model.clock import DateClock
+from thunderagent.model.errors import AccessDenied
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.examination import ADD, look_at_table, try_actions
 from thunderagent.stores.failures import Place

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from thunderagent import shared_writes, writes
-from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import (
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.conditions import (
     Above,
     Absent,
     Below,
@@ -28,8 +27,10 @@ from thunderagent.conditions import (
     Typed,
     Write,
 )
+from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
 from thunderagent.stores import expressions
-from thunderagent.task import Candidate, Lane, Lease, Status, Task, timestamp
 
 CANDIDATE = Candidate("t1", "PENDING#reports.3", 1760000000.125, "report.build")
 RUNNING = Task(

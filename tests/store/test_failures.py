@@ -13,7 +13,7 @@ from botocore import exceptions as aws
 from botocore.stub import Stubber
 
 from tests.stands import patience
-from thunderagent.errors import (
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,

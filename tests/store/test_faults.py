@@ -9,9 +9,8 @@ import pytest
 
 from tests.stands import Stand, seen
 from tests.store.wire import refusals
-from thunderagent import writes
-from thunderagent.conditions import Present, Write
-from thunderagent.errors import (
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import (
     AccessDenied,
     CredentialsExpired,
     StoreError,
@@ -19,12 +18,13 @@ from thunderagent.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
+from thunderagent.model.task import Lane, Status, new_task_id
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.batches import LEFT_OUT, PROBE_ID
 from thunderagent.stores.connection import Connection
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.failures import Refused
-from thunderagent.task import Lane, Status, new_task_id
 
 
 @pytest.fixture

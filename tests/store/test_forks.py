@@ -26,13 +26,14 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from tests.stands import eventually, patience
 from thunderagent.blobs import S3Blobs
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.doorbells.local import LocalDoorbell
 from thunderagent.doorbells.sqs import SqsDoorbell
-from thunderagent.errors import ConfigurationError
 from thunderagent.findings import State
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.task import Lease
 from thunderagent.rings import Ring, Verb
 from thunderagent.stores import connection, sqlite, sqlite_link
 from thunderagent.stores.dynamo import DynamoEngine
@@ -43,7 +44,6 @@ from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver
 from thunderagent.streaming.transport import abort_connection, open_connection
-from thunderagent.task import Lease
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.stands import Stand, seen
-from thunderagent import writes
-from thunderagent.attributes import LEASE_ATTRIBUTES
-from thunderagent.conditions import Write
+from thunderagent.model.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.conditions import Write
+from thunderagent.model.task import Lease, Status, timestamp
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Applied
 from thunderagent.store import Beat, Wanted
-from thunderagent.task import Lease, Status, timestamp
 
 END: dict[str, tuple[Callable[[Lease, float], Write], Status]] = {
     "succeed": (lambda lease, now: writes.succeed(lease, now=now, expire_at=now + 100, result="1"), Status.SUCCESS),

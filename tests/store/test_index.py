@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.stands import Stand, eventually
+from thunderagent.model.task import Candidate, Lane, Page, Status, Task
 from thunderagent.statistics import queue_stats
-from thunderagent.task import Candidate, Lane, Page, Status, Task
 
 
 def _three_pages(stand: Stand, status_value: str, *, newest_first: bool = False) -> list[str]:

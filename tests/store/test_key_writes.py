@@ -11,17 +11,17 @@ import pytest
 
 from tests.stands import Stand, seen, together
 from tests.store.billing import write_units
-from thunderagent import writes
 from thunderagent.client import Client
-from thunderagent.errors import NotAllowed, StoreError
 from thunderagent.keys import Keys
-from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S
+from thunderagent.model.errors import NotAllowed, StoreError
+from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
+from thunderagent.model.task import Lease, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.shared import drop_key, forget_key, free_key, key_id, key_row, pass_key
 from thunderagent.settings import Settings
-from thunderagent.shared_writes import drop_key, forget_key, free_key, key_id, key_row, pass_key
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.task import Lease, Row, Status, Task
 
 JOB = "report.build"
 DAY_S = 86400.0

@@ -10,10 +10,10 @@ from botocore.exceptions import ConnectionClosedError
 
 from tests.stands import Stand, only, seen
 from tests.store.wire import carried_out, lost_replies, on_the_wire
-from thunderagent import writes
-from thunderagent.errors import StoreUnavailable
+from thunderagent.model.errors import StoreUnavailable
+from thunderagent.model.task import Status, new_task_id
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.task import Status, new_task_id
 
 
 def test_a_claim_is_still_a_win(wire_stand: Stand) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from thunderagent.client import Client
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.stores import fixed, open_engine
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import SqliteEngine

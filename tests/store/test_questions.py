@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.stands import Stand
-from thunderagent import writes
 from thunderagent.explain import explain, similar_ids
+from thunderagent.model.task import Status
+from thunderagent.model.writes import tasks as writes
 from thunderagent.overview import overview
-from thunderagent.task import Status
 
 AGENT = "host-1:4711:0a1b2c3d"
 

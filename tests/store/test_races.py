@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from tests.stands import Stand, seen, together
-from thunderagent import writes
-from thunderagent.conditions import Present, Write
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.task import Lease, Status
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Lease, Status
 
 
 def test_the_stand_itself_is_atomic(atomic_stand: Stand) -> None:

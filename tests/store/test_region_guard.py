@@ -9,12 +9,12 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from tests.stands import Stand
-from thunderagent.errors import RegionPassive
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Grant, no_grant
+from thunderagent.model.errors import RegionPassive
+from thunderagent.model.task import Candidate
 from thunderagent.port import Engine
 from thunderagent.store import TaskStore, Wanted
-from thunderagent.task import Candidate
 
 
 @pytest.fixture

@@ -12,22 +12,23 @@ from typing import Any
 import pytest
 
 from tests.stands import eventually, seen
-from thunderagent import region_writes, writes
+from thunderagent import region_writes
 from thunderagent.authority import Arbiter
-from thunderagent.bus import EventBus
-from thunderagent.clock import SharedClock
-from thunderagent.errors import RegionPassive, StoreUnavailable
 from thunderagent.gate import AT_ONCE, Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.maintenance import LostLeases
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.errors import RegionPassive, StoreUnavailable
+from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Engine
 from thunderagent.regionengine import RegionClock
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.stores.table import create_table
-from thunderagent.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.testing import FakeClock, GlobalTableSim
 
 HERE, THERE = "eu-central-1", "eu-west-1"

@@ -20,18 +20,18 @@ from typer.testing import CliRunner
 
 from tests.powerless import needs_powerless, powerless
 from tests.stands import Stand, open_stand
-from thunderagent import writes
-from thunderagent.attributes import ATTRIBUTES
 from thunderagent.cli import app
-from thunderagent.conditions import Is, Present, Write
-from thunderagent.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.housekeeping import EXPIRE_S, Expiry
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.conditions import Is, Present, Write
+from thunderagent.model.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
+from thunderagent.model.task import Candidate, Lane, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Overdue
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores import sql, sqlite, sqlite_access, sqlite_schema
 from thunderagent.stores.sqlite import EXPIRED_AT_ONCE, FREE_KEPT, GIVEN_BACK, MEMORY, SqliteEngine
 from thunderagent.stores.sqlite_schema import MIGRATIONS
-from thunderagent.task import Candidate, Lane, Row, Status, Task
 from thunderagent.testing import FakeClock
 
 CLAIMER = """

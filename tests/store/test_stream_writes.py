@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.stands import Stand, seen
-from thunderagent import writes
-from thunderagent.conditions import Write
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.journal import Journal, keep_journals, read_journals
+from thunderagent.model.conditions import Write
+from thunderagent.model.task import Desired, Handoff, Lease, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.task import Desired, Handoff, Lease, Status, Task
 
 CURSOR = {"seq": 7, "epoch": "e", "token": "t"}
 

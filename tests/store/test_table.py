@@ -9,10 +9,10 @@ import pytest
 from botocore.stub import Stubber
 from moto import mock_aws
 
-from thunderagent.errors import AccessDenied, NotAllowed, StoreUnavailable, TableMissing
+from thunderagent.model.errors import AccessDenied, NotAllowed, StoreUnavailable, TableMissing
+from thunderagent.model.task import Status
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.table import Difference, check_table, create_table, delete_table
-from thunderagent.task import Status
 
 INDEX = "status-createdAt-index"
 KEY = [{"AttributeName": "taskId", "KeyType": "HASH"}]

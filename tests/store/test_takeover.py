@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.stands import Stand, eventually
-from thunderagent import writes
+from thunderagent.model.task import Status
+from thunderagent.model.writes import tasks as writes
 from thunderagent.store import Beat
-from thunderagent.task import Status
 
 
 def test_a_crashed_running_task_is_found_in_the_index_and_taken_over(stand: Stand) -> None:

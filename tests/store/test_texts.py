@@ -10,16 +10,16 @@ from typing import Any, Final, cast
 import pytest
 
 from tests.stands import Stand, only, seen
-from thunderagent import writes
-from thunderagent.clock import DateClock, since_boot
-from thunderagent.errors import DuplicateTask, PayloadTooLarge
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.pacing import TEXT_DOUBT_S, TEXT_SETTLES_S
+from thunderagent.model.clock import DateClock, since_boot
+from thunderagent.model.errors import DuplicateTask, PayloadTooLarge
+from thunderagent.model.pacing import TEXT_DOUBT_S, TEXT_SETTLES_S
+from thunderagent.model.task import Row, Status, timestamp
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Applied, KeptText
 from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores import expressions
 from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.task import Row, Status, timestamp
 from thunderagent.testing import FakeClock
 from thunderagent.texts import DAY_S, KEEP_PAYLOAD_S, SURE_S
 

@@ -6,8 +6,8 @@ import json
 
 from tests.stands import Stand
 from thunderagent.client import Client
+from thunderagent.model.traceparent import continuing
 from thunderagent.settings import load_settings
-from thunderagent.traceparent import continuing
 
 GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.chaos import ChaosServer
-from thunderagent.errors import LeaseLost
 from thunderagent.fasttime import run_fast
+from thunderagent.model.errors import LeaseLost
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction
 from thunderagent.streaming.ending import State

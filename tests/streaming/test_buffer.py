@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.streaming.support import run
-from thunderagent.errors import StreamFailed
+from thunderagent.model.errors import StreamFailed
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.options import OnFull
 

@@ -17,7 +17,6 @@ import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidHandshake, InvalidURI
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
-from thunderagent import pacing
 from thunderagent.chaos import (
     Behaviour,
     BrokenTls,
@@ -30,7 +29,8 @@ from thunderagent.chaos import (
     TlsFault,
     Unanswered,
 )
-from thunderagent.errors import ConfigurationError, LeaseLost, StreamFailed
+from thunderagent.model import pacing
+from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
 from thunderagent.streaming import feed as feeds
 from thunderagent.streaming import pump
 from thunderagent.streaming.connection import Connection

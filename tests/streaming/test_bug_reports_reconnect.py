@@ -26,8 +26,8 @@ from thunderagent.chaos import (
     Refuse,
     Unanswered,
 )
-from thunderagent.errors import StreamFailed
-from thunderagent.pacing import FLOOR_S, SLOW_S
+from thunderagent.model.errors import StreamFailed
+from thunderagent.model.pacing import FLOOR_S, SLOW_S
 from thunderagent.streaming.ending import State
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.streaming.options import StreamOptions

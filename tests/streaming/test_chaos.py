@@ -49,8 +49,8 @@ from thunderagent.chaos import (
     Violation,
 )
 from thunderagent.chaos.frames import Frame, FrameParser, Opcode, close_frame
-from thunderagent.errors import ConfigurationError, WaitTimeout
 from thunderagent.fasttime import run_fast
+from thunderagent.model.errors import ConfigurationError, WaitTimeout
 
 HOUR_S: Final = 3600.0
 LIMIT_S: Final = 20.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.errors import StreamFailed
 from thunderagent.journal import REASON_BYTES
+from thunderagent.model.errors import StreamFailed
 from thunderagent.streaming.cursor import CURSOR_BYTES, Cursor, Gap, Span, joined_cursor, place_of
 from thunderagent.streaming.track import BEGIN_DROPPED, MANY_DROPPED, MOST_KEYS, Doubts, Track, Tracks
 

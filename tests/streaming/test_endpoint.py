@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, Neg
 from tests.streaming.support import PROMPT, Keeper, governor, now, run, streaming, subscribe
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 from thunderagent.chaos.frames import accepting, parse_request
-from thunderagent.errors import ConfigurationError, StreamFailed
+from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streaming import transport
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor

@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from thunderagent import fasttime
-from thunderagent.errors import WaitTimeout
 from thunderagent.fasttime import FastLoop, run_fast
+from thunderagent.model.errors import WaitTimeout
 
 HOUR_S = 3600.0
 LONG_S = 60.0

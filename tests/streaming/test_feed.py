@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosedOK
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
-from thunderagent.errors import ConfigurationError, LeaseLost, StreamFailed
+from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
 from thunderagent.streaming import feed as feeds
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.streaming.ending import Cause, ConnectionEnd, State
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.verdicts import FATAL, SLOW, Verdict

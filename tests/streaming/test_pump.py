@@ -13,8 +13,8 @@ import pytest
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, run, streaming, subscribe
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence, Unanswered
-from thunderagent.errors import StreamFailed
-from thunderagent.pacing import FLOOR_S, SLOW_S, SPREAD_S
+from thunderagent.model.errors import StreamFailed
+from thunderagent.model.pacing import FLOOR_S, SLOW_S, SPREAD_S
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import NEXT_ATTEMPT, Cause, ConnectionEnd, State

@@ -11,7 +11,7 @@ import pytest
 
 from tests.streaming.support import PROMPT, Keeper, governor, run, streaming
 from thunderagent.chaos import ChaosServer, Cut
-from thunderagent.errors import ConfigurationError, StreamFailed
+from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streaming import feed as feeds
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Span

@@ -23,7 +23,7 @@ from websockets.exceptions import (
 from websockets.frames import Close
 from websockets.http11 import Response
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
 from thunderagent.streaming.verdicts import PROFILES, REFUSED_S, UNKNOWN_S, Pace, Verdict, profile_named, verdict_of
 

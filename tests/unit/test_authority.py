@@ -10,16 +10,16 @@ import pytest
 
 from thunderagent import region_writes
 from thunderagent.authority import BACK_DWELL_S, Arbiter
-from thunderagent.bus import EventBus
-from thunderagent.conditions import Present, Write
-from thunderagent.errors import StoreError
-from thunderagent.events import StoreFailed, StoreRecovered
 from thunderagent.faults import Fault
-from thunderagent.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.events import StoreFailed, StoreRecovered
+from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
+from thunderagent.model.task import Row
 from thunderagent.port import Applied
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Row
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder
 
 LEASE_S = 30.0

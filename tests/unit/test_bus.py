@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from thunderagent import events
-from thunderagent.bus import EventBus
-from thunderagent.events import Event
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 from thunderagent.telemetry import Telemetry, configure_logging
 
 ABOUT: dict[str, Any] = {"job": "test.job", "queue": "default", "fence": 1, "attempt": 1}

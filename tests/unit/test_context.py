@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.support import a_lease
 from thunderagent.context import PROGRESS_BYTES, Context, ParentResults
-from thunderagent.errors import LeaseLost, ParentResultLost, TaskCancelled, TaskStopped, TimeLimitExceeded
+from thunderagent.model.errors import LeaseLost, ParentResultLost, TaskCancelled, TaskStopped, TimeLimitExceeded
 
 
 def test_a_context_knows_its_task_and_its_run() -> None:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from thunderagent import errors
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model import errors
+from thunderagent.model.errors import ThunderAgentError
 
 CLASSES = [
     one

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from tests.stands import eventually, together
 from thunderagent import globaltable, replicas
-from thunderagent.clock import SharedClock
-from thunderagent.conditions import Absent, Is, Present, Write
-from thunderagent.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.model.clock import SharedClock
+from thunderagent.model.conditions import Absent, Is, Present, Write
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
+from thunderagent.model.task import Row
 from thunderagent.port import Applied, Engine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Row
 from thunderagent.testing import FakeClock, Fault, FaultyEngine, GlobalTableSim, memory_store
 
 HERE, THERE, FAR = "eu-central-1", "eu-west-1", "us-east-1"

@@ -20,14 +20,14 @@ from typing import Any, Final
 import pytest
 
 from tests.stands import eventually
-from thunderagent import events, fleet_events
-from thunderagent.bus import EventBus
-from thunderagent.errors import ConfigurationError
 from thunderagent.health.file import HealthFile, read_files
 from thunderagent.health.judgement import Health, Reason
 from thunderagent.health.monitor import Monitor
 from thunderagent.health.probes import AT_ONCE, NO_METRICS, PORTS, Probes
 from thunderagent.health.systemd import Systemd
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.testing import FakeClock, Recorder
 
 FINE: Final = Health(healthy=True, alive=True)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tests.unit.test_telemetry import ABOUT
-from thunderagent import JobRun, around, events, on
+from thunderagent import JobRun, around, on
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError
-from thunderagent.events import TaskEvent, TaskFailed, TaskRetried
 from thunderagent.hooks import EventHook, RunHook
 from thunderagent.job import job
+from thunderagent.model import events
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.events import TaskEvent, TaskFailed, TaskRetried
 from thunderagent.registry import Registry
 
 FAILED = TaskFailed(**ABOUT, error="e")
@@ -166,7 +167,7 @@ def test_a_hook_of_a_job_that_is_misspelt_is_refused_with_close_names(
     (tmp_path / "typedjobs.py").write_text(
         "from typing import Any\n"
         "from thunderagent import Context, job, on\n"
-        "from thunderagent.events import TaskFailed\n"
+        "from thunderagent.model.events import TaskFailed\n"
         "@job('orders.ship')\n"
         "def ship(ctx: Context, payload: dict[str, Any]) -> None: ...\n"
         "@on(TaskFailed, jobs=('orders.shp', 'orders.ship', 'zzz'))\n"

@@ -16,9 +16,9 @@ from pydantic.alias_generators import to_camel
 
 from tests.engine.support import a_lease
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.job import job
-from thunderagent.jsondata import dump_json, is_same_json, sorted_json
+from thunderagent.model.errors import ConfigurationError, PayloadInvalid
+from thunderagent.model.jsondata import dump_json, is_same_json, sorted_json
 
 
 class Model(BaseModel):

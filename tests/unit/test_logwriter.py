@@ -14,9 +14,10 @@ import pytest
 from loguru import logger
 
 from tests.unit.test_telemetry import a_sample
-from thunderagent import events, telemetry
-from thunderagent.bus import EventBus
+from thunderagent import telemetry
 from thunderagent.logwriter import Stamps
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
 from thunderagent.telemetry import LEVELS, Telemetry, configure_logging
 
 SUCCEEDED = events.TaskSucceeded(task_id="a", job="b", queue="c", fence=1, attempt=1, seconds=0.25)

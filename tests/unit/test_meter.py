@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from thunderagent import events, fleet_events, metrics
-from thunderagent.bus import EventBus
+from thunderagent import metrics
 from thunderagent.meter import Meter
 from thunderagent.metrics import MOST_LABELS, OTHER
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
 from thunderagent.prices import store_dollars
 from thunderagent.readings import Reader, two_digits
 from thunderagent.testing import FakeClock

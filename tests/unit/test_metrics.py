@@ -8,14 +8,16 @@ import re
 
 import pytest
 
-from thunderagent import metrics, shared_writes, writes
+from thunderagent import metrics
 from thunderagent.alarms import ALARMS
-from thunderagent.bus import EventBus
-from thunderagent.events import Event
 from thunderagent.meter import _NOTES, Meter
 from thunderagent.metrics import METRICS, Kind, Metric, Unit
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
+from thunderagent.model.task import StatusValue
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
 from thunderagent.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write
-from thunderagent.task import StatusValue
 from thunderagent.telemetry import LEVELS
 
 PROMETHEUS = re.compile(r"thunderagent_[a-z0-9_]+")

@@ -17,10 +17,10 @@ from typing import TextIO
 import pytest
 from loguru import logger
 
-from thunderagent import events
-from thunderagent.bus import EventBus
 from thunderagent.health.judgement import Facts, Limits, judge
-from thunderagent.outlet import Outlet, dropped_lines, end_lines, outlet_of, said, without_waiting
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.outlet import Outlet, dropped_lines, end_lines, outlet_of, said, without_waiting
 from thunderagent.telemetry import Telemetry, configure_logging
 
 LONG_S = 20.0

@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.pacing import (
+from thunderagent.model.pacing import (
     Backoff,
     PollPace,
     batch_delays,

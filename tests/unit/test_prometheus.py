@@ -8,11 +8,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.support import Stage, a_job
-from thunderagent import events, fleet_events, prometheus
-from thunderagent.bus import EventBus
+from thunderagent import prometheus
 from thunderagent.instruments import make_meter
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, Kind
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
 from thunderagent.prometheus import FRESH_S, prometheus_text
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock

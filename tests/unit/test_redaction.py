@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from loguru import logger
 
 from tests.unit.test_telemetry import ABOUT, ALL, a_sample
-from thunderagent import events, fleet_events
-from thunderagent.bus import EventBus
-from thunderagent.redaction import HIDDEN, SECRET_NAMES, Redactor
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.redaction import HIDDEN, SECRET_NAMES, Redactor
 from thunderagent.telemetry import Telemetry, configure_logging
 
 REDACTOR = Redactor()

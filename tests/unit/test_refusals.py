@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thunderagent.health.refusals import REMEMBERED, Refusals
-from thunderagent.task import Candidate
+from thunderagent.model.task import Candidate
 
 
 def one(name: str, created_at: float = 1.0) -> Candidate:

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thunderagent import region_writes, writes
-from thunderagent.attributes import LEASE_ATTRIBUTES
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreError
+from thunderagent import region_writes
 from thunderagent.grants import Grant, Record, RegionState, scope_id
+from thunderagent.model.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Candidate, Lease, Row, Status, Task
+from thunderagent.model.writes import tasks as writes
 from thunderagent.port import Applied
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Candidate, Lease, Row, Status, Task
 from thunderagent.testing import FakeClock
 
 REGIONS = ("eu-central-1", "eu-west-1", "us-east-1")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from thunderagent.errors import ConfigurationError, JobImportError, UnknownJob
 from thunderagent.job import Job
+from thunderagent.model.errors import ConfigurationError, JobImportError, UnknownJob
 from thunderagent.registry import Registry
 
 JOB = """

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thunderagent.model.task import Lane, Status, Task
 from thunderagent.rings import MAX_BYTES, MAX_RINGS, Ring, Verb, pack, parse
-from thunderagent.task import Lane, Status, Task
 
 words = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=40)
 names = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)

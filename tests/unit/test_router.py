@@ -22,17 +22,13 @@ from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tests.unit import sample_events
-from thunderagent import router_events
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
 from thunderagent.context import Context
-from thunderagent.errors import (
-    ConfigurationError,
-    EventRejected,
-    ParentNotFound,
-    StoreUnavailable,
-)
 from thunderagent.job import job
+from thunderagent.model import router_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, EventRejected, ParentNotFound, StoreUnavailable
+from thunderagent.model.task import Status
 from thunderagent.router import (
     Enqueue,
     EventBridgeEvent,
@@ -48,7 +44,6 @@ from thunderagent.router.envelope import BODY_LIMIT
 from thunderagent.settings import load_settings
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Status
 from thunderagent.testing import Fault, FaultyEngine, Recorder, memory_client
 
 SECRET: Final = "hun" + "ter2"

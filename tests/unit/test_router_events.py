@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from tests.unit import sample_events as samples
 from tests.unit.test_router import SECRET, TOPIC, Order, Shop, import_order, mail, sns
-from thunderagent import router_events
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.errors import ConfigurationError, EventRejected, StoreUnavailable, TooManyDependents
+from thunderagent.model import router_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, EventRejected, StoreUnavailable, TooManyDependents
 from thunderagent.router import (
     Enqueue,
     EventBridgeEvent,

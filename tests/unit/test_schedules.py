@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from thunderagent import Context, Tick, cron, every, job, periodic, stream
-from thunderagent.errors import ConfigurationError
 from thunderagent.job import Job
-from thunderagent.schedules import (
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.schedules import (
     AT_ONCE,
     COUNTED,
     LATE_S,
@@ -33,8 +33,8 @@ from thunderagent.schedules import (
     tick_id,
     tick_task,
 )
+from thunderagent.model.ticks import Spec, between
 from thunderagent.stream import StreamContext
-from thunderagent.ticks import Spec, between
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp())
 TEN_MINUTES = Schedule(spec=every(10).minutes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from thunderagent.errors import ConfigurationError
-from thunderagent.pacing import Backoff
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import Backoff
 from thunderagent.settings import LEASE_MARGIN, Settings, lease_problems, load_settings
 
 

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from thunderagent import errors, events
-from thunderagent.conditions import Write
 from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped
 from thunderagent.executor import run_handler
 from thunderagent.job import Job, job
-from thunderagent.jsondata import Unstorable
-from thunderagent.pacing import Backoff
+from thunderagent.model import errors, events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped
+from thunderagent.model.jsondata import Unstorable
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.task import Lease, Status, Task
 from thunderagent.settler import (
     Outcome,
     Policy,
@@ -33,7 +34,6 @@ from thunderagent.settler import (
     settle,
     time_limit,
 )
-from thunderagent.task import Lease, Status, Task
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

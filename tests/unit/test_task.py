@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent import writes
-from thunderagent.attributes import ATTRIBUTES, LEASE_ATTRIBUTES
-from thunderagent.conditions import Is, OneOf, Write
-from thunderagent.errors import ConfigurationError, TaskUnreadable
-from thunderagent.task import (
+from thunderagent.model.attributes import ATTRIBUTES, LEASE_ATTRIBUTES
+from thunderagent.model.conditions import Is, OneOf, Write
+from thunderagent.model.errors import ConfigurationError, TaskUnreadable
+from thunderagent.model.task import (
     TERMINAL,
     TRANSITIONS,
     Candidate,
@@ -27,7 +26,8 @@ from thunderagent.task import (
     read_task,
     timestamp,
 )
-from thunderagent.unreadable import Unreadable
+from thunderagent.model.unreadable import Unreadable
+from thunderagent.model.writes import tasks as writes
 
 NOW = 1_800_000_000.0
 

@@ -14,11 +14,11 @@ import pytest
 from loguru import logger
 
 from tests.engine.support import a_lease, running, serving
-from thunderagent import events, fleet_events
-from thunderagent.bus import EventBus
 from thunderagent.context import Context, Snooze
-from thunderagent.events import Event, TaskEvent
 from thunderagent.job import job
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event, TaskEvent
 from thunderagent.telemetry import COUNTED, LEVELS, Telemetry, adopt_lines, configure_logging, task_scope
 
 ALL: Final = [

@@ -14,9 +14,9 @@ from cronsim import CronSim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thunderagent.errors import ConfigurationError
-from thunderagent.ticks import Cron, Every, Spec, between, cron, every, newest, spec_of
-from thunderagent.zones import moment_of, wall_time, zone_named
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.ticks import Cron, Every, Spec, between, cron, every, newest, spec_of
+from thunderagent.model.zones import moment_of, wall_time, zone_named
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Australia/Sydney", "Asia/Kathmandu")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.traceparent import CURRENT, checked, continuing, from_xray, trace_id
+from thunderagent.model.traceparent import CURRENT, checked, continuing, from_xray, trace_id
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"

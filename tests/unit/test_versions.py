@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from thunderagent.bus import EventBus
 from thunderagent.context import Context
-from thunderagent.errors import ConfigurationError, PayloadInvalid
 from thunderagent.job import Job, job
 from thunderagent.limits import Limit, Slots
 from thunderagent.lines import candidate_of
-from thunderagent.names import NEWEST, has_version, job_value, parse_job, plain_job, wanted_job
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, PayloadInvalid
+from thunderagent.model.names import NEWEST, has_version, job_value, parse_job, plain_job, wanted_job
+from thunderagent.model.schedules import Schedule, Tick, tick_task
+from thunderagent.model.task import Status, Task
+from thunderagent.model.ticks import every
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.router.enqueue import Enqueue
-from thunderagent.schedules import Schedule, Tick, tick_task
 from thunderagent.sifter import Sifter
 from thunderagent.store import Wanted
 from thunderagent.stream import StreamContext, stream
-from thunderagent.task import Status, Task
 from thunderagent.testing import make_lease, memory_store
-from thunderagent.ticks import every
 from thunderagent.versions import bring_up
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent import shared_writes, writes
-from thunderagent.conditions import Absent, Is, OneOf, Present, Write
-from thunderagent.task import Candidate, Lease, Status, Task
-from thunderagent.writes import ERROR_BYTES, ERRORS_KEPT, cut, error_history
+from thunderagent.model.conditions import Absent, Is, OneOf, Present, Write
+from thunderagent.model.task import Candidate, Lease, Status, Task
+from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.tasks import ERROR_BYTES, ERRORS_KEPT, cut, error_history
 
 NOW = 1_800_000_000.0
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from thunderagent.bus import EventBus
-from thunderagent.errors import PushFailed
-from thunderagent.events import Event
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import PushFailed
+from thunderagent.model.events import Event
 from thunderagent.port import Engine
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from tests.stands import Stand, together
-from thunderagent.conditions import Write
-from thunderagent.errors import PushFailed, StoreError
 from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import PushFailed, StoreError
 from thunderagent.port import Applied
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.wsapi.support import LONG_S, Asking
 from thunderagent.cli import app
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.wsapi import authorizer, handler
 from thunderagent.wsapi.environment import make_api, make_authorizer, management_endpoint
 from thunderagent.wsapi.gateway_events import connect_event, message_event

@@ -16,12 +16,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Close
 
 from tests.wsapi.support import LONG_S, Asking, asking, make_gateway, until
-from thunderagent.errors import PushFailed
-from thunderagent.events import Event
 from thunderagent.faults import ANY, Fault, FaultyEngine
+from thunderagent.model.errors import PushFailed
+from thunderagent.model.events import Event
+from thunderagent.model.websocket_events import ConnectionRefused, MessageFailed
 from thunderagent.pushes import ManagementApi
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.websocket_events import ConnectionRefused, MessageFailed
 from thunderagent.websocket_messages import MESSAGE_BYTES, frames
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of
 from thunderagent.wsapi.gateway import Gateway, in_thread

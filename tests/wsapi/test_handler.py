@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from tests.wsapi.support import LONG_S, Api
-from thunderagent.events import StoreFailed
 from thunderagent.faults import ANY, Fault, FaultyEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.websocket_events import (
+from thunderagent.model.events import StoreFailed
+from thunderagent.model.websocket_events import (
     ConnectionOpened,
     ConnectionRefused,
     MessageFailed,
     MessageRefused,
     NotificationFailed,
 )
+from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of, state_id
 from thunderagent.wsapi.handler import NOTIFY_S

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thunderagent.errors import MessageTooLarge
+from thunderagent.model.errors import MessageTooLarge
 from thunderagent.websocket_messages import (
     FRAME_BYTES,
     MESSAGE_BYTES,

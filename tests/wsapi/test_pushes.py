@@ -16,7 +16,9 @@ from websockets.sync.client import ClientConnection, connect
 from tests.engine.support import serving
 from tests.wsapi.support import LONG_S, make_gateway
 from thunderagent.context import Context
-from thunderagent.errors import (
+from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.job import job
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsMissing,
@@ -24,8 +26,6 @@ from thunderagent.errors import (
     PushFailed,
     StoreError,
 )
-from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.job import job
 from thunderagent.pushes import AT_ONCE, ManagementApi, Pusher
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine

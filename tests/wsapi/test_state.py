@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from tests.stands import Stand, together
-from thunderagent.conditions import Is, Write
-from thunderagent.errors import StoreError
 from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.model.conditions import Is, Write
+from thunderagent.model.errors import StoreError
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.websocket_messages import CHANGES_KEPT, STATE_BYTES
 from thunderagent.websocket_writes import changes_of, state_id

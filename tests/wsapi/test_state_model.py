@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosedError
 
 from tests.wsapi.support import Api
-from thunderagent.errors import ChangeRefused, VersionConflict
 from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.model.errors import ChangeRefused, VersionConflict
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.streaming.ending import State
 from thunderagent.streaming.governor import Governor

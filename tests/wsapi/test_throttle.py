@@ -14,14 +14,14 @@ from tests.stands import Stand
 from tests.wsapi.support import LONG_S, Api, asking, make_gateway, until
 from thunderagent.canary.probe import Prober
 from thunderagent.canary.tokens import Tokens
-from thunderagent.conditions import Present, Write
-from thunderagent.events import Event, StoreFailed
 from thunderagent.faults import Fault, FaultyEngine
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.events import Event, StoreFailed
+from thunderagent.model.task import Row
+from thunderagent.model.websocket_events import ConnectionFlooded, MessageRefused
 from thunderagent.port import Applied
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.task import Row
 from thunderagent.testing import FakeClock
-from thunderagent.websocket_events import ConnectionFlooded, MessageRefused
 from thunderagent.websocket_writes import connection_id_of, connections_id
 from thunderagent.wsapi.connections import FLOOD_CONNECTS, Connections
 from thunderagent.wsapi.gateway_events import Limits

@@ -18,11 +18,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from thunderagent.bus import EventBus
-from thunderagent.errors import ConfigurationError
-from thunderagent.events import Event
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.events import Event
+from thunderagent.model.websocket_events import ConnectionRefused
 from thunderagent.testing import FakeClock
-from thunderagent.websocket_events import ConnectionRefused
 from thunderagent.wsapi import keys as keys_module
 from thunderagent.wsapi.authorizer import Authorizer, Unauthorized
 from thunderagent.wsapi.gateway_events import METHOD_ARN, connect_event

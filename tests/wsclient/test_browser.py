@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.wsclient.browsers import Browser, Page, browser, gateways, issuer_of
-from thunderagent.conditions import Is, Write
+from thunderagent.model.conditions import Is, Write
 from thunderagent.pushes import Pusher
 from thunderagent.stores.sqlite import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock, GlobalTableSim

@@ -15,7 +15,7 @@ import pytest
 
 from tests.wsclient.server import Api, Message, Row, throttled
 from tests.wsclient.support import PROMPT, connected, governor, run, until
-from thunderagent.errors import (
+from thunderagent.model.errors import (
     ChangeRefused,
     ClientClosed,
     ConfigurationError,
@@ -23,7 +23,7 @@ from thunderagent.errors import (
     TooManyChanges,
     VersionConflict,
 )
-from thunderagent.pacing import LONGEST_PAUSE_S
+from thunderagent.model.pacing import LONGEST_PAUSE_S
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.websocket_messages import CHANGES_KEPT
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted, Throttled

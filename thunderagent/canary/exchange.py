@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection
 
-from thunderagent.errors import ThunderAgentError
+from thunderagent.model.errors import ThunderAgentError
 from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, Problem, encode
 
 MOST_OTHERS: Final = 100

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.bus import EventBus
 from thunderagent.canary.probe import Prober
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import CanaryWatch
@@ -15,6 +14,7 @@ from thunderagent.canary.work import CanaryWork
 from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.intake import Intake
+from thunderagent.model.bus import EventBus
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings

@@ -29,14 +29,14 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from thunderagent.canary.exchange import Conversation, Throttled, Unexpected
 from thunderagent.canary.result import ProbeResult, Step, Unjudged
 from thunderagent.canary.tokens import Tokens, TokenUnavailable, claims_of
-from thunderagent.canary_targets import is_region
-from thunderagent.clock import since_boot
-from thunderagent.pacing import Backoff
+from thunderagent.model.canary_targets import is_region
+from thunderagent.model.clock import since_boot
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.unreadable import is_number
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver
 from thunderagent.streaming.transport import abort_connection, open_connection
-from thunderagent.unreadable import is_number
 from thunderagent.websocket_messages import MESSAGE_BYTES, Action, Kind
 
 BUDGET_S: Final = 10.0

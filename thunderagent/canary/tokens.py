@@ -22,10 +22,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
-from thunderagent.canary_targets import From, TokenSource
-from thunderagent.clock import since_boot
-from thunderagent.errors import ThunderAgentError
-from thunderagent.unreadable import as_map, is_number
+from thunderagent.model.canary_targets import From, TokenSource
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ThunderAgentError
+from thunderagent.model.unreadable import as_map, is_number
 
 LARGEST: Final = 16_384
 """Bytes of a token, and of an answer that holds one."""

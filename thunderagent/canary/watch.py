@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from thunderagent.bus import EventBus
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult, Unjudged
 from thunderagent.canary.tokens import WARN_DAYS
-from thunderagent.clock import since_boot
-from thunderagent.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryTokenEnds, CanaryUp
 from thunderagent.hysteresis import Hysteresis
-from thunderagent.pacing import CANARY_END_S, CANARY_FIRST_S, jittered
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryTokenEnds, CanaryUp
+from thunderagent.model.pacing import CANARY_END_S, CANARY_FIRST_S, jittered
 
 OTHERS: Final = 2
 """Other regions are tried at each second turn: what is decided here depends on the own one."""

@@ -13,23 +13,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.bus import EventBus
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult, Step
-from thunderagent.canary_targets import QUEUE
 from thunderagent.context import Context
-from thunderagent.errors import ThunderAgentError
-from thunderagent.fleet_events import CanaryDown, CanaryProbed
 from thunderagent.intake import Intake, NewTask
 from thunderagent.job import Job, make_job
-from thunderagent.pacing import wait_delays
+from thunderagent.model.bus import EventBus
+from thunderagent.model.canary_targets import QUEUE
+from thunderagent.model.errors import ThunderAgentError
+from thunderagent.model.fleet_events import CanaryDown, CanaryProbed
+from thunderagent.model.pacing import wait_delays
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Status, Task
+from thunderagent.model.ticks import every
 from thunderagent.recurring import periodic
 from thunderagent.ringer import Ringer
-from thunderagent.schedules import Tick
 from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.store import TaskStore
-from thunderagent.task import Status, Task
-from thunderagent.ticks import every
 
 JOB: Final = "thunderagent.canary"
 PROBE_JOB: Final = "thunderagent.canary.probe"

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from thunderagent.chaos.frames import Violation
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 
 SUBSCRIBED: Final[Mapping[str, Any]] = {"op": "subscribed"}
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 
 _USAGES: Final = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from thunderagent.chaos.behaviours import Behaviour
-from thunderagent.errors import WaitTimeout
+from thunderagent.model.errors import WaitTimeout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

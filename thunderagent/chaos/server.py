@@ -26,7 +26,7 @@ from thunderagent.chaos.connection import CHUNK, Connection, Stream, reset_on_cl
 from thunderagent.chaos.frames import Request, accepting, parse_request, response
 from thunderagent.chaos.history import Encode, History, Message, encode_json
 from thunderagent.chaos.observations import Attempt, Observations, OpenSocket
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 
 _HOST: Final = "127.0.0.1"
 _BACKLOG: Final = 1024

@@ -30,7 +30,7 @@ from thunderagent.cli import (
 )
 from thunderagent.cli.examples import with_examples
 from thunderagent.cli.output import out
-from thunderagent.version import __version__
+from thunderagent.model.version import __version__
 
 app = typer.Typer(
     name="thunderagent",

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width, make_table, moment, opened, out, tell
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.unreadable import as_map, as_number, is_number
 from thunderagent.pauses import PauseKind, names_of
 from thunderagent.store import AgentInfo
-from thunderagent.unreadable import as_map, as_number, is_number
 from thunderagent.waiting import span_text
 
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)

@@ -12,9 +12,9 @@ from rich.markup import escape
 
 from thunderagent.canary.making import make_prober
 from thunderagent.canary.result import ProbeResult
-from thunderagent.canary_targets import target_problems
 from thunderagent.cli.output import REFUSED, JsonOption, errors, make_table, out, tell
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.canary_targets import target_problems
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
 
 GIVEN = "given"

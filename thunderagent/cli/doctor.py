@@ -14,8 +14,8 @@ from rich.table import Table
 
 from thunderagent.cli.output import REFUSED, STORE, JsonOption, StoreOption, errors, find_here, notes, out, tell
 from thunderagent.doctor.checks import Doctor
-from thunderagent.errors import ConfigurationError
 from thunderagent.findings import Finding, State, worst
+from thunderagent.model.errors import ConfigurationError
 
 _SIGNS: Final = {
     State.OK: "[green]ok[/green]",

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from thunderagent import local as local_engine
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, notes, out, tell
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine
 

@@ -13,9 +13,9 @@ from rich.table import Table
 from thunderagent.cli.output import JsonOption, StoreOption, as_dict, colour, errors, opened, out, tell
 from thunderagent.cli.story import show_head
 from thunderagent.client import Client
-from thunderagent.errors import TaskNotFound
 from thunderagent.explain import Advice, Explanation, Relative, explain, similar_ids
-from thunderagent.task import RESERVED, Task
+from thunderagent.model.errors import TaskNotFound
+from thunderagent.model.task import RESERVED, Task
 from thunderagent.waiting import at_text, span_text
 
 

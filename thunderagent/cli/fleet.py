@@ -11,7 +11,6 @@ import typer
 from rich.markup import escape
 
 from thunderagent.agent import Agent
-from thunderagent.bus import EventBus
 from thunderagent.child_end import end_descendants
 from thunderagent.cli.guesses import idle_queues
 from thunderagent.cli.output import (
@@ -28,8 +27,9 @@ from thunderagent.cli.output import (
 )
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.equipment import equip
-from thunderagent.errors import ConfigurationError, ThunderAgentError
-from thunderagent.outlet import end_lines, open_outlets
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, ThunderAgentError
+from thunderagent.model.outlet import end_lines, open_outlets
 from thunderagent.pauses import Pause, PauseKind
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from thunderagent.errors import StoreError
-from thunderagent.names import meant, plain_job
+from thunderagent.model.errors import StoreError
+from thunderagent.model.names import meant, plain_job
+from thunderagent.model.task import DEFAULT_QUEUE, Status, Task
 from thunderagent.registry import Registry
 from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.task import DEFAULT_QUEUE, Status, Task
 
 READ: Final = 100
 """Agents whose rows are read: of a larger fleet it cannot be said that none has a job."""

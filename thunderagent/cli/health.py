@@ -14,13 +14,13 @@ import typer
 from rich.markup import escape
 
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, opened, out, tell
-from thunderagent.errors import ConfigurationError
 from thunderagent.health.file import read_files
 from thunderagent.health.judgement import DEAD_S
 from thunderagent.housekeeping import ANNOUNCE_S
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.unreadable import as_map
 from thunderagent.pauses import names_of
 from thunderagent.store import AgentInfo
-from thunderagent.unreadable import as_map
 
 ASK_S: Final = 5.0
 """How long an agent may take to answer at its port."""

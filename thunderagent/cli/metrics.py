@@ -11,9 +11,9 @@ from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, errors, make_table, out, tell
 from thunderagent.dashboard import dashboard as make_dashboard
-from thunderagent.errors import ConfigurationError
 from thunderagent.instruments import cloudwatch_place
 from thunderagent.metrics import METRICS
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
 
 WIDE: Final = 120

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from thunderagent.client import Client
-from thunderagent.errors import (
+from thunderagent.journal import Link
+from thunderagent.model.errors import (
     ConfigurationError,
     JobImportError,
     NotAllowed,
@@ -28,11 +29,10 @@ from thunderagent.errors import (
     UnknownJob,
     WaitTimeout,
 )
-from thunderagent.journal import Link
-from thunderagent.jsondata import NOT_STORED
+from thunderagent.model.jsondata import NOT_STORED
+from thunderagent.model.task import Desired, Handoff, Status, Task
+from thunderagent.model.traceparent import trace_id
 from thunderagent.settler import RAN_OVER
-from thunderagent.task import Desired, Handoff, Status, Task
-from thunderagent.traceparent import trace_id
 from thunderagent.waiting import at_text
 
 REFUSED: Final = 1

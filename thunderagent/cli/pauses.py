@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, StoreOption, choice, errors, moment, notes, opened, out, tell
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.pause_commands import doubt
 from thunderagent.pauses import Pause, PauseKind
 from thunderagent.waiting import pause_text

@@ -12,8 +12,8 @@ import typer
 from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, errors, moment, notes, out, tell
-from thunderagent.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.grants import TAKER_SHARE, Record, RegionState
+from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.region_commands import Regions
 from thunderagent.settings import Settings, load_settings
 from thunderagent.store import AgentInfo

@@ -21,8 +21,8 @@ from thunderagent.cli.output import (
     tell,
 )
 from thunderagent.cli.pauses import LastsOption, ReasonOption, duration
+from thunderagent.model.schedules import tick_text
 from thunderagent.schedule_commands import ScheduleInfo
-from thunderagent.schedules import tick_text
 
 schedules_app = typer.Typer(
     help="See the schedules of periodic jobs, run one now, pause and resume.", no_args_is_help=True

@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from thunderagent.cli.output import colour, cursor_text, handoff_text, out
-from thunderagent.errors import ConfigurationError
 from thunderagent.housekeeping import JOURNAL_S
 from thunderagent.journal import MOVES_KEPT, Missed, Move, Run
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.task import Desired, Status, Task
 from thunderagent.streaming.cursor import GapAction
 from thunderagent.streaming.ending import CAUGHT_UP, NEXT_ATTEMPT, State
-from thunderagent.task import Desired, Status, Task
 from thunderagent.waiting import link_text
 
 # The state

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from thunderagent.cli.output import JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.client import Client
-from thunderagent.errors import StoreError, StoreUnavailable
+from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.overview import AgentView, Overview, overview
 from thunderagent.statistics import QueueStats
 from thunderagent.waiting import at_text, link_text, span_text

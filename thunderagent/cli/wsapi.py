@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from thunderagent.bus import EventBus
 from thunderagent.cli.output import JsonOption, errors, out
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import has_package, load_settings
 from thunderagent.telemetry import Telemetry, adopt_lines, configure_logging
 

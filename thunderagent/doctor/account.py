@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.clock import DateClock
 from thunderagent.doctor.checks import Doctor
-from thunderagent.errors import ConfigurationError
 from thunderagent.findings import Check, Finding
+from thunderagent.model.clock import DateClock
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.failures import Place

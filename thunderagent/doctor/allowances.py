@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from thunderagent.canary.tokens import WARN_DAYS, days_left
 from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account
-from thunderagent.errors import ConfigurationError, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.iam import Resources, Role, policy, resources
+from thunderagent.model.errors import ConfigurationError, ThunderAgentError
+from thunderagent.model.unreadable import as_map
 from thunderagent.secret_texts import secret_text
 from thunderagent.stores.services import Unanswered
-from thunderagent.unreadable import as_map
 
 BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 STANDARD: Final = frozenset("acdhimrtz")

@@ -15,8 +15,8 @@ from typing import Any, Final
 from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account, Stack
 from thunderagent.doctor.allowances import look_at_buckets, look_at_permissions, look_at_quotas, look_at_secrets
 from thunderagent.doctor.checks import judge_clock
-from thunderagent.errors import TableMissing, ThunderAgentError
 from thunderagent.findings import Finding, State
+from thunderagent.model.errors import TableMissing, ThunderAgentError
 from thunderagent.stores.differences import describe, index_of, of_backups, of_expiry
 from thunderagent.stores.examination import look_at_table
 from thunderagent.stores.services import SIGN_IN, Unanswered

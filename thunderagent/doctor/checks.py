@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from thunderagent.clock import DateClock
 from thunderagent.doctor.doubts import doubts_about_jobs, doubts_about_settings
 from thunderagent.doctor.laps import LAPS, probe_row, run_laps
 from thunderagent.doctor.regions import look_at_region
 from thunderagent.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
-from thunderagent.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.findings import Check, Finding, State
-from thunderagent.pacing import EXAMINED_S
+from thunderagent.model.clock import DateClock
+from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
+from thunderagent.model.pacing import EXAMINED_S
+from thunderagent.model.version import __version__
 from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.serving import check_leases
@@ -32,7 +33,6 @@ from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.statistics import overdue_text, queue_stats
 from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
-from thunderagent.version import __version__
 
 SLOW_S: Final = 0.1
 """A median above this is worth a warning: DynamoDB in the same region takes 5 to 10 ms, a local disk 1 to 20."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from thunderagent.conditions import Present, Write
-from thunderagent.errors import StoreError
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Row
 from thunderagent.port import Applied, Engine
-from thunderagent.task import Row
 
 LAPS: Final = 5
 """Reads, and writes, whose time is taken."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from thunderagent.errors import StoreError, ThunderAgentError
 from thunderagent.findings import Finding, State
 from thunderagent.grants import TAKER_SHARE
+from thunderagent.model.errors import StoreError, ThunderAgentError
 from thunderagent.port import Engine
 from thunderagent.region_commands import Regions
 from thunderagent.regions import region_of

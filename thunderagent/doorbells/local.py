@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from thunderagent.doorbell import Wanted
-from thunderagent.errors import DoorbellError
-from thunderagent.forks import renewed
+from thunderagent.model.errors import DoorbellError
+from thunderagent.model.forks import renewed
 from thunderagent.rings import MAX_BYTES, Ring, pack, parse
 
 FOLDER: Final = "-bells"

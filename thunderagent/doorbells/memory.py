@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 
 from thunderagent.doorbell import Wanted
-from thunderagent.errors import DoorbellError
-from thunderagent.forks import renewed
+from thunderagent.model.errors import DoorbellError
+from thunderagent.model.forks import renewed
 from thunderagent.rings import Ring, pack, parse
 
 HEARD = 1000

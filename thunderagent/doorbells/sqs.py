@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from thunderagent.clock import since_boot
 from thunderagent.doorbell import Wanted
-from thunderagent.errors import ConfigurationError, DoorbellError
-from thunderagent.forks import renewed
-from thunderagent.pacing import EAGER_POLL_S, STAND_BACK_S
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ConfigurationError, DoorbellError
+from thunderagent.model.forks import renewed
+from thunderagent.model.pacing import EAGER_POLL_S, STAND_BACK_S
 from thunderagent.rings import Ring, Verb, pack, parse
 from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
 

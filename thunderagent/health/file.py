@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from thunderagent.errors import ConfigurationError
 from thunderagent.health.judgement import DEAD_S
+from thunderagent.model.errors import ConfigurationError
 
 
 class HealthFile:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from thunderagent import events, fleet_events
-from thunderagent.bus import EventBus
 from thunderagent.companion import Repeated
 from thunderagent.health.file import HealthFile
 from thunderagent.health.judgement import Health
 from thunderagent.health.systemd import Systemd
+from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import EventBus
 
 MONITOR_S: Final = 1.0
 """Time between two looks; less when systemd wants to hear of it more often."""

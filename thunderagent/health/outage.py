@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from thunderagent import events
-from thunderagent.bus import EventBus
 from thunderagent.choice import Choice
-from thunderagent.errors import StoreError, StoreThrottled
 from thunderagent.health.marks import Marks
-from thunderagent.pacing import THROTTLED_S, jittered, outage_delays
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError, StoreThrottled
+from thunderagent.model.pacing import THROTTLED_S, jittered, outage_delays
 
 PART_AGAIN_S: Final = 0.1
 """Before the next attempt when a part of a round was answered."""

@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from thunderagent.errors import ConfigurationError
 from thunderagent.health.judgement import Health
-from thunderagent.pacing import COMPANION_JOIN_S, PROBE_S
-from thunderagent.version import __version__
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import COMPANION_JOIN_S, PROBE_S
+from thunderagent.model.version import __version__
 
 PORTS: Final = 32
 """Ports that are tried, one after the other: each agent of a machine has its own."""

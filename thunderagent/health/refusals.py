@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from thunderagent.task import Candidate
+from thunderagent.model.task import Candidate
 
 REMEMBERED: Final = 2000
 

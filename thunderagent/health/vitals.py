@@ -15,14 +15,14 @@ from thunderagent.health.judgement import Facts, Health, Limits, QueueFacts, jud
 from thunderagent.health.marks import Marks
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.listener import THREAD, Listener
-from thunderagent.outlet import dropped_lines
+from thunderagent.model.outlet import dropped_lines
+from thunderagent.model.redaction import Redactor
+from thunderagent.model.task import STREAM
 from thunderagent.poller import QueuePoller
 from thunderagent.recycling import Held
-from thunderagent.redaction import Redactor
 from thunderagent.serving import slots_of
 from thunderagent.settings import Settings
 from thunderagent.store import TaskStore
-from thunderagent.task import STREAM
 from thunderagent.workload import Workload
 
 AGAIN_S: Final = 30.0

@@ -1,6 +1,6 @@
 """Events of EventBridge, SNS, SQS, S3 and HTTP become tasks: a handler for AWS Lambda, made of typed routes."""
 
-from thunderagent.errors import EventRejected
+from thunderagent.model.errors import EventRejected
 from thunderagent.router.answers import Tasks
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.router.handler import Router

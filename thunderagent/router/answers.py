@@ -8,16 +8,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from thunderagent.errors import (
-    DuplicateTask,
-    EventRejected,
-    PayloadInvalid,
-    PayloadTooLarge,
-    TooManyDependents,
-)
+from thunderagent.model.errors import DuplicateTask, EventRejected, PayloadInvalid, PayloadTooLarge, TooManyDependents
+from thunderagent.model.task import Task
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.router.problems import listing, problems_of
-from thunderagent.task import Task
 
 Tasks = Enqueue | Sequence[Enqueue] | None
 """What a route answers with: one task, several, or None for an event that is not wanted."""

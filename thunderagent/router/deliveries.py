@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-from thunderagent import router_events
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.errors import EventRejected, StoreError
+from thunderagent.model import router_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import EventRejected, StoreError
 from thunderagent.router import answers, shapes
 from thunderagent.router.enqueue import event_key, put_all
 from thunderagent.router.routes import EventBridgeRoute, InvokeRoute, S3Route, SnsRoute, SqsRoute

@@ -9,11 +9,11 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import quote
 
 from thunderagent.client import Client
-from thunderagent.errors import ConfigurationError, DuplicateTask, PayloadInvalid
 from thunderagent.job import Job
-from thunderagent.jsondata import dump_json
-from thunderagent.names import plain_job
-from thunderagent.task import Task
+from thunderagent.model.errors import ConfigurationError, DuplicateTask, PayloadInvalid
+from thunderagent.model.jsondata import dump_json
+from thunderagent.model.names import plain_job
+from thunderagent.model.task import Task
 
 P = TypeVar("P")
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode
 
 from pydantic import Field
 
-from thunderagent.errors import EventRejected
+from thunderagent.model.errors import EventRejected
 from thunderagent.router.shapes import HttpRequest, Shape, read
 
 BODY_LIMIT: Final = 256 * 1024

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from thunderagent import spans
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.traceparent import continuing, from_xray
 from thunderagent.router import requests, shapes
 from thunderagent.router.answers import Tasks
 from thunderagent.router.deliveries import AnyRoute, Deliveries
@@ -39,7 +40,6 @@ from thunderagent.router.shapes import (
 )
 from thunderagent.settings import load_settings
 from thunderagent.telemetry import Telemetry, configure_logging
-from thunderagent.traceparent import continuing, from_xray
 
 T = TypeVar("T")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thunderagent import router_events
-from thunderagent.bus import EventBus
 from thunderagent.client import Client
-from thunderagent.errors import DuplicateTask, EventRejected, ParentNotFound, StoreError
+from thunderagent.model import router_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import DuplicateTask, EventRejected, ParentNotFound, StoreError
+from thunderagent.model.traceparent import checked, continuing, from_xray
 from thunderagent.router import answers
 from thunderagent.router.enqueue import event_key, put_all
 from thunderagent.router.envelope import Envelope, body_of, in_its_form, read_http
 from thunderagent.router.routes import AS_IT_IS, HttpRoute
 from thunderagent.router.shapes import HttpRequest
 from thunderagent.settler import raised
-from thunderagent.traceparent import checked, continuing, from_xray
 
 KEY_HEADER: Final = "idempotency-key"
 LONGEST_KEY: Final = 255

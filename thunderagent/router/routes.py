@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from thunderagent.errors import ConfigurationError, EventRejected
+from thunderagent.model.errors import ConfigurationError, EventRejected
 from thunderagent.router.problems import listing, problems_of
 from thunderagent.router.shapes import (
     KINDS,

@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from thunderagent.errors import EventRejected
+from thunderagent.model.errors import EventRejected
 from thunderagent.router.problems import listing, problems_of
 
 RECOGNISED: Final = (

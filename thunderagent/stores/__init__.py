@@ -7,7 +7,7 @@ import re
 from typing import Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.port import Engine
 
 SQLITE_EXAMPLE: Final = "sqlite:///thunderagent.db"

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.clock import BootClock
-from thunderagent.shared_writes import AGENT_STATUS
-from thunderagent.task import Status, timestamp
+from thunderagent.model.clock import BootClock
+from thunderagent.model.task import Status, timestamp
+from thunderagent.model.writes.shared import AGENT_STATUS
 
 ROW_ID: Final = "boot:"
 """Id of the row; it has no status, so no index shows it."""

@@ -24,9 +24,9 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent import purposes
-from thunderagent.clock import DateClock, since_boot
-from thunderagent.errors import ConfigurationError, CredentialsExpired
-from thunderagent.forks import renewed
+from thunderagent.model.clock import DateClock, since_boot
+from thunderagent.model.errors import ConfigurationError, CredentialsExpired
+from thunderagent.model.forks import renewed
 from thunderagent.stores.consumed import Consumed, throttle_reasons
 from thunderagent.stores.failures import Place, Refused, code_of, translate
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from thunderagent.forks import renewed
+from thunderagent.model.forks import renewed
 from thunderagent.purposes import Purpose
 from thunderagent.stores.failures import THROTTLES, is_duplicate
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
+from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.expressions import INDEX, PROJECTED
 

@@ -13,10 +13,12 @@ from functools import partial
 from typing import Any, Final
 
 from thunderagent import purposes
-from thunderagent.clock import DateClock
-from thunderagent.conditions import Write
-from thunderagent.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
-from thunderagent.pacing import TEXT_SETTLES_S
+from thunderagent.model.clock import DateClock
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
+from thunderagent.model.pacing import TEXT_SETTLES_S
+from thunderagent.model.task import Lane, Page, Row, Status, StatusValue, lanes_of, timestamp
+from thunderagent.model.unreadable import is_number, is_set, mistyped
 from thunderagent.port import PAYLOAD_MARK, Applied, KeptText, Overdue
 from thunderagent.stores import expressions
 from thunderagent.stores.batches import Batches, chunks, gone
@@ -24,9 +26,7 @@ from thunderagent.stores.connection import Connection, Purpose
 from thunderagent.stores.consumed import Consumed
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused
-from thunderagent.task import Lane, Page, Row, Status, StatusValue, lanes_of, timestamp
 from thunderagent.texts import KEEP_PAYLOAD_S, SURE_S
-from thunderagent.unreadable import is_number, is_set, mistyped
 
 LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from thunderagent.conditions import Present, Write
-from thunderagent.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
 from thunderagent.findings import Finding, State
+from thunderagent.model.conditions import Present, Write
+from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
+from thunderagent.model.task import Row, Status
 from thunderagent.stores import expressions
 from thunderagent.stores.connection import is_loopback
 from thunderagent.stores.differences import (
@@ -24,7 +25,6 @@ from thunderagent.stores.differences import (
 from thunderagent.stores.dynamo import DynamoEngine
 from thunderagent.stores.expressions import INDEX
 from thunderagent.stores.failures import Place, Refused
-from thunderagent.task import Row, Status
 
 # The table
 

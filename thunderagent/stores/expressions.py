@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import (
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.conditions import (
     Above,
     Absent,
     Below,
@@ -27,9 +27,9 @@ from thunderagent.conditions import (
     Typed,
     Write,
 )
+from thunderagent.model.task import Candidate, Row
+from thunderagent.model.unreadable import MOST_COUNTED
 from thunderagent.port import PAYLOAD_MARK
-from thunderagent.task import Candidate, Row
-from thunderagent.unreadable import MOST_COUNTED
 
 INDEX: Final = "status-createdAt-index"
 PROJECTED: Final = ("job", "kind")

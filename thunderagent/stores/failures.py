@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from botocore import exceptions as aws
 
-from thunderagent.errors import (
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     CredentialsExpired,

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from thunderagent.attributes import ATTRIBUTES
-from thunderagent.conditions import (
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.conditions import (
     Above,
     Absent,
     Below,
@@ -28,8 +28,8 @@ from thunderagent.conditions import (
     Typed,
     Write,
 )
-from thunderagent.task import Row
-from thunderagent.unreadable import MOST_COUNTED
+from thunderagent.model.task import Row
+from thunderagent.model.unreadable import MOST_COUNTED
 
 COLUMNS: Final = tuple(ATTRIBUTES)
 _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT", "L": "TEXT", "M": "TEXT"}

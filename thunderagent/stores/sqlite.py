@@ -20,9 +20,9 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from thunderagent.clock import BootClock, HostClock, SharedClock, boot_id
-from thunderagent.conditions import Write
-from thunderagent.errors import (
+from thunderagent.model.clock import BootClock, HostClock, SharedClock, boot_id
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
     StoreError,
@@ -30,14 +30,14 @@ from thunderagent.errors import (
     StoreUnavailable,
     ThunderAgentError,
 )
-from thunderagent.names import plain_job
-from thunderagent.pacing import lock_pause
+from thunderagent.model.names import plain_job
+from thunderagent.model.pacing import lock_pause
+from thunderagent.model.task import Candidate, Lane, Page, Row, Status, StatusValue, lanes_of
+from thunderagent.model.writes.shared import AGENT_STATUS, forget_key, key_id
 from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText, Overdue
-from thunderagent.shared_writes import AGENT_STATUS, forget_key, key_id
 from thunderagent.stores import boots, sql, sqlite_link, sqlite_schema
 from thunderagent.stores.sqlite_access import denied
 from thunderagent.stores.sqlite_link import Link
-from thunderagent.task import Candidate, Lane, Page, Row, Status, StatusValue, lanes_of
 
 BUSY_S: Final = 5.0
 LOST_S: Final = 3600.0

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import StoreUnavailable
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import StoreUnavailable
 
 LOOK_S: Final = 1.0
 """Shortest time between two looks at the file."""

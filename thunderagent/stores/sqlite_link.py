@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.stores.sqlite_access import OpenedFile
 
 MEMORY: Final = ":memory:"

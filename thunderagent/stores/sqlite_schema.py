@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from thunderagent.errors import SchemaMismatch
+from thunderagent.model.errors import SchemaMismatch
 from thunderagent.stores import sql
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (

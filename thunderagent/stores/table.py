@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from thunderagent.errors import NotAllowed, StoreError, StoreUnavailable, TableMissing
+from thunderagent.model.errors import NotAllowed, StoreError, StoreUnavailable, TableMissing
 from thunderagent.stores.differences import (
     EXPIRY,
     INDEX_KEY,

@@ -7,7 +7,7 @@ from collections import deque
 
 from websockets.typing import Data
 
-from thunderagent.errors import StreamFailed
+from thunderagent.model.errors import StreamFailed
 from thunderagent.streaming.options import OnFull
 
 

@@ -17,9 +17,9 @@ from websockets.http11 import Response
 from websockets.protocol import OPEN
 from websockets.typing import Data
 
-from thunderagent.arguments import seconds_problem
-from thunderagent.errors import ConfigurationError
-from thunderagent.redaction import Redactor
+from thunderagent.model.arguments import seconds_problem
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.redaction import Redactor
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.ending import Cause, ConnectionEnd, FunctionFailed, State, end_of
 from thunderagent.streaming.liveness import Liveness, Pings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.arguments import shown
+from thunderagent.model.arguments import shown
 
 TOKEN_BYTES: Final = 200
 """Longest resume token; the cursor is a part of the row, and a row under 1 KB costs one unit a heartbeat."""

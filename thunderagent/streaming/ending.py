@@ -19,7 +19,7 @@ from websockets.exceptions import (
     SecurityError,
 )
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 
 
 class State(StrEnum):

@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from websockets.exceptions import ConnectionClosed
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import ConfigurationError, StreamFailed, TaskStopped
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ConfigurationError, StreamFailed, TaskStopped
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection, Dialect
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Place, PositionOf, place_of

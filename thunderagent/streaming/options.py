@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from thunderagent.arguments import choice_problem, seconds_problem, whole_problem
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.arguments import choice_problem, seconds_problem, whole_problem
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.streaming.ending import ConnectionEnd
 from thunderagent.streaming.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
 

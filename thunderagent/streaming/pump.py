@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.errors import StreamFailed, TaskStopped
-from thunderagent.pacing import SLOW_S, SPREAD_S, reconnect_delay
+from thunderagent.model.errors import StreamFailed, TaskStopped
+from thunderagent.model.pacing import SLOW_S, SPREAD_S, reconnect_delay
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection, Dialect
 from thunderagent.streaming.cursor import Cursor

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from thunderagent.errors import ConfigurationError, StreamFailed
+from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.cursor import RESTART, Cursor, Gap, GapAction, Place, joined_cursor
 from thunderagent.streaming.options import StreamOptions

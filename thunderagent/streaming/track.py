@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
-from thunderagent.errors import StreamFailed
+from thunderagent.model.errors import StreamFailed
 from thunderagent.streaming.cursor import RESTART, Cursor, Gap, Place
 
 MOST_KEYS: Final = 10_000

@@ -15,8 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import NegotiationError
 from websockets.proxy import get_proxy
 
-from thunderagent.errors import ConfigurationError
-from thunderagent.forks import of_this_process
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.forks import of_this_process
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver

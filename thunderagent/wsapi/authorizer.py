@@ -12,8 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thunderagent import websocket_events
-from thunderagent.bus import EventBus
+from thunderagent.model import websocket_events
+from thunderagent.model.bus import EventBus
 from thunderagent.websocket_messages import BEARER
 from thunderagent.wsapi.headers import header, offered_protocols
 from thunderagent.wsapi.keys import KeysUnavailable

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from thunderagent.conditions import Write
-from thunderagent.errors import StoreError
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError
+from thunderagent.model.task import Row
 from thunderagent.port import Applied, Engine
-from thunderagent.task import Row
 from thunderagent.websocket_messages import MESSAGE_BYTES, Chunk, ChunkRefused, join, size
 from thunderagent.websocket_writes import (
     CHUNKS_S,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import StoreError, ThunderAgentError
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import StoreError, ThunderAgentError
 from thunderagent.port import Applied, Engine
 from thunderagent.websocket_messages import Kind, encode
 from thunderagent.websocket_writes import (

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from thunderagent.bus import EventBus
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.pushes import ManagementApi
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine

@@ -19,10 +19,10 @@ from typing import Any, Final, Self, TypeVar
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from thunderagent.bus import EventBus
-from thunderagent.errors import PushFailed
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import PushFailed
+from thunderagent.model.websocket_events import MessageFailed
 from thunderagent.port import Engine
-from thunderagent.websocket_events import MessageFailed
 from thunderagent.wsapi import gateway_events
 from thunderagent.wsapi.authorizer import Authorizer, Unauthorized
 from thunderagent.wsapi.door import CLOSE_S, HOST, Door, Peer, Socket

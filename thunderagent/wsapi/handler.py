@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from thunderagent import events, websocket_events
-from thunderagent.bus import EventBus
-from thunderagent.errors import PushFailed, StoreError, ThunderAgentError
+from thunderagent.model import events, websocket_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import PushFailed, StoreError, ThunderAgentError
 from thunderagent.port import Engine
 from thunderagent.pushes import Broadcast
 from thunderagent.websocket_messages import (

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import ConfigurationError, StoreUnavailable
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ConfigurationError, StoreUnavailable
 
 MAX_AGE_S: Final = 600.0
 """After so long keys are read anew."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from thunderagent.bus import EventBus
-from thunderagent.errors import ConfigurationError, StoreError
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, StoreError
 from thunderagent.port import Engine
 from thunderagent.stores.sqlite import SqliteEngine
 from thunderagent.wsapi.gateway import Gateway

@@ -14,7 +14,7 @@ bounds       waits with a bound
 options      every number, and what the ends of connections mean
 """
 
-from thunderagent.errors import ChangeRefused, ClientClosed, TooManyChanges, VersionConflict
+from thunderagent.model.errors import ChangeRefused, ClientClosed, TooManyChanges, VersionConflict
 from thunderagent.streaming.endpoint import Attempt
 from thunderagent.wsclient.client import Client
 from thunderagent.wsclient.happenings import (

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
-from thunderagent.errors import ClientClosed, StreamFailed, TooManyChanges
-from thunderagent.pacing import ASK_AGAIN_S
+from thunderagent.model.errors import ClientClosed, StreamFailed, TooManyChanges
+from thunderagent.model.pacing import ASK_AGAIN_S
 from thunderagent.streaming.ending import Cause
 from thunderagent.streaming.endpoint import EndpointSource
 from thunderagent.streaming.governor import Governor

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.streaming.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
 
 TokenSource = str | Callable[[Attempt], str | Awaitable[str]]

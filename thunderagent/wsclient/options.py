@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 from thunderagent.streaming.ending import Cause, ConnectionEnd
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.verdicts import RETRY, SPREAD, Verdict

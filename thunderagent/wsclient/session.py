@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import ClientClosed
-from thunderagent.pacing import PASSING, PASSING_LEAST_S
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ClientClosed
+from thunderagent.model.pacing import PASSING, PASSING_LEAST_S
 from thunderagent.streaming.buffer import Buffer
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from thunderagent.clock import since_boot
-from thunderagent.errors import ChangeRefused, VersionConflict
-from thunderagent.pacing import OVERTAKEN, PASSING, PASSING_LEAST_S
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ChangeRefused, VersionConflict
+from thunderagent.model.pacing import OVERTAKEN, PASSING, PASSING_LEAST_S
 from thunderagent.streaming.connection import Connection
 from thunderagent.websocket_messages import CHANGES_KEPT, Action, Kind, Problem
 from thunderagent.wsclient.replica import Change, Replica

@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from thunderagent.context import Context
-from thunderagent.errors import TaskStopped
 from thunderagent.job import job
+from thunderagent.model.errors import TaskStopped
 
 from .marks import LOOK_S, Facts, Folder, facts, mark, may_end
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from thunderagent import Client, Context, job
 from thunderagent.context import Snooze
+from thunderagent.model.schedules import Tick
+from thunderagent.model.ticks import every
 from thunderagent.recurring import periodic
-from thunderagent.schedules import Tick
-from thunderagent.ticks import every
 
 
 @job("cloud.plain", max_retry=0)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 
 DAY_S: Final = 86400
 

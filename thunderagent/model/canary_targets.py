@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.errors import ConfigurationError
 
 QUEUE: Final = "queue"
 """The target that every canary has by itself: a task that is put, run and done. No other may be named so."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from thunderagent.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, Mistyped, Present, Write
-from thunderagent.pacing import KEY_DOUBT_S, KEY_SETTLES_S, TURN_AHEAD_S
-from thunderagent.task import Row, timestamp
-from thunderagent.unreadable import is_count, is_number
+from thunderagent.model.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, Mistyped, Present, Write
+from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S, TURN_AHEAD_S
+from thunderagent.model.task import Row, timestamp
+from thunderagent.model.unreadable import is_count, is_number
 
 AGENT_STATUS: Final = "AGENT"
 """Status value of the row of an agent."""

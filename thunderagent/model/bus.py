@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from thunderagent.events import Event
-from thunderagent.forks import renewed
-from thunderagent.outlet import without_waiting
+from thunderagent.model.events import Event
+from thunderagent.model.forks import renewed
+from thunderagent.model.outlet import without_waiting
 
 Listener = Callable[[Event], object]
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from thunderagent.forks import renewed
+from thunderagent.model.forks import renewed
 
 DRIFT: Final = 1e-4
 """How far two quartz clocks part per second, rounded up: 100 parts per million."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from thunderagent.task import OnParentFailure as OnParentFailure
-from thunderagent.task import Status, Task
+from thunderagent.model.task import OnParentFailure as OnParentFailure
+from thunderagent.model.task import Status, Task
 
 LONGEST_ID: Final = 512
 """Bytes of a task's id at most."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.arguments import check, seconds_problem
+from thunderagent.model.arguments import check, seconds_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from thunderagent.attributes import ATTRIBUTES
-from thunderagent.forks import renewed
+from thunderagent.model.attributes import ATTRIBUTES
+from thunderagent.model.forks import renewed
 
 REMEDY: Final = "upgrade this installation if a newer version has written the row, else mend or delete it"
 

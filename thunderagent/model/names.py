@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from thunderagent.arguments import is_storable, shown
-from thunderagent.errors import ConfigurationError
+from thunderagent.model.arguments import is_storable, shown
+from thunderagent.model.errors import ConfigurationError
 
 NEWEST: Final = 999_999
 """The highest version that a job can have."""

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, TextIO
 from weakref import WeakKeyDictionary
 
-from thunderagent.pacing import LINES_END_S, LINES_LOOK_S
+from thunderagent.model.pacing import LINES_END_S, LINES_LOOK_S
 
 MOST_WAITING: Final = 1 << 20
 """Bytes that wait for a reader; further lines are dropped and counted."""

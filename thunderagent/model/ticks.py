@@ -21,10 +21,10 @@ from typing import Any, Final
 
 from cronsim import CronSim, CronSimError
 
-from thunderagent.arguments import shown
-from thunderagent.crontab import read_line
-from thunderagent.errors import ConfigurationError
-from thunderagent.zones import DAY_S, moment_of, next_turn, seconds_of, wall_time, zone_named
+from thunderagent.model.arguments import shown
+from thunderagent.model.crontab import read_line
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.zones import DAY_S, moment_of, next_turn, seconds_of, wall_time, zone_named
 
 UNITS: Final[Mapping[str, int]] = {"seconds": 1, "minutes": 60, "hours": 3600, "days": DAY_S, "weeks": 7 * DAY_S}
 WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

@@ -15,13 +15,13 @@ from typing import Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
-from thunderagent.arguments import check, choice_problem, seconds_problem
-from thunderagent.errors import ConfigurationError
-from thunderagent.jsondata import dump_json, is_same_json
-from thunderagent.shared_writes import SCHEDULE_STATUS
-from thunderagent.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
-from thunderagent.ticks import LAST_MOMENT, Spec, between, newest, spec_of
-from thunderagent.unreadable import is_number
+from thunderagent.model.arguments import check, choice_problem, seconds_problem
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.jsondata import dump_json, is_same_json
+from thunderagent.model.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
+from thunderagent.model.ticks import LAST_MOMENT, Spec, between, newest, spec_of
+from thunderagent.model.unreadable import is_number
+from thunderagent.model.writes.shared import SCHEDULE_STATUS
 
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip", "cancel_previous"]

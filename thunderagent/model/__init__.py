@@ -1,0 +1,1 @@
+"""Values and rules without input or output."""

@@ -1,0 +1,1 @@
+"""Conditional writes as data, one module for each owner."""
