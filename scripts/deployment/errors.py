@@ -60,7 +60,7 @@ def told(doing: str) -> Iterator[None]:
             raise DeploymentError(f"AWS does not know these credentials ({code}): look at AWS_PROFILE") from error
         if code in DENIED:
             raise DeploymentError(
-                f"{doing}: not allowed. {_message(error)} What a deployment needs is in docs/aws.md"
+                f"{doing}: not allowed. {_message(error)} What a deployment needs is in docs/guides/aws.md"
             ) from error
         raise DeploymentError(f"{doing}: {_message(error)} ({code})") from error
     except BotoCoreError as error:

@@ -120,7 +120,7 @@ def refuse_impossible(
             raise DeploymentError(
                 f"{name} is a table of {region} alone, and CloudFormation cannot turn it into a global table. Without "
                 f"loss: {first}run scripts/destroy for this stack, which keeps the table, then this command again "
-                "with all parameters. See docs/aws.md#the-table"
+                "with all parameters. See docs/guides/aws.md#the-table"
             )
         if has.is_global and not will.is_global:
             raise DeploymentError(

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 
 REGION: Final = "us-east-1"
 SECRET: Final = "hun" + "ter2"
-BLOCKS: Final = re.findall(r"```python\n# (\S+\.py).*?\n(.*?)```", (ROOT / "docs" / "router.md").read_text(), re.DOTALL)
+BLOCKS: Final = re.findall(
+    r"```python\n# (\S+\.py).*?\n(.*?)```", (ROOT / "docs" / "guides" / "router.md").read_text(), re.DOTALL
+)
 
 
 def order(number: str, **changes: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from thunderagent.websocket_messages import CHANGES_KEPT
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = (ROOT / "docs" / "disaster-recovery.md").read_text(encoding="utf-8")
+PAGE: Final = (ROOT / "docs" / "guides" / "disaster-recovery.md").read_text(encoding="utf-8")
 TEMPLATE: Final = (ROOT / "infra" / "failover.yaml").read_text(encoding="utf-8")
 
 

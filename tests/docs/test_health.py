@@ -15,7 +15,7 @@ from thunderagent.health.probes import PORTS
 from thunderagent.settings import PREFIX, Settings
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = (ROOT / "docs" / "health.md").read_text(encoding="utf-8")
+PAGE: Final = (ROOT / "docs" / "guides" / "health.md").read_text(encoding="utf-8")
 
 
 def names_of_reasons() -> set[str]:

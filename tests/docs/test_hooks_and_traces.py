@@ -17,8 +17,8 @@ from thunderagent.registry import Registry
 from thunderagent.testing import memory_client, run_until_idle
 
 DOCS = Path(__file__).parents[2] / "docs"
-HOOKS = (DOCS / "hooks.md").read_text()
-TRACES = (DOCS / "traces.md").read_text()
+HOOKS = (DOCS / "guides" / "hooks.md").read_text()
+TRACES = (DOCS / "guides" / "traces.md").read_text()
 
 
 def test_the_hooks_of_the_guide_are_told_and_run_as_they_are_printed(

@@ -98,7 +98,7 @@ def test_the_books_are_those_of_an_exchange_that_loses_messages_and_restarts(exa
 
 
 def test_the_guide_shows_the_example_as_it_is() -> None:
-    guide = (ROOT / "docs" / "streams.md").read_text()
+    guide = (ROOT / "docs" / "guides" / "streams.md").read_text()
     [shown] = re.findall(r"```python\n# examples/market-feed/marketjobs/books\.py\n(.*?)```", guide, flags=re.DOTALL)
     code = (EXAMPLE / "marketjobs" / "books.py").read_text()
     for part in shown.split("\n...\n"):

@@ -10,7 +10,7 @@ from thunderagent.metrics import METRICS, Group, Kind
 from thunderagent.prices import METRIC_DOLLARS, PUT_DOLLARS
 from thunderagent.purposes import MEANING
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def metrics_tables() -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from thunderagent.telemetry import LEVELS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text(encoding="utf-8")
 ALARMING = sorted({message for level, message in LEVELS.values() if level in ("WARNING", "ERROR")})
 
 

@@ -60,7 +60,7 @@ def test_every_command_is_in_the_readme_and_has_help() -> None:
 
 
 def test_every_link_to_a_file_leads_to_one() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -97,7 +97,7 @@ def test_the_tests_of_the_testing_guide_pass_as_they_are_printed(tmp_path: Path)
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "hello.py").write_text(code_blocks("python")[0])
-    guide = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), flags=re.DOTALL)
+    guide = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "testing.md").read_text(), flags=re.DOTALL)
     for number, block in enumerate(guide):
         assert "def test_" in block
         (tmp_path / f"test_{number}.py").write_text(block)

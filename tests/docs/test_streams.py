@@ -17,7 +17,7 @@ from thunderagent.streaming.options import StreamOptions
 from thunderagent.testing import ChaosServer, run_stream
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "streams.md").read_text()
+GUIDE = (ROOT / "docs" / "guides" / "streams.md").read_text()
 
 
 def option_docs() -> dict[str, str]:

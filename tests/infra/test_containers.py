@@ -164,7 +164,7 @@ def test_fargate_may_fetch_images_of_this_account_and_write_this_log() -> None:
 
 
 def test_the_page_names_the_defaults_of_the_parameters() -> None:
-    page = (ROOT / "docs" / "containers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "containers.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"`([A-Z][A-Za-z]+)` \(`?(\w+)`?\)", page))
     defaults = Rendered("containers", CONTAINERS).parameters
     assert len(told) == 14

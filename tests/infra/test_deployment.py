@@ -1005,7 +1005,7 @@ def refused(code: str) -> ClientError:
     [
         (refused("ExpiredToken"), "credentials have expired"),
         (refused("InvalidClientTokenId"), "does not know these credentials"),
-        (refused("AccessDenied"), "making it: not allowed. as it is What a deployment needs is in docs/aws.md"),
+        (refused("AccessDenied"), "making it: not allowed. as it is What a deployment needs is in docs/guides/aws.md"),
         (refused("ValidationError"), r"making it: as it is \(ValidationError\)"),
         (EndpointConnectionError(endpoint_url="https://x"), "is the region right"),
     ],
@@ -1100,7 +1100,7 @@ def test_the_page_names_all_that_the_commands_ask_of_aws(clean: World, monkeypat
     for service, action, _ in calls:
         asked.setdefault(service, set()).add(action)
     drop_table(clean, REGION)
-    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "aws.md").read_text(encoding="utf-8")
     part = page.partition("<!-- asked by")[2].partition("<!-- end -->")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", part, re.MULTILINE)
     assert {service: set(re.findall(r"`(\w+)`", actions)) for service, actions in rows} == asked
@@ -1109,7 +1109,7 @@ def test_the_page_names_all_that_the_commands_ask_of_aws(clean: World, monkeypat
 def test_the_page_names_the_stacks_their_defaults_and_what_an_event_may_say() -> None:
     from thunderagent.router.deployed import DETAIL_TYPE, TaskDetail
 
-    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "aws.md").read_text(encoding="utf-8")
     order = [page.index(f"`thunderagent-{one.name}`") for one in STACKS]
     assert order == sorted(order)
     assert DETAIL_TYPE in page
@@ -1126,7 +1126,7 @@ def test_the_page_names_the_stacks_their_defaults_and_what_an_event_may_say() ->
 
 
 def test_the_page_tells_what_capacity_costs() -> None:
-    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "aws.md").read_text(encoding="utf-8")
     part = page.partition("### Capacity")[2].partition("### A table")[0]
     hours = MONTH_S / 3600
     used = [store_dollars(write_units=MONTH_S), store_dollars(read_units=MONTH_S)]

@@ -293,7 +293,7 @@ def test_alarms_over_the_metrics_of_agents_are_those_of_the_list(
 def test_the_age_of_all_queues_is_one_query_as_the_page_of_metrics_has_it() -> None:
     made = Rendered("table", {})
     [query] = made.properties("OldestReadyOfAll")["Metrics"]
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     assert query["Expression"] in page
     assert query["Expression"].startswith(f"SELECT MAX({metrics.OLDEST_READY_AGE.cloudwatch})")
     assert "OldestReadyOfQueue" not in made.resources
@@ -488,7 +488,7 @@ def test_the_function_may_do_what_thunderagent_iam_prints_for_producers() -> Non
 
 def test_the_wake_queue_is_the_one_that_the_page_of_the_doorbell_makes() -> None:
     queue = Rendered("doorbell", DOORBELL).properties("WakeQueue")
-    page = (ROOT / "docs" / "doorbell.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "doorbell.md").read_text(encoding="utf-8")
     for name in ("MessageRetentionPeriod", "ReceiveMessageWaitTimeSeconds"):
         assert f"{name}={queue[name]}" in page
     assert "RedrivePolicy" not in queue
@@ -579,7 +579,7 @@ def test_a_group_without_room_for_one_more_lets_a_machine_go_first() -> None:
 
 
 def test_the_page_says_of_every_resource_what_was_tried_of_it() -> None:
-    page = (ROOT / "docs" / "aws.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "aws.md").read_text(encoding="utf-8")
     table = page.partition("<!-- types and stacks")[2].partition("<!-- end -->")[0]
     rows = re.findall(r"^\| `(\S+)` \| ([a-z, ]+) \| (used|made|rendered)\b", table, flags=re.MULTILINE)
     told = {kind: (stacks.split(", "), how == "rendered") for kind, stacks, how in rows}

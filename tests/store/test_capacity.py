@@ -94,7 +94,7 @@ def test_a_task_writes_its_values_of_the_index_two_two_and_one_time_and_its_end_
         end = writes.fail(lease, now=now, expire_at=now + 100, error="no")
     assert dynamo_stand.store.settle([end])[0].accepted
     count()
-    suffix = f"#{lane.queue}.3"  # the arithmetic of docs/operations.md
+    suffix = f"#{lane.queue}.3"  # the arithmetic of docs/guides/operations.md
     assert told == {f"PENDING{suffix}": 2, f"RUNNING{suffix}": 2, f"{ended}{suffix}": 1}
 
 

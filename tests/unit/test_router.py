@@ -1127,7 +1127,7 @@ def test_without_a_bus_of_the_users_events_are_log_lines_and_no_value_is_in_them
 
 
 def test_the_test_of_the_guide_passes_as_it_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "router.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "router.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"```python\n# (\S+\.py).*?\n(.*?)```", guide, re.DOTALL):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

@@ -183,7 +183,7 @@ def test_two_clients_of_one_user_change_the_state_at_once_and_neither_loses_anyt
 
 
 def test_the_page_on_computed_values_does_what_it_says() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "shared-state.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "shared-state.md").read_text(encoding="utf-8")
     printed = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
     code = compile(printed, "shared-state.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
