@@ -108,7 +108,7 @@ def test_without_jobs_it_says_where_to_name_them(project: pytest.Pytester) -> No
         project,
         """
         import pytest
-        from thunderagent.errors import ConfigurationError
+        from thunderagent.model.errors import ConfigurationError
 
         def test_it(run_until_idle):
             with pytest.raises(ConfigurationError, match="there are no jobs to serve: call run_until_idle"):
@@ -127,7 +127,7 @@ def test_time_jumps_to_what_is_due_next(project: pytest.Pytester) -> None:
         """
         import time
         from myjobs import add, fails
-        from thunderagent.events import TaskRetried
+        from thunderagent.model.events import TaskRetried
 
         def test_it(thunder_client, thunder_clock, thunder_events, run_until_idle):
             began, at = time.monotonic(), thunder_clock.now()
@@ -147,7 +147,7 @@ def test_time_jumps_to_what_is_due_next(project: pytest.Pytester) -> None:
 def test_what_is_left_to_chance_is_the_same_in_each_run(project: pytest.Pytester) -> None:
     text = """
         from myjobs import fails
-        from thunderagent.events import TaskRetried
+        from thunderagent.model.events import TaskRetried
 
         def test_it(thunder_client, thunder_clock, thunder_events, run_until_idle):
             thunder_client.enqueue(fails, {"times": 3})
@@ -193,8 +193,8 @@ def test_faults_go_by_names_that_say_what_happens(project: pytest.Pytester) -> N
         import pytest
         from myjobs import add
         from thunderagent import Context, job
-        from thunderagent.errors import StoreUnavailable
-        from thunderagent.events import StoreFailed, StoreRecovered
+        from thunderagent.model.errors import StoreUnavailable
+        from thunderagent.model.events import StoreFailed, StoreRecovered
         from thunderagent.testing import Fault
 
         def test_faults(thunder_client, thunder_faults, thunder_events, run_until_idle):
@@ -257,7 +257,7 @@ def test_the_store_is_closed_after_its_test(project: pytest.Pytester) -> None:
         """
         import pytest
         from myjobs import add
-        from thunderagent.errors import TaskNotFound
+        from thunderagent.model.errors import TaskNotFound
 
         kept = []
 
@@ -359,7 +359,7 @@ def test_a_lost_agents_task_is_taken_over_when_its_time_has_come(project: pytest
         project,
         """
         from myjobs import add
-        from thunderagent.events import TaskTakenOver
+        from thunderagent.model.events import TaskTakenOver
         from thunderagent.lines import candidate_of
         from thunderagent.store import Wanted
 
@@ -380,7 +380,7 @@ def test_what_stays_open_is_told_with_its_reason(project: pytest.Pytester) -> No
         """
         import pytest
         from myjobs import add
-        from thunderagent.errors import WaitTimeout
+        from thunderagent.model.errors import WaitTimeout
 
         def test_it(thunder_client, run_until_idle):
             thunder_client.enqueue("nobody.has.it", {}, task_id="lonely")
@@ -403,7 +403,7 @@ def test_what_can_never_run_is_told_at_once_where_time_passes_by_itself(project:
         import time
         import pytest
         from myjobs import add, nightly
-        from thunderagent.errors import WaitTimeout
+        from thunderagent.model.errors import WaitTimeout
 
         @pytest.fixture(autouse=True)
         def soon():
@@ -454,8 +454,8 @@ def test_a_task_that_goes_on_for_ever_is_named(project: pytest.Pytester, clock: 
         f"""
         import pytest
         from thunderagent import Context, Snooze, job
-        from thunderagent.errors import WaitTimeout
-        from thunderagent.events import TaskStarted
+        from thunderagent.model.errors import WaitTimeout
+        from thunderagent.model.events import TaskStarted
 
         @job("snoozes.forever")
         def snoozes(ctx: Context, payload: dict[str, float]) -> Snooze:
@@ -487,7 +487,7 @@ def test_runs_are_not_counted_while_a_span_of_time_passes(project: pytest.Pytest
         project,
         """
         from thunderagent import Context, Snooze, job
-        from thunderagent.events import TaskStarted
+        from thunderagent.model.events import TaskStarted
 
         @job("looks.each.minute")
         def looks(ctx: Context, payload: dict[str, int]) -> Snooze:
@@ -505,7 +505,7 @@ def test_a_failure_shows_the_line_of_the_test_and_not_the_library(project: pytes
     project.makepyfile(
         test_it="""
         from myjobs import add
-        from thunderagent.events import TaskFailed
+        from thunderagent.model.events import TaskFailed
 
         def test_idle(thunder_client, thunder_clock, run_until_idle):
             thunder_client.enqueue("nobody.has.it", {})

@@ -298,7 +298,7 @@ def test_what_nobody_expected_ends_it_and_leaves_the_terminal_clean() -> None:
 DEADLOCK: Final = """
 import os, signal, threading
 from thunderagent.cli.top import watch
-from thunderagent.errors import StoreUnavailable
+from thunderagent.model.errors import StoreUnavailable
 
 class Interrupted(threading.Event):
     def wait(self, timeout=None):

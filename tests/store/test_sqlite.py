@@ -38,7 +38,7 @@ CLAIMER = """
 import json, sys
 from thunderagent.store import TaskStore, Wanted
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Lane
+from thunderagent.model.task import Lane
 store = TaskStore(SqliteEngine(sys.argv[1]))
 page = store.ready(Lane(), limit=1000).entries
 print(len(page), flush=True)
@@ -53,7 +53,7 @@ ENQUEUER = """
 import itertools, sys
 from thunderagent.store import TaskStore
 from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.task import Status, Task
+from thunderagent.model.task import Status, Task
 store = TaskStore(SqliteEngine(sys.argv[1]))
 for number in itertools.count():
     ids = [f"{number}-{one}" for one in range(5)]

@@ -119,7 +119,7 @@ def test_a_function_that_cannot_be_a_hook_is_refused_with_the_reason(
 
 MODULE = """
 from thunderagent import around, job, on
-from thunderagent.events import TaskFailed
+from thunderagent.model.events import TaskFailed
 
 @job("found.job")
 def work(ctx, payload: dict) -> None: ...
