@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thunderagent.model.bus import EventBus
     from thunderagent.registry import Registry
     from thunderagent.settings import Settings
-    from thunderagent.store import TaskStore
+    from thunderagent.stores.tasks import TaskStore
     from thunderagent.testing import FakeClock, Recorder
 
     Jobs = Registry | Job[Any] | str | list[Job[Any] | str] | tuple[Job[Any] | str, ...]
@@ -100,8 +100,8 @@ def _thunder_store(request: pytest.FixtureRequest) -> Iterator[TaskStore]:
     import time
 
     from thunderagent.faults import FaultyEngine
-    from thunderagent.store import TaskStore
-    from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+    from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+    from thunderagent.stores.tasks import TaskStore
 
     clock = request.getfixturevalue("thunder_clock") if "thunder_clock" in request.fixturenames else None
     engine = FaultyEngine(SqliteEngine(MEMORY, clock=clock))
@@ -125,7 +125,7 @@ def thunder_client(
 ) -> Iterator[Client]:
     """A client with a store in memory that no other test sees; settings of the environment do not reach it."""
     from thunderagent.client import Client
-    from thunderagent.stores.sqlite import MEMORY
+    from thunderagent.stores.sqlite.engine import MEMORY
 
     short = {} if "thunder_clock" in request.fixturenames else _SHORT
     settings = _settings({"store": f"sqlite://{MEMORY}", **_FAST, **short, **thunder_settings})

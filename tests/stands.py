@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
-from thunderagent.store import Enqueued, TaskStore, Wanted
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Enqueued, TaskStore, Wanted
 
 REAL = os.environ.get("THUNDER_TEST_DYNAMODB", "")
 ATOMIC = ("sqlite-file", "ministack", *(["aws"] if REAL else []))

@@ -13,8 +13,8 @@ import pytest
 import thunderagent
 from tests.stands import eventually
 from thunderagent.faults import VERBS, FaultyEngine
-from thunderagent.port import Engine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 
 pytest_plugins = ["pytester"]
 
@@ -361,7 +361,7 @@ def test_a_lost_agents_task_is_taken_over_when_its_time_has_come(project: pytest
         from myjobs import add
         from thunderagent.model.events import TaskTakenOver
         from thunderagent.lines import candidate_of
-        from thunderagent.store import Wanted
+        from thunderagent.stores.tasks import Wanted
 
         def test_it(thunder_client, thunder_clock, thunder_events, run_until_idle):
             task = thunder_client.enqueue(add, {"a": 1})

@@ -28,11 +28,11 @@ from thunderagent.model.task import Candidate, Lane, Lease, Status
 from thunderagent.model.ticks import every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_row
-from thunderagent.port import Engine
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.testing import (
     ANY,
     FakeClock,

@@ -28,7 +28,7 @@ from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Refused, Undecided
 from thunderagent.sifter import Sifter
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 ARRIVES_TIMES: Final = 8
 """Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""

@@ -47,8 +47,8 @@ from thunderagent.serving import check_leases, in_words, make_pollers, policy_of
 from thunderagent.settings import Settings, load_settings
 from thunderagent.settler import Stopped
 from thunderagent.signals import stopping_signals
-from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext
 from thunderagent.workload import Workload
 

@@ -31,7 +31,7 @@ from thunderagent.model.events import StoreFailed, StoreRecovered
 from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.model.pacing import REGION_LOOK_S, jittered
 from thunderagent.model.task import Row
-from thunderagent.port import Engine
+from thunderagent.stores.engine import Engine
 
 ASKING: Final = "asking the arbiter"
 

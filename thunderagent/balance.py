@@ -13,7 +13,7 @@ from thunderagent.model.pacing import OTHERS_S
 from thunderagent.model.task import STREAM, Candidate
 from thunderagent.model.unreadable import as_map
 from thunderagent.poller import QueuePoller
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 AT_ONCE: Final = 50
 """Streams that one look claims at most: batch tasks of the same agent are not to wait for hundreds of claims."""

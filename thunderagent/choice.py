@@ -18,7 +18,7 @@ from thunderagent.model.task import Candidate, Lane, StatusValue
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.rung import Rung
-from thunderagent.store import AgentInfo, TaskStore, Wanted
+from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ from thunderagent.orders import ordering
 from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
-from thunderagent.store import AgentInfo, Enqueued
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import AgentInfo, Enqueued
 from thunderagent.tracing import enqueuing
 
 P = TypeVar("P")

@@ -22,9 +22,9 @@ from thunderagent.model.errors import (
     ThunderAgentError,
 )
 from thunderagent.readings import Distribution, Reading, Series
-from thunderagent.stores.batches import chunks
-from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.failures import DENIED, EXPIRED, THROTTLES, code_of
+from thunderagent.stores.dynamo.batches import chunks
+from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, THROTTLES, code_of
 
 MOST_DATA: Final = 1000
 """Data of one request."""

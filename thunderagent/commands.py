@@ -22,8 +22,8 @@ from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
 from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
-from thunderagent.texts import LEFT_S
+from thunderagent.stores.large_texts import LEFT_S
+from thunderagent.stores.tasks import TaskStore
 
 MOST_RUNS: Final = 10_000
 """Runs of a stream that are asked for at once."""

@@ -21,7 +21,7 @@ from thunderagent.model.task import Row
 from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
 from thunderagent.poller import QueuePoller
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 
 class Controls:

@@ -14,7 +14,7 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.task import Status, Task
 from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 AT_ONCE = 99
 """Children read and written in one call to the store, together with the parent."""

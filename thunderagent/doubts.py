@@ -20,7 +20,7 @@ from thunderagent.model.task import Candidate, Lane, Lease, StatusValue, Task
 from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.store import Doubt, TaskStore
+from thunderagent.stores.tasks import Doubt, TaskStore
 
 REMEMBERED: Final = 10_000
 """Tasks that ran here and lost their leases, of which an agent knows; the oldest are forgotten."""

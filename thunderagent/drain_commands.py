@@ -15,7 +15,7 @@ from thunderagent.model.task import Row
 from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.pause_commands import LONGEST_NAME, PauseCommands, check_pause
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of
-from thunderagent.store import AgentInfo
+from thunderagent.stores.tasks import AgentInfo
 
 MOST_DRAINS: Final = 100
 """Agents that are asked to drain at one moment at most: every agent reads all of it, each time."""

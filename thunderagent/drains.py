@@ -13,7 +13,7 @@ from thunderagent.model.task import Row, timestamp
 from thunderagent.model.unreadable import as_map, as_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.pauses import info_of
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 PREFIX: Final = "drain:"
 

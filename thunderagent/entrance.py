@@ -14,7 +14,7 @@ from thunderagent.limits import Limit, holders_of, number_of, rows_of
 from thunderagent.lines import candidate_of, is_line_open, keep_line_open, let_out
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row, Status, Task
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 
 class Entrance:

@@ -19,7 +19,7 @@ from thunderagent.model.traceparent import trace_id
 from thunderagent.model.unreadable import as_number
 from thunderagent.model.writes.tasks import ERRORS_KEPT
 from thunderagent.pauses import Pause, PauseKind, read_pauses
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
 
 LOOKED_THROUGH: Final = 200

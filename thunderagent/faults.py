@@ -18,7 +18,7 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.model.forks import renewed
 from thunderagent.model.task import Lane, Page, Row
-from thunderagent.port import Applied, Engine, KeptText, Overdue
+from thunderagent.stores.engine import Applied, Engine, KeptText, Overdue
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from thunderagent.lines import candidate_of, entries, is_line_open, keep_line_op
 from thunderagent.model.errors import StoreError
 from thunderagent.model.pacing import LINE_AGAIN_S, LINE_TRIED_S
 from thunderagent.model.task import Candidate, Lane, Row, Status, Task
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 FREED_KEPT: Final = 1000
 """Limits with a free slot that an agent remembers to look at; the sweep finds the others."""

@@ -15,8 +15,8 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.task import Row
-from thunderagent.port import Applied, Engine, Overdue
 from thunderagent.region_writes import in_region, reasserted
+from thunderagent.stores.engine import Applied, Engine, Overdue
 
 OWN_ROW: Final = "agent:"
 """How the id of the row begins by which an agent tells that it is there."""

@@ -12,8 +12,8 @@ from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining
 from thunderagent.model.pacing import HURRY_S
-from thunderagent.port import Engine
-from thunderagent.store import TaskStore
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.workload import Workload
 
 HOLD: Final = "region"

@@ -29,7 +29,7 @@ from thunderagent.model.task import Handoff, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import about
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext
 
 Call = Callable[[Callable[[], object]], None]

@@ -37,7 +37,7 @@ from thunderagent.model.errors import (
 from thunderagent.model.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.model.task import Desired
 from thunderagent.settler import about, time_limit
-from thunderagent.store import Beat, Renewal, TaskStore
+from thunderagent.stores.tasks import Beat, Renewal, TaskStore
 
 CANCELLED: Final = "cancelled"
 

@@ -28,7 +28,7 @@ from thunderagent.poller import QueuePoller, Served
 from thunderagent.registry import Registry
 from thunderagent.serving import slots_of
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams import Streams
 from thunderagent.tally import Tally, units_of
 from thunderagent.text_sweep import TextSweep

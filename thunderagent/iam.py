@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from thunderagent.model.canary_targets import From, TokenSource
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings
-from thunderagent.stores.expressions import INDEX
+from thunderagent.stores.dynamo.expressions import INDEX
 
 BLOBS: Final = "thunderagent/*"
 """Where the objects of a bucket are."""

@@ -46,7 +46,7 @@ from thunderagent.model.task import (
 )
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
-from thunderagent.store import Enqueued, TaskStore
+from thunderagent.stores.tasks import Enqueued, TaskStore
 from thunderagent.tracing import trace_of_new
 
 LATEST_DUE: Final = 10_000_000_000.0

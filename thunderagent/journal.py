@@ -17,7 +17,7 @@ from thunderagent.model.task import Status, Task, timestamp
 from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP, NEXT_ATTEMPT, State
 

@@ -10,7 +10,7 @@ from thunderagent.model.errors import StoreError, TaskUnreadable
 from thunderagent.model.pacing import KEY_SETTLES_S
 from thunderagent.model.task import Row, Status, Task, UniqueScope, read_task
 from thunderagent.model.unreadable import Unreadable, is_number
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 
 def holds(task: Task) -> bool:

@@ -32,8 +32,8 @@ from thunderagent.model.task import Lane, Row, Status, Task, UniqueScope, new_ta
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import key_id
-from thunderagent.store import Enqueued, TaskStore, passed_over
-from thunderagent.texts import payload_of
+from thunderagent.stores.large_texts import payload_of
+from thunderagent.stores.tasks import Enqueued, TaskStore, passed_over
 
 TRIES: Final = 10
 """How often a key is tried for that changes hands meanwhile."""

@@ -22,7 +22,7 @@ from thunderagent.model.task import Handoff, Lease, Row, Status, Task
 from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import LINE_STATUS, holder, limit_id, limit_row
-from thunderagent.store import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, passed_over
 
 TRIES: Final = 5
 """How often holders are replaced that change meanwhile."""

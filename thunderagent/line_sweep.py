@@ -17,7 +17,7 @@ from thunderagent.model.task import Candidate, Lane, Row, Task
 from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import LINE_STATUS
-from thunderagent.store import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, passed_over
 from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 
 AT_ONCE: Final = 100

@@ -19,7 +19,7 @@ from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LINE_STATUS, limit_id, limit_row
-from thunderagent.store import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, passed_over
 
 PAGE: Final = 100
 """Index entries of one page of a line."""

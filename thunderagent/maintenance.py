@@ -23,7 +23,7 @@ from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import holder
 from thunderagent.settler import about
-from thunderagent.store import Doubt, TaskStore
+from thunderagent.stores.tasks import Doubt, TaskStore
 from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 
 RECHECKED: Final = 500

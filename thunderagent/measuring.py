@@ -12,7 +12,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.model.task import Lane, Status
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 MEASURE_S: Final = 60.0
 TURN_S: Final = 55.0

@@ -16,10 +16,10 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.pacing import REGION_LOOK_S
 from thunderagent.model.task import Row
-from thunderagent.port import Applied, Engine
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
 from thunderagent.stores import fixed, open_engine
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.tasks import TaskStore
 
 
 class AskedGate(Gate):

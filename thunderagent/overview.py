@@ -11,7 +11,7 @@ from thunderagent.model.unreadable import as_map, as_number
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.prices import store_dollars
 from thunderagent.statistics import QueueStats, queue_stats
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from thunderagent.model.task import Lane, Row, timestamp
 from thunderagent.model.unreadable import as_map
 from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, read_pauses
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 MOST_PAUSES: Final = 100
 """Things that are paused at one moment at most: every agent reads all of them, each time."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from thunderagent.model.task import Row, timestamp
 from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 
 class PauseKind(StrEnum):

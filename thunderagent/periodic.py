@@ -56,7 +56,7 @@ from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule, schedule_row
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 KEPT_S: Final = 90 * 86400.0
 """How long the row of a schedule stays when no agent has its job any more."""

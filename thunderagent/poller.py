@@ -13,7 +13,7 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.pacing import AHEAD_S, PollPace
 from thunderagent.model.task import BATCH, Candidate, Lane, Page
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 Served = tuple[str, str]
 """A queue and the kind of tasks that are taken from it."""

@@ -23,10 +23,10 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
 from thunderagent.model.forks import renewed
 from thunderagent.model.jsondata import dump_json
-from thunderagent.port import Engine
 from thunderagent.setting_problems import push_problem
-from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.failures import DENIED, code_of
+from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.dynamo.errors import DENIED, code_of
+from thunderagent.stores.engine import Engine
 from thunderagent.websocket_messages import Kind, encode, frames
 from thunderagent.websocket_writes import connections_id, forget_connection, holders_of, remove_connection
 

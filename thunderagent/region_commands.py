@@ -12,9 +12,9 @@ from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.model.pacing import REGION_HURRY_S
-from thunderagent.port import Engine
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
+from thunderagent.stores.engine import Engine
 
 TRIES: Final = 20
 """How often an order is tried while the holder renews the row under it."""

@@ -13,9 +13,9 @@ from thunderagent.gate import Gate
 from thunderagent.grants import Grant
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import REGION_HURRY_S, REGION_LOOK_S
-from thunderagent.port import Engine
 from thunderagent.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine
+from thunderagent.stores.engine import Engine
 
 if TYPE_CHECKING:
     from thunderagent.agent import Agent

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row
-from thunderagent.port import Applied, Engine
+from thunderagent.stores.engine import Applied, Engine
 
 TOMBSTONES_KEPT: Final = 10_000
 """Items that are gone and still known, until nothing is on its way any more."""

@@ -20,7 +20,7 @@ from thunderagent.model.task import STREAM, Candidate
 from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring, Verb
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 HEARD: Final = 1000
 """Rings that wait for the agent's loop at most; of what comes on top, only that there was something is kept."""

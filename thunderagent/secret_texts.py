@@ -17,8 +17,8 @@ from thunderagent.model.errors import (
     StoreUnavailable,
     ThunderAgentError,
 )
-from thunderagent.stores.connection import build, is_loopback, new_session
-from thunderagent.stores.failures import DENIED, EXPIRED, THROTTLES, code_of
+from thunderagent.stores.dynamo.connection import build, is_loopback, new_session
+from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, THROTTLES, code_of
 
 _HASTY: Final = Config(connect_timeout=1, read_timeout=2, retries={"mode": "standard", "total_max_attempts": 2})
 

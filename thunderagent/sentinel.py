@@ -7,7 +7,7 @@ from thunderagent.hysteresis import Hysteresis
 from thunderagent.model.errors import StoreError
 from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import shared as shared_writes
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 
 class Sentinel:

@@ -16,7 +16,7 @@ from thunderagent.poller import QueuePoller, Room, Served
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings, lease_problems
 from thunderagent.settler import Policy
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 BUILT_IN_QUEUE: Final = "thunderagent"
 """The queue of built-in jobs, which every agent that has them serves beside its own."""

@@ -20,7 +20,7 @@ from thunderagent.model.task import Candidate, Task, read_task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_id
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore, Wanted, passed_over
+from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
 REMEMBERED: Final = 2000
 """Tasks of which is remembered that they were put into a line, or have another limit than their job."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from thunderagent.lines import line_value, open_lines
 from thunderagent.model.task import Lane, Status
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 NAMED: Final = 1000
 """Ready entries of a queue that `stats` looks through for jobs that no agent has."""

@@ -18,7 +18,7 @@ from thunderagent.model.pacing import HANDOFF_S, OTHERS_S
 from thunderagent.model.task import Lane, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext
 from thunderagent.workload import Workload
 

@@ -22,7 +22,7 @@ from thunderagent.model.task import Lease, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.poller import Room
 from thunderagent.settler import Outcome, Stopped, Undecided, about
-from thunderagent.store import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, passed_over
 
 
 class Suspects:

@@ -13,7 +13,7 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Candidate
 from thunderagent.model.unreadable import as_map
 from thunderagent.model.writes import shared as shared_writes
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 PAGE: Final = 100
 """Index entries of one page."""

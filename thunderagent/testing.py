@@ -30,8 +30,8 @@ from thunderagent.model.events import Event
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.settings import load_settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext
 from thunderagent.travel import Travel, serves
 from thunderagent.waiting import NO_AGENT, why

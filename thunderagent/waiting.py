@@ -22,7 +22,7 @@ from thunderagent.model.task import Status, Task, UniqueScope
 from thunderagent.model.unreadable import Unreadable, as_map, as_number
 from thunderagent.model.writes.shared import key_id, limit_id
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 LISTED: Final = 10
 """Parents and holders that are looked at one by one."""

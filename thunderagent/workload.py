@@ -61,10 +61,10 @@ from thunderagent.settler import (
     settle,
     story,
 )
-from thunderagent.store import Exchanged, TaskStore, Wanted
+from thunderagent.stores.large_texts import LEFT_S, Texts
+from thunderagent.stores.tasks import Exchanged, TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.suspects import Suspects
-from thunderagent.texts import LEFT_S, Texts
 
 CLOSED_KEPT: Final = 1000
 """Streams that have ended of which the last entry of the journal waits for a store that takes it."""

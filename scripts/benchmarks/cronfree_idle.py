@@ -26,8 +26,8 @@ from thunderagent.agent import Agent
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock
 
 URL: Final = "https://sqs.us-east-1.amazonaws.com/000000000000/wake"

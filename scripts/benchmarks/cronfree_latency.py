@@ -26,7 +26,7 @@ from benchmarks.streams_children import Child, children
 from thunderagent.client import Client
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.settings import load_settings
-from thunderagent.stores.connection import LOCAL_REGION, build, new_session
+from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, new_session
 from thunderagent.stores.opening import open_store
 
 WAIT_S: Final = 120.0

@@ -22,8 +22,8 @@ from thunderagent.model.clock import SharedClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Lane, Page, Row, StatusValue
 from thunderagent.model.writes.shared import AGENT_STATUS, LINE_STATUS
-from thunderagent.port import Applied, Engine, KeptText, Overdue
-from thunderagent.stores.batches import GET_BATCH, chunks
+from thunderagent.stores.dynamo.batches import GET_BATCH, chunks
+from thunderagent.stores.engine import Applied, Engine, KeptText, Overdue
 
 READ_BYTES: Final = 4096
 

@@ -26,11 +26,11 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.schedules import State, schedule_id, tick_id
 from thunderagent.model.task import Lane, Status
 from thunderagent.periodic import Periodic
-from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
-from thunderagent.store import AgentInfo, TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 SKEW_S: Final = 2.0
 TOGETHER_S: Final = 0.05

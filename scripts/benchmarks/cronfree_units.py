@@ -26,8 +26,8 @@ from thunderagent.model.events import Event
 from thunderagent.periodic import Periodic
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 
 NUMBER: Final = 40
 SLOTS: Final = 10

@@ -20,9 +20,9 @@ from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.opening import open_store
-from thunderagent.stores.sqlite import MEMORY
+from thunderagent.stores.sqlite.engine import MEMORY
 
 QUEUES: Final = ("default", "reports", "mail", "import")
 LIVES_S: Final = 3600.0

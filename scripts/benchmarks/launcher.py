@@ -21,10 +21,10 @@ from thunderagent.agent import Agent
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
-from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.engine import Engine
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope
 

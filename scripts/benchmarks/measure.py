@@ -20,7 +20,7 @@ from benchmarks.tally import total
 from benchmarks.units import verb_units
 from thunderagent.client import Client
 from thunderagent.settings import load_settings
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.opening import open_store
 
 GAPS_S: Final = (0.15, 0.55)

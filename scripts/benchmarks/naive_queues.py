@@ -15,7 +15,7 @@ import boto3
 from botocore.exceptions import ClientError
 
 from benchmarks.tally import Tally
-from thunderagent.stores.expressions import INDEX
+from thunderagent.stores.dynamo.expressions import INDEX
 
 PAGE: Final = 10
 LOCK_S: Final = 300.0

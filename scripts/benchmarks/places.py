@@ -17,8 +17,8 @@ from benchmarks.processes import BenchFailed
 from thunderagent import local
 from thunderagent.model.task import DEFAULT_QUEUE
 from thunderagent.stores import open_engine
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
 
 HOST: Final = "127.0.0.1"
 START_S: Final = 30.0

@@ -21,8 +21,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
-from thunderagent.store import Beat, Renewal, TaskStore
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import Beat, Renewal, TaskStore
 from thunderagent.telemetry import Telemetry, configure_logging, task_scope
 
 JOBS: Final = "benchmarks.streams_jobs"

@@ -12,7 +12,7 @@ from thunderagent.journal import Journal, journal_id, keep_journals
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Candidate, Lease, Row
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat, Wanted
+from thunderagent.stores.tasks import Beat, Wanted
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import State
 

@@ -20,9 +20,9 @@ from benchmarks.nojobs import Number, nothing
 from thunderagent.client import Client
 from thunderagent.model.task import Candidate, Row
 from thunderagent.model.writes.tasks import succeed
-from thunderagent.store import Beat, Wanted
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.expressions import PROJECTED, encode_row
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.expressions import PROJECTED, encode_row
+from thunderagent.stores.tasks import Beat, Wanted
 
 INDEX_KEYS: Final = ("taskId", "status", "createdAt")
 UNIT_BYTES: Final = 1024

@@ -20,8 +20,8 @@ from thunderagent import local
 from thunderagent.client import Client
 from thunderagent.settings import PREFIX
 from thunderagent.stores import open_engine
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 AGENTS: Final = 2

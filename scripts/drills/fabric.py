@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from thunderagent.faults import FaultyEngine
 from thunderagent.model.conditions import Is, Write
-from thunderagent.port import Applied, Engine
+from thunderagent.stores.engine import Applied, Engine
 
 
 class Link(FaultyEngine):

@@ -24,11 +24,11 @@ from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.events import Event
-from thunderagent.port import Engine
 from thunderagent.regions import region_watch
 from thunderagent.settings import Settings, load_settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer

@@ -23,8 +23,8 @@ from thunderagent import Client, local
 from thunderagent.chaos import ChaosServer
 from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.stores import open_engine
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
 
 SCRIPTS: Final = Path(__file__).resolve().parents[1]
 LOOK_S: Final = 1.0

@@ -17,8 +17,8 @@ from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from thunderagent.client import Client
 from thunderagent.model.errors import TableMissing
 from thunderagent.model.task import Status, Task
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
 
 LEASE_S = 3.0
 GUARD_S = 0.5

@@ -11,8 +11,8 @@ from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
 from thunderagent.model.task import Status
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table, delete_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table, delete_table
 
 pytestmark = pytest.mark.processes
 

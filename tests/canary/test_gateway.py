@@ -16,8 +16,8 @@ from thunderagent.canary.result import ProbeResult, Step
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import CanaryWatch
 from thunderagent.model.bus import EventBus
-from thunderagent.port import Engine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FaultyEngine, GlobalTableSim
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.issuer import Issuer

@@ -29,7 +29,7 @@ from thunderagent.model.task import Status
 from thunderagent.registry import Registry
 from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.settings import Settings, load_settings
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import (
     FakeClock,
     FaultyEngine,

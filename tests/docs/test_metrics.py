@@ -8,7 +8,7 @@ from pathlib import Path
 from thunderagent.alarms import ALARMS
 from thunderagent.metrics import METRICS, Group, Kind
 from thunderagent.prices import METRIC_DOLLARS, PUT_DOLLARS
-from thunderagent.purposes import MEANING
+from thunderagent.stores.purposes import MEANING
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 

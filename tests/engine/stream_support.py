@@ -20,9 +20,9 @@ from thunderagent.faults import FaultyEngine
 from thunderagent.job import Job
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Lease, Page, Row, Status, Task
-from thunderagent.port import Applied, Engine
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor

@@ -21,12 +21,12 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.events import Event
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Candidate, Lease, Status, Task
-from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Policy
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import MEMORY
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import memory_store
 
 LONG_S: Final = 30.0

@@ -27,11 +27,11 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable, TableMissing
 from thunderagent.model.events import Event
 from thunderagent.model.task import Lane, Status
-from thunderagent.port import Applied
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import memory_store
 
 Payload = dict[str, Any]

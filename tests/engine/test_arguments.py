@@ -17,10 +17,10 @@ from thunderagent import Backoff, Cancel, Client, Fail, Snooze, StreamOptions, e
 from thunderagent.model.errors import ThunderAgentError
 from thunderagent.model.task import Status, Task
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 
 HOSTILE: Final = st.one_of(
     st.none(),

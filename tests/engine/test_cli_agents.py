@@ -18,8 +18,8 @@ from thunderagent.context import Context
 from thunderagent.drains import drains_of
 from thunderagent.job import job
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.stores import expressions
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock
 
 __all__ = ("columns",)

@@ -18,8 +18,8 @@ from thunderagent.context import Cancel, Context
 from thunderagent.job import job
 from thunderagent.model.errors import StoreError
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import run_until_idle
 
 __all__ = ("columns",)

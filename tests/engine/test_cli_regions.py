@@ -94,7 +94,7 @@ def test_status_warns_of_a_grant_that_nobody_renews_and_shows_a_table_that_does_
     row = first_row("default", HERE, lease_s=30.0, by="host:1:ab", now=stand.engine.clock.now() - 100)
     stand.engine.put([row])
     stand.store_url = "dynamodb://Nowhere?region=eu-central-1&endpoint=http://127.0.0.1:9"
-    monkeypatch.setattr("thunderagent.stores.connection.client_config", _fast)
+    monkeypatch.setattr("thunderagent.stores.dynamo.connection.client_config", _fast)
     assert "no agent there renews it" in stand("status")
     assert "the agents are not shown" in stand.said
 

@@ -24,8 +24,8 @@ from thunderagent.model.ticks import cron, every
 from thunderagent.periodic import Periodic
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 
 
 def ticking(ctx: Context, payload: Tick) -> None:

@@ -27,8 +27,8 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
-from thunderagent.store import Beat, TaskStore, Wanted
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor

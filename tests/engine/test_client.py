@@ -30,13 +30,13 @@ from thunderagent.model.schedules import schedule_id
 from thunderagent.model.task import Lane, Lease, Page, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import CONTROL_ID, key_id, limit_id, sentinel_id
-from thunderagent.port import Applied
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores import boots
-from thunderagent.stores.batches import PROBE_ID
-from thunderagent.stores.dynamo import LANES_ID
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.dynamo.batches import PROBE_ID
+from thunderagent.stores.dynamo.engine import LANES_ID
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite import boots
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_client
 
 

@@ -25,10 +25,10 @@ from thunderagent.model.dependencies import MOST_LINKED, linked_bytes
 from thunderagent.model.errors import NotAllowed, ParentNotFound, StoreUnavailable, TooManyDependents
 from thunderagent.model.task import Lane, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Applied
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores import expressions
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import memory_store
 
 Payload = dict[str, Any]

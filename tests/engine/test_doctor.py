@@ -28,9 +28,9 @@ from thunderagent.findings import Finding, State
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.model.task import Status, Task
-from thunderagent.port import Engine
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
+from thunderagent.stores.engine import Engine
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite_file import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
 
@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_written_to_is_named(url: str, monkeypatch: pytest
     def refusing(name: Any, mode: int, **_: Any) -> bool:
         return real(name, mode) and not (os.fspath(name) == str(path) and mode & os.W_OK)
 
-    monkeypatch.setattr("thunderagent.stores.sqlite_access.os.access", refusing)
+    monkeypatch.setattr("thunderagent.stores.sqlite.access.os.access", refusing)
     found = look(path)["file"]
     assert found.state is State.WRONG
     assert f"cannot write to {path}" in found.found

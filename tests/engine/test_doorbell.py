@@ -27,7 +27,7 @@ from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.rings import Ring, Verb
 from thunderagent.rung import HEARD, HELD, STALE_S, Rung
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.stream import stream
 from thunderagent.testing import FakeClock, memory_store
 

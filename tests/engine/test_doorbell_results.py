@@ -28,11 +28,11 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.task import Candidate, Status, Task
-from thunderagent.port import Applied
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring, Verb, pack
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 
 AGENTS: Final = 2
 

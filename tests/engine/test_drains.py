@@ -28,9 +28,9 @@ from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeou
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID, control_row
-from thunderagent.port import Engine
 from thunderagent.registry import Registry
-from thunderagent.store import TaskStore
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store
 
 

@@ -19,8 +19,8 @@ from thunderagent.explain import Explanation, explain, similar_ids
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
-from thunderagent.store import Wanted
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import Wanted
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 

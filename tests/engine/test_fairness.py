@@ -21,8 +21,8 @@ from thunderagent.job import job
 from thunderagent.model import events
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
 
 AGENTS: Final = 4

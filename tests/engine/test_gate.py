@@ -22,9 +22,9 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.task import Candidate, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Engine
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
 

@@ -34,12 +34,12 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Page, Status
 from thunderagent.poller import QueuePoller
-from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
-from thunderagent.store import TaskStore
-from thunderagent.stores import sqlite_access
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite import access as sqlite_access
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 
 SOON: Final = Limits(progress_s=0.4, pause_s=0.2, wedged_s=2.0)
 """Everything a hundred times quicker than in production."""

@@ -24,11 +24,11 @@ from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable
 from thunderagent.model.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Applied
 from thunderagent.settler import Returned
-from thunderagent.store import Beat, Renewal, TaskStore
-from thunderagent.stores import sqlite_schema
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite import schema as sqlite_schema
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import Beat, Renewal, TaskStore
 from thunderagent.testing import FakeClock, memory_store
 
 

@@ -31,7 +31,7 @@ from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.scopes import scope_of
 from thunderagent.settler import Outcome, Returned
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock
 

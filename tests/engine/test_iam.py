@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
 from thunderagent.agent import Agent
-from thunderagent.blobs import S3Blobs
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.context import Context, Snooze
@@ -51,9 +50,10 @@ from thunderagent.recurring import periodic
 from thunderagent.region_writes import first_row
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
+from thunderagent.stores.s3 import S3Blobs
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 
 WHOLE = Resources(

@@ -20,9 +20,9 @@ from thunderagent.equipment import equip
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.overview import Cost, overview
-from thunderagent.purposes import Purpose
 from thunderagent.registry import Registry
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.purposes import Purpose
 
 
 def whole_cost(stand: Stand, tasks: int) -> Cost | None:

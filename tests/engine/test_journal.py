@@ -32,8 +32,8 @@ from thunderagent.journal import (
 from thunderagent.model import events
 from thunderagent.model.errors import StoreUnavailable, StreamFailed
 from thunderagent.model.task import Status
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.streaming.cursor import Cursor
 from thunderagent.streaming.ending import CAUGHT_UP
 

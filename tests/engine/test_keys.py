@@ -41,10 +41,10 @@ from thunderagent.model.task import TERMINAL, Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import key_id
-from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
-from thunderagent.store import Enqueued, TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Enqueued, TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_client
 
 JOB: Final = "test.job"

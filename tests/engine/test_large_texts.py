@@ -39,15 +39,15 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import MAX_TEXT_BYTES, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Undecided
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText
+from thunderagent.stores.large_texts import DAY_S
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock
 from thunderagent.text_sweep import TextSweep
-from thunderagent.texts import DAY_S
 
 LARGE = "x" * MAX_TEXT_BYTES
 

@@ -34,13 +34,13 @@ from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LIMIT_LIVES_S, LINE_STATUS
-from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.settler import Returned
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.expressions import encode_row
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.expressions import encode_row
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
 

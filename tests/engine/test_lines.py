@@ -24,9 +24,9 @@ from thunderagent.model.task import Lane, Page, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LINE_STATUS, close_line, limit_row
-from thunderagent.port import Applied
 from thunderagent.settler import Outcome, Raised, Returned
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
 
 JOBS: Final = limited_jobs()

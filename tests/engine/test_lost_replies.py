@@ -21,11 +21,11 @@ from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Status, Task
-from thunderagent.port import Applied, Engine
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
 
 Payload = dict[str, Any]

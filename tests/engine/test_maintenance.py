@@ -26,8 +26,8 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_row
-from thunderagent.store import Beat, Doubt, TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Beat, Doubt, TaskStore, Wanted
 from thunderagent.testing import FakeClock
 
 GUARD = 2.0

@@ -21,10 +21,10 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.model.task import Lane, Page
-from thunderagent.port import Engine
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.consumed import Consumed
+from thunderagent.stores.dynamo.consumed import Consumed
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
 
 

@@ -18,7 +18,7 @@ from thunderagent.model.task import Status
 from thunderagent.orders import AskedGate
 from thunderagent.region_writes import first_row, hand_over, vacate
 from thunderagent.stores import open_engine
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock, FaultyEngine
 
 HERE, THERE = "eu-central-1", "eu-west-1"

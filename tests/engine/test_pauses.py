@@ -27,11 +27,11 @@ from thunderagent.model.task import Lane, Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pause_commands import MOST_PAUSES, doubt
 from thunderagent.pauses import Pause, PauseKind, pauses_of
-from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.settler import Returned
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store
 
 OTHER: Final = "test.other"

@@ -35,12 +35,12 @@ from thunderagent.model.ticks import Spec, every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import SCHEDULE_STATUS
 from thunderagent.periodic import EXTENDED_S, KEPT_S, Periodic
-from thunderagent.port import Applied, Engine
 from thunderagent.recurring import periodic
 from thunderagent.registry import Registry
-from thunderagent.store import AgentInfo, TaskStore, Wanted
-from thunderagent.stores import expressions
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_client, run_until_idle
 
 NAME: Final = "report.nightly"

@@ -15,7 +15,7 @@ from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import Lane, Page
 from thunderagent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller, Room
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
 
 

@@ -24,8 +24,8 @@ from thunderagent.model.task import Status
 from thunderagent.recycling import JITTER, Held, Recycling
 from thunderagent.registry import Registry
 from thunderagent.settler import about
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import memory_store
 
 

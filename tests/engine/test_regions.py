@@ -29,8 +29,8 @@ from thunderagent.regions import region_entry, region_watch
 from thunderagent.registry import Registry
 from thunderagent.sentinel import Sentinel
 from thunderagent.settings import load_settings
-from thunderagent.store import Wanted
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import Wanted
 from thunderagent.testing import FaultyEngine, memory_store
 
 HERE, THERE = "eu-central-1", "eu-west-1"

@@ -15,10 +15,10 @@ from thunderagent.faults import FaultyEngine
 from thunderagent.lines import line_value
 from thunderagent.model.task import Lane, Page, Row, Status
 from thunderagent.model.writes.shared import LINE_STATUS, limit_row
-from thunderagent.port import Engine
 from thunderagent.statistics import LINES_COUNTED
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import memory_client, memory_store
 
 GENEROUS: Final = 5.0

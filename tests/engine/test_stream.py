@@ -49,8 +49,8 @@ from thunderagent.model.errors import (
 from thunderagent.model.task import Desired, Lane, Status
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import Stopped
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.cursor import Cursor, Span
 from thunderagent.streaming.ending import State

@@ -30,7 +30,7 @@ from thunderagent.model.pacing import OTHERS_S, PollPace
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.overview import overview
 from thunderagent.poller import PAGES_A_LOOK, Room
-from thunderagent.store import AgentInfo, Beat, TaskStore
+from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streams import AWAY_BYTES
 from thunderagent.testing import FakeClock, memory_store

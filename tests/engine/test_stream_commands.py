@@ -20,7 +20,7 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import NotAllowed, TaskNotFound
 from thunderagent.model.task import Candidate, Desired, Lane, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.cursor import Cursor
 

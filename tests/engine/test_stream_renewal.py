@@ -25,7 +25,7 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.settler import Stopped
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions

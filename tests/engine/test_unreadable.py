@@ -41,12 +41,13 @@ from thunderagent.model.unreadable import NAMED, Unread, Unreadable
 from thunderagent.overview import overview
 from thunderagent.recurring import periodic
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
-from thunderagent.stores import expressions, sql
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.opening import open_store
-from thunderagent.stores.sqlite import SqliteEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.sqlite import sql
+from thunderagent.stores.sqlite.engine import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock
 
 Raw = dict[str, Any]

@@ -26,7 +26,7 @@ from thunderagent.pause_commands import doubt
 from thunderagent.recurring import periodic
 from thunderagent.rings import Ring
 from thunderagent.statistics import queue_stats
-from thunderagent.store import AgentInfo
+from thunderagent.stores.tasks import AgentInfo
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import why

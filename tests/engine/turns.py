@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.engine.support import LONG_S
-from thunderagent.port import Engine
+from thunderagent.stores.engine import Engine
 
 CALLS: Final = ("put", "apply", "get", "page", "count", "lanes", "delete", "put_texts", "get_texts")
 

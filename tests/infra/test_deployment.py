@@ -39,8 +39,8 @@ from thunderagent.prices import (
     PROVISIONED_WRITE_DOLLARS,
     store_dollars,
 )
-from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
+from thunderagent.stores.tasks import TaskStore
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
@@ -305,8 +305,8 @@ class TestStacks:
 
     def test_a_table_that_somebody_made_by_hand_is_taken_over_with_its_tasks(self, clean: World) -> None:
         from tests.engine.support import put
-        from thunderagent.stores.dynamo import DynamoEngine
-        from thunderagent.stores.table import create_table
+        from thunderagent.stores.dynamo.engine import DynamoEngine
+        from thunderagent.stores.dynamo.table import create_table
 
         made = DynamoEngine("ByHand", endpoint=clean.endpoint)
         create_table(made)
@@ -362,7 +362,7 @@ class TestStacks:
         self, clean: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from tests.engine.support import put
-        from thunderagent.stores.dynamo import DynamoEngine
+        from thunderagent.stores.dynamo.engine import DynamoEngine
 
         def there(region: str) -> TaskStore:
             return TaskStore(DynamoEngine("TaskTable", endpoint=clean.endpoint, region=region))

@@ -23,8 +23,8 @@ from tests.infra.test_stacks import ROOT_KEY, spoken_by_engine
 from tests.infra.world import REGION, World, artefacts, engine, resources_of
 from thunderagent.cli import app
 from thunderagent.iam import DOCTOR_ACTIONS, SECRET_ACTION, Resources, Role, policy
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
 
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 

@@ -34,8 +34,8 @@ from thunderagent.model.errors import AccessDenied, TaskNotFound
 from thunderagent.model.task import Status
 from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
+from thunderagent.stores.tasks import TaskStore
 
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 

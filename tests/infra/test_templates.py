@@ -23,8 +23,8 @@ from thunderagent.metrics import Metric
 from thunderagent.model import events, fleet_events, router_events
 from thunderagent.model.events import Event
 from thunderagent.router.deployed import DETAIL_TYPE
-from thunderagent.stores.differences import EXPIRY, INDEX_KEY, KEY
-from thunderagent.stores.expressions import INDEX, PROJECTED
+from thunderagent.stores.dynamo.differences import EXPIRY, INDEX_KEY, KEY
+from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
 from thunderagent.telemetry import LEVELS
 
 sys.path.insert(0, str(ROOT / "scripts"))

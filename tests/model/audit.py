@@ -13,10 +13,11 @@ from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.task import TRANSITIONS, Row, Status, Task
-from thunderagent.port import Applied, Engine, KeptText
-from thunderagent.stores import boots, expressions, sql
-from thunderagent.stores.dynamo import LANES_ID, DynamoEngine
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.engine import LANES_ID, DynamoEngine
+from thunderagent.stores.engine import Applied, Engine, KeptText
+from thunderagent.stores.sqlite import boots, sql
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock
 
 GUARD_S = 2.0

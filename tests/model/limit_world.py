@@ -35,12 +35,12 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.model.task import Page, Row, Status, Task
 from thunderagent.model.writes.shared import LINE_STATUS, free_slot, holder, limit_id, take_slot
-from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Returned, Stopped
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied, Engine, KeptText
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock
 
 T = TypeVar("T")

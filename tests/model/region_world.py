@@ -38,14 +38,14 @@ from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import RegionPassive, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Applied, Engine, KeptText
 from thunderagent.regionengine import RegionClock
 from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Outcome, Policy, Undecided, settle
-from thunderagent.store import Beat, Doubt, Exchanged, TaskStore, Wanted
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.engine import Applied, Engine, KeptText
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Beat, Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.testing import FakeClock, GlobalTableSim
 
 REGIONS: Final = ("eu-central-1", "eu-west-1")

@@ -23,11 +23,11 @@ from thunderagent.executor import Executors, LoopExecutor
 from thunderagent.faults import FaultyEngine
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.model.conditions import Write
-from thunderagent.port import Applied, Blobs
 from thunderagent.registry import Registry
 from thunderagent.serving import tick_s
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
+from thunderagent.stores.engine import Applied, Blobs
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.streaming.governor import Governor
 from thunderagent.testing import FakeClock
 

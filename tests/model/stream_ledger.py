@@ -15,7 +15,7 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LOOP_LATE_S
 from thunderagent.model.task import Row, Status
-from thunderagent.port import Applied, Engine
+from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stream import StreamContext
 from thunderagent.testing import FakeClock
 

@@ -34,11 +34,11 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Row, Status, Task
 from thunderagent.model.writes.shared import AGENT_STATUS
-from thunderagent.port import KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import KeptText
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction
@@ -194,7 +194,7 @@ class World:
         self._patched.enter_context(_schedule_by(self.clock))
         self._patched.enter_context(patch("thunderagent.model.unreadable.ALONE_S", LEFT_ALONE_S))
         self._patched.enter_context(patch("thunderagent.maintenance.UNREAD_S", LEFT_ALONE_S))
-        self._patched.enter_context(patch("thunderagent.texts.MAX_TEXT_BYTES", TEXT_BYTES))
+        self._patched.enter_context(patch("thunderagent.stores.large_texts.MAX_TEXT_BYTES", TEXT_BYTES))
         self._patched.enter_context(patch.object(SqliteEngine, "inline_bytes", TEXT_BYTES))
         for name in PAYLOADS:
             self.heal_peer(name)

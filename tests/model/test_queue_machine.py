@@ -57,14 +57,14 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Candidate, Lane, Lease, Row, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Engine, KeptText
 from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
-from thunderagent.store import Beat, Doubt, TaskStore, Wanted
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
+from thunderagent.stores.engine import Engine, KeptText
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Beat, Doubt, TaskStore, Wanted
 from thunderagent.testing import FakeClock, Fault, FaultyEngine
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_MODEL", "0"))
@@ -193,7 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.audit = Audit(self.real, self.time)
         self.faulty = FaultyEngine(self.audit)
         self.bucket = ModelBucket()
-        self.limit = patch("thunderagent.texts.MAX_TEXT_BYTES", TABLE_BYTES)
+        self.limit = patch("thunderagent.stores.large_texts.MAX_TEXT_BYTES", TABLE_BYTES)
         self.limit.start()
         self.store = TaskStore(self.faulty, blobs=self.bucket, monotonic=self.time.monotonic)
         self.client = Client(self.store, Settings(max_retry=1, sweep_s=SWEEP_S))

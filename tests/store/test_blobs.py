@@ -14,7 +14,6 @@ from botocore.stub import Stubber
 from moto import mock_aws
 
 from tests.stands import Stand, only, open_stand
-from thunderagent.blobs import S3Blobs
 from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
@@ -25,8 +24,9 @@ from thunderagent.model.errors import (
     TextGone,
     ThunderAgentError,
 )
-from thunderagent.port import MAX_TEXT_BYTES
-from thunderagent.store import TaskStore
+from thunderagent.stores.engine import MAX_TEXT_BYTES
+from thunderagent.stores.s3 import S3Blobs
+from thunderagent.stores.tasks import TaskStore
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from thunderagent.model.clock import BootClock, HostClock, boot_id, on_host, sin
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat, Enqueued, TaskStore, Wanted
-from thunderagent.stores import boots
-from thunderagent.stores.sqlite import LOST_S, SqliteEngine
+from thunderagent.stores.sqlite import boots
+from thunderagent.stores.sqlite.engine import LOST_S, SqliteEngine
+from thunderagent.stores.tasks import Beat, Enqueued, TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import why
 

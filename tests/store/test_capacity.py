@@ -19,10 +19,10 @@ from tests.store.billing import size, write_units
 from thunderagent.journal import Journal, keep_journals
 from thunderagent.model.task import Lane, Status
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores import expressions
-from thunderagent.stores.consumed import Consumed
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.consumed import Consumed
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.streaming.cursor import Cursor, joined_cursor
 
 ENQUEUE = (2, 1)

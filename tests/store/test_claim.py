@@ -8,7 +8,7 @@ from tests.stands import Stand, seen
 from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.task import Candidate, Status, timestamp
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Doubt, Wanted
+from thunderagent.stores.tasks import Doubt, Wanted
 
 
 def test_a_fresh_task_without_lock_time_can_be_claimed(stand: Stand) -> None:

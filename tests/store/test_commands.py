@@ -10,7 +10,7 @@ from tests.stands import Stand, eventually
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat
+from thunderagent.stores.tasks import Beat
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.BLOCKED])

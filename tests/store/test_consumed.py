@@ -12,12 +12,12 @@ from tests.store.wire import refusals
 from thunderagent.model.errors import StoreThrottled
 from thunderagent.model.task import Status
 from thunderagent.model.writes import tasks as writes
-from thunderagent.purposes import Purpose
 from thunderagent.settings import Settings
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores.consumed import Consumed, Spent
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo.consumed import Consumed, Spent
+from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.purposes import Purpose
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 
 CODE = "ProvisionedThroughputExceededException"
 

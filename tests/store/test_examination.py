@@ -18,18 +18,18 @@ from moto import mock_aws
 
 from tests.acceptance.proxy import Proxy
 from tests.stands import Stand, patience
-from thunderagent.blobs import PREFIX
 from thunderagent.doctor.checks import Doctor
 from thunderagent.doctor.laps import probe_row
 from thunderagent.findings import Finding, State
 from thunderagent.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import AccessDenied
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.errors import Place
+from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.examination import ADD, look_at_table, try_actions
-from thunderagent.stores.failures import Place
+from thunderagent.stores.s3 import PREFIX
 from thunderagent.stores.services import identify, look_at_bucket, look_at_metrics, look_at_queue
-from thunderagent.stores.table import create_table
 
 ACTIONS: Final = ("PutItem", "GetItem", "BatchGetItem", "Query", "UpdateItem", "PartiQLInsert", "DeleteItem")
 PLACE: Final = Place("TaskTable", "eu-central-1")

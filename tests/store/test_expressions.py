@@ -30,7 +30,7 @@ from thunderagent.model.conditions import (
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.stores import expressions
+from thunderagent.stores.dynamo import expressions
 
 CANDIDATE = Candidate("t1", "PENDING#reports.3", 1760000000.125, "report.build")
 RUNNING = Task(
@@ -313,6 +313,6 @@ def test_what_is_not_json_is_refused() -> None:
 
 
 def test_rendering_needs_no_boto() -> None:
-    code = "import sys, thunderagent.stores.expressions as e; print([m for m in sys.modules if 'boto' in m])"
+    code = "import sys, thunderagent.stores.dynamo.expressions as e; print([m for m in sys.modules if 'boto' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []

@@ -25,9 +25,9 @@ from thunderagent.model.errors import (
     TableMissing,
     ThunderAgentError,
 )
-from thunderagent.stores.connection import Connection, client_config, is_loopback
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.failures import Place, translate
+from thunderagent.stores.dynamo.connection import Connection, client_config, is_loopback
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.errors import Place, translate
 
 PLACE = Place("TaskTable", "eu-central-1")
 LOCAL = "http://127.0.0.1:9"

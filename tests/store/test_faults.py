@@ -20,11 +20,11 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lane, Status, new_task_id
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores.batches import LEFT_OUT, PROBE_ID
-from thunderagent.stores.connection import Connection
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.failures import Refused
+from thunderagent.stores.dynamo.batches import LEFT_OUT, PROBE_ID
+from thunderagent.stores.dynamo.connection import Connection
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.errors import Refused
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from moto import mock_aws
 from websockets.asyncio.server import ServerConnection, serve
 
 from tests.stands import eventually, patience
-from thunderagent.blobs import S3Blobs
 from thunderagent.client import Client
 from thunderagent.context import Context
 from thunderagent.doorbells.local import LocalDoorbell
@@ -35,11 +34,14 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lease
 from thunderagent.rings import Ring, Verb
-from thunderagent.stores import connection, sqlite, sqlite_link
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.dynamo import connection
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
+from thunderagent.stores.s3 import S3Blobs
+from thunderagent.stores.sqlite import engine as sqlite
+from thunderagent.stores.sqlite import link as sqlite_link
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.sqlite_file import look_at_file
-from thunderagent.stores.table import create_table
 from thunderagent.streaming.endpoint import Endpoint
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.resolver import Resolver

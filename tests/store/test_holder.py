@@ -12,8 +12,8 @@ from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Lease, Status, timestamp
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Applied
-from thunderagent.store import Beat, Wanted
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.tasks import Beat, Wanted
 
 END: dict[str, tuple[Callable[[Lease, float], Write], Status]] = {
     "succeed": (lambda lease, now: writes.succeed(lease, now=now, expire_at=now + 100, result="1"), Status.SUCCESS),

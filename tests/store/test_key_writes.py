@@ -19,9 +19,9 @@ from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import drop_key, forget_key, free_key, key_id, key_row, pass_key
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores import expressions
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 JOB = "report.build"
 DAY_S = 86400.0

@@ -13,7 +13,7 @@ from tests.store.wire import carried_out, lost_replies, on_the_wire
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Status, new_task_id
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat, TaskStore, Wanted
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 
 
 def test_a_claim_is_still_a_win(wire_stand: Stand) -> None:

@@ -12,8 +12,8 @@ import pytest
 from thunderagent.client import Client
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.stores import fixed, open_engine
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.sqlite.engine import SqliteEngine
 
 LOCAL = "http://127.0.0.1:4566"
 

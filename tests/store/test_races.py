@@ -8,7 +8,7 @@ from tests.stands import Stand, seen, together
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.task import Lease, Status
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 
 def test_the_stand_itself_is_atomic(atomic_stand: Stand) -> None:

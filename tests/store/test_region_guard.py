@@ -13,8 +13,8 @@ from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Grant, no_grant
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.task import Candidate
-from thunderagent.port import Engine
-from thunderagent.store import TaskStore, Wanted
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import TaskStore, Wanted
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from thunderagent.model.clock import SharedClock
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Engine
 from thunderagent.regionengine import RegionClock
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
-from thunderagent.stores.table import create_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import create_table
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.testing import FakeClock, GlobalTableSim
 
 HERE, THERE = "eu-central-1", "eu-west-1"

@@ -27,17 +27,20 @@ from thunderagent.model.conditions import Is, Present, Write
 from thunderagent.model.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.model.task import Candidate, Lane, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Overdue
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores import sql, sqlite, sqlite_access, sqlite_schema
-from thunderagent.stores.sqlite import EXPIRED_AT_ONCE, FREE_KEPT, GIVEN_BACK, MEMORY, SqliteEngine
-from thunderagent.stores.sqlite_schema import MIGRATIONS
+from thunderagent.stores.engine import Overdue
+from thunderagent.stores.sqlite import access as sqlite_access
+from thunderagent.stores.sqlite import engine as sqlite
+from thunderagent.stores.sqlite import schema as sqlite_schema
+from thunderagent.stores.sqlite import sql
+from thunderagent.stores.sqlite.engine import EXPIRED_AT_ONCE, FREE_KEPT, GIVEN_BACK, MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.schema import MIGRATIONS
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock
 
 CLAIMER = """
 import json, sys
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.model.task import Lane
 store = TaskStore(SqliteEngine(sys.argv[1]))
 page = store.ready(Lane(), limit=1000).entries
@@ -51,8 +54,8 @@ print(json.dumps(won), flush=True)
 
 ENQUEUER = """
 import itertools, sys
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.model.task import Status, Task
 store = TaskStore(SqliteEngine(sys.argv[1]))
 for number in itertools.count():

@@ -13,7 +13,7 @@ from thunderagent.journal import Journal, keep_journals, read_journals
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Desired, Handoff, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat, TaskStore, Wanted
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 
 CURSOR = {"seq": 7, "epoch": "e", "token": "t"}
 

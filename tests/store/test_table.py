@@ -11,8 +11,8 @@ from moto import mock_aws
 
 from thunderagent.model.errors import AccessDenied, NotAllowed, StoreUnavailable, TableMissing
 from thunderagent.model.task import Status
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.table import Difference, check_table, create_table, delete_table
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.table import Difference, check_table, create_table, delete_table
 
 INDEX = "status-createdAt-index"
 KEY = [{"AttributeName": "taskId", "KeyType": "HASH"}]

@@ -9,7 +9,7 @@ import pytest
 from tests.stands import Stand, eventually
 from thunderagent.model.task import Status
 from thunderagent.model.writes import tasks as writes
-from thunderagent.store import Beat
+from thunderagent.stores.tasks import Beat
 
 
 def test_a_crashed_running_task_is_found_in_the_index_and_taken_over(stand: Stand) -> None:

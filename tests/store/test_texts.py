@@ -16,12 +16,12 @@ from thunderagent.model.errors import DuplicateTask, PayloadTooLarge
 from thunderagent.model.pacing import TEXT_DOUBT_S, TEXT_SETTLES_S
 from thunderagent.model.task import Row, Status, timestamp
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Applied, KeptText
-from thunderagent.store import Beat, TaskStore, Wanted
-from thunderagent.stores import expressions
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.engine import MAX_TEXT_BYTES, PAYLOAD_MARK, Applied, KeptText
+from thunderagent.stores.large_texts import DAY_S, KEEP_PAYLOAD_S, SURE_S
+from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.testing import FakeClock
-from thunderagent.texts import DAY_S, KEEP_PAYLOAD_S, SURE_S
 
 LONG_AGO_S: Final = TEXT_SETTLES_S + 60.0
 

@@ -13,8 +13,8 @@ from botocore.compat import HTTPHeaders
 from botocore.exceptions import ConnectionClosedError
 from botocore.httpsession import URLLib3Session
 
-from thunderagent.port import Engine
-from thunderagent.stores.dynamo import DynamoEngine
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.engine import Engine
 
 
 class Fault:

@@ -18,8 +18,8 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.events import StoreFailed, StoreRecovered
 from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.model.task import Row
-from thunderagent.port import Applied
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder
 
 LEASE_S = 30.0

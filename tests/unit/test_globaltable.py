@@ -17,8 +17,8 @@ from thunderagent.model.clock import SharedClock
 from thunderagent.model.conditions import Absent, Is, Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Row
-from thunderagent.port import Applied, Engine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied, Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock, Fault, FaultyEngine, GlobalTableSim, memory_store
 
 HERE, THERE, FAR = "eu-central-1", "eu-west-1", "us-east-1"

@@ -17,7 +17,7 @@ from thunderagent.model.events import Event
 from thunderagent.model.task import StatusValue
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write
+from thunderagent.stores.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write
 from thunderagent.telemetry import LEVELS
 
 PROMETHEUS = re.compile(r"thunderagent_[a-z0-9_]+")

@@ -16,9 +16,9 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Candidate, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Applied
-from thunderagent.store import TaskStore, Wanted
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock
 
 REGIONS = ("eu-central-1", "eu-west-1", "us-east-1")

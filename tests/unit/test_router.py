@@ -42,8 +42,8 @@ from thunderagent.router import (
 )
 from thunderagent.router.envelope import BODY_LIMIT
 from thunderagent.settings import load_settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import Fault, FaultyEngine, Recorder, memory_client
 
 SECRET: Final = "hun" + "ter2"

@@ -28,8 +28,8 @@ from thunderagent.router import (
     Tasks,
 )
 from thunderagent.settings import load_settings
-from thunderagent.store import TaskStore
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import Fault, FaultyEngine, Recorder, memory_client
 
 QUEUE: Final = f"arn:aws:sqs:{samples.REGION}:{samples.ACCOUNT}:orders"

@@ -25,7 +25,7 @@ from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.sifter import Sifter
-from thunderagent.store import Wanted
+from thunderagent.stores.tasks import Wanted
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import make_lease, memory_store
 from thunderagent.versions import bring_up

@@ -13,8 +13,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import PushFailed
 from thunderagent.model.events import Event
-from thunderagent.port import Engine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_messages import Joiner
 from thunderagent.wsapi import gateway_events

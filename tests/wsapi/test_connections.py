@@ -12,8 +12,8 @@ from tests.stands import Stand, together
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import PushFailed, StoreError
-from thunderagent.port import Applied
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_messages import MESSAGE_BYTES, Chunk, ChunkRefused
 from thunderagent.websocket_writes import (

@@ -21,7 +21,7 @@ from thunderagent.model.errors import PushFailed
 from thunderagent.model.events import Event
 from thunderagent.model.websocket_events import ConnectionRefused, MessageFailed
 from thunderagent.pushes import ManagementApi
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.websocket_messages import MESSAGE_BYTES, frames
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of
 from thunderagent.wsapi.gateway import Gateway, in_thread

@@ -20,7 +20,7 @@ from thunderagent.model.websocket_events import (
     MessageRefused,
     NotificationFailed,
 )
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
 from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of, state_id
 from thunderagent.wsapi.handler import NOTIFY_S

@@ -10,7 +10,7 @@ from tests.stands import Stand, together
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import StoreError
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.websocket_messages import CHANGES_KEPT, STATE_BYTES
 from thunderagent.websocket_writes import changes_of, state_id
 from thunderagent.wsapi.state import Conflict, Held, Saved, States, TooLarge, Unreadable

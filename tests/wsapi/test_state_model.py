@@ -28,7 +28,7 @@ from websockets.exceptions import ConnectionClosedError
 from tests.wsapi.support import Api
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.errors import ChangeRefused, VersionConflict
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streaming.ending import State
 from thunderagent.streaming.governor import Governor
 from thunderagent.websocket_messages import CHANGES_KEPT, merge_patch

@@ -19,8 +19,8 @@ from thunderagent.model.conditions import Present, Write
 from thunderagent.model.events import Event, StoreFailed
 from thunderagent.model.task import Row
 from thunderagent.model.websocket_events import ConnectionFlooded, MessageRefused
-from thunderagent.port import Applied
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Applied
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_writes import connection_id_of, connections_id
 from thunderagent.wsapi.connections import FLOOD_CONNECTS, Connections

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from thunderagent.port import Engine
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.wsapi.gateway import Gateway, in_thread
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer

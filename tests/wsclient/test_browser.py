@@ -13,7 +13,7 @@ import pytest
 from tests.wsclient.browsers import Browser, Page, browser, gateways, issuer_of
 from thunderagent.model.conditions import Is, Write
 from thunderagent.pushes import Pusher
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock, GlobalTableSim
 from thunderagent.websocket_messages import Joiner, frames, merge_patch
 from thunderagent.websocket_writes import state_id

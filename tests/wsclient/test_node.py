@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from tests.wsclient.support import PROMPT, connected, governor, run, until
-from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer

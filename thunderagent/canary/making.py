@@ -18,7 +18,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 
 def observer_of(settings: Settings) -> str:

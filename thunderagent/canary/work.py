@@ -29,7 +29,7 @@ from thunderagent.model.ticks import every
 from thunderagent.recurring import periodic
 from thunderagent.ringer import Ringer
 from thunderagent.serving import BUILT_IN_QUEUE
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 
 JOB: Final = "thunderagent.canary"
 PROBE_JOB: Final = "thunderagent.canary.probe"

@@ -16,7 +16,7 @@ from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine
 
 if TYPE_CHECKING:  # boto3 takes a tenth of a second to import, and most commands need it for nothing
-    from thunderagent.stores.dynamo import DynamoEngine
+    from thunderagent.stores.dynamo.engine import DynamoEngine
 
 table_app = typer.Typer(help="Create, check or delete the table of a DynamoDB store.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ def table_create(
     as_json: JsonOption = False,
 ) -> None:
     """Create the table with its index, time to live and point-in-time recovery; harmless when it exists."""
-    from thunderagent.stores.table import create_table
+    from thunderagent.stores.dynamo.table import create_table
 
     with errors():
         engine = _dynamo(store)
@@ -42,7 +42,7 @@ def table_create(
 @table_app.command("check")
 def table_check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Compare the table with what it should be; every difference is named with its remedy."""
-    from thunderagent.stores.differences import check_table
+    from thunderagent.stores.dynamo.differences import check_table
 
     with errors():
         engine = _dynamo(store)
@@ -72,7 +72,7 @@ def table_delete(
         engine = _dynamo(store)
         if not yes:
             typer.confirm(f"Delete the table of {engine.url} with all its tasks?", abort=True, err=as_json)
-        from thunderagent.stores.table import delete_table
+        from thunderagent.stores.dynamo.table import delete_table
 
         delete_table(engine)
         if as_json:
@@ -99,7 +99,7 @@ def local(
         running = local_engine.status(folder)
         if not status:
             running = local_engine.start(folder, port)
-            from thunderagent.stores.table import create_table
+            from thunderagent.stores.dynamo.table import create_table
 
             create_table(_dynamo(running.url))
         if as_json:
@@ -123,7 +123,7 @@ def _local_data(running: local_engine.LocalEngine | None) -> dict[str, Any]:
 
 def _dynamo(store: str | None) -> DynamoEngine:
     engine = open_engine(load_settings(store=store).store)
-    from thunderagent.stores.dynamo import DynamoEngine
+    from thunderagent.stores.dynamo.engine import DynamoEngine
 
     if not isinstance(engine, DynamoEngine):
         raise ConfigurationError(

@@ -9,7 +9,7 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.names import meant, plain_job
 from thunderagent.model.task import DEFAULT_QUEUE, Status, Task
 from thunderagent.registry import Registry
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 READ: Final = 100
 """Agents whose rows are read: of a larger fleet it cannot be said that none has a job."""

@@ -20,7 +20,7 @@ from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.unreadable import as_map
 from thunderagent.pauses import names_of
-from thunderagent.store import AgentInfo
+from thunderagent.stores.tasks import AgentInfo
 
 ASK_S: Final = 5.0
 """How long an agent may take to answer at its port."""

@@ -16,8 +16,8 @@ from thunderagent.grants import TAKER_SHARE, Record, RegionState
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.region_commands import Regions
 from thunderagent.settings import Settings, load_settings
-from thunderagent.store import AgentInfo
 from thunderagent.stores.opening import open_store
+from thunderagent.stores.tasks import AgentInfo
 
 ArbiterOption = Annotated[
     str | None,

@@ -13,8 +13,8 @@ from thunderagent.findings import Check, Finding
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings, load_settings
-from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.failures import Place
+from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.dynamo.errors import Place
 from thunderagent.stores.services import Unanswered, ask
 
 GROUP: Final = "AWS::AutoScaling::AutoScalingGroup"

@@ -17,7 +17,7 @@ from thunderagent.doctor.allowances import look_at_buckets, look_at_permissions,
 from thunderagent.doctor.checks import judge_clock
 from thunderagent.findings import Finding, State
 from thunderagent.model.errors import TableMissing, ThunderAgentError
-from thunderagent.stores.differences import describe, index_of, of_backups, of_expiry
+from thunderagent.stores.dynamo.differences import describe, index_of, of_backups, of_expiry
 from thunderagent.stores.examination import look_at_table
 from thunderagent.stores.services import SIGN_IN, Unanswered
 

@@ -26,13 +26,13 @@ from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.model.pacing import EXAMINED_S
 from thunderagent.model.version import __version__
-from thunderagent.port import Engine
 from thunderagent.registry import Registry
 from thunderagent.serving import check_leases
 from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.statistics import overdue_text, queue_stats
-from thunderagent.store import TaskStore
 from thunderagent.stores import open_engine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import TaskStore
 
 SLOW_S: Final = 0.1
 """A median above this is worth a warning: DynamoDB in the same region takes 5 to 10 ms, a local disk 1 to 20."""
@@ -289,15 +289,15 @@ class Doctor:
 
     def _bucket(self) -> Iterator[Finding]:
         if self._settings.blob_bucket and (engine := self._dynamo()) is not None:
-            from thunderagent.blobs import PREFIX as OBJECTS
+            from thunderagent.stores.s3 import PREFIX as OBJECTS
             from thunderagent.stores.services import look_at_bucket
 
             yield from look_at_bucket(self._settings.blob_bucket, self._clients(engine.connection.place), OBJECTS)
 
     def _metrics(self) -> Iterator[Finding]:
         if namespace := self._settings.cloudwatch_namespace:
-            from thunderagent.stores.connection import is_loopback
-            from thunderagent.stores.failures import Place
+            from thunderagent.stores.dynamo.connection import is_loopback
+            from thunderagent.stores.dynamo.errors import Place
             from thunderagent.stores.services import look_at_metrics
 
             engine = self._dynamo()

@@ -11,7 +11,7 @@ from typing import Final
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row
-from thunderagent.port import Applied, Engine
+from thunderagent.stores.engine import Applied, Engine
 
 LAPS: Final = 5
 """Reads, and writes, whose time is taken."""

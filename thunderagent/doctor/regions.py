@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from thunderagent.findings import Finding, State
 from thunderagent.grants import TAKER_SHARE
 from thunderagent.model.errors import StoreError, ThunderAgentError
-from thunderagent.port import Engine
 from thunderagent.region_commands import Regions
 from thunderagent.regions import region_of
 from thunderagent.settings import PREFIX, Settings
-from thunderagent.store import AgentInfo, TaskStore
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 NAME = "region"
 

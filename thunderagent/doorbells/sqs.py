@@ -28,7 +28,7 @@ from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.forks import renewed
 from thunderagent.model.pacing import EAGER_POLL_S, STAND_BACK_S
 from thunderagent.rings import Ring, Verb, pack, parse
-from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 
 LONG_POLL_S: Final = 20
 """Longest that SQS waits for a message; the request is paid for once, however long it waits."""

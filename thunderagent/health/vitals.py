@@ -22,7 +22,7 @@ from thunderagent.poller import QueuePoller
 from thunderagent.recycling import Held
 from thunderagent.serving import slots_of
 from thunderagent.settings import Settings
-from thunderagent.store import TaskStore
+from thunderagent.stores.tasks import TaskStore
 from thunderagent.workload import Workload
 
 AGAIN_S: Final = 30.0

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.port import Engine
+from thunderagent.stores.engine import Engine
 
 SQLITE_EXAMPLE: Final = "sqlite:///thunderagent.db"
 DYNAMODB_EXAMPLE: Final = "dynamodb://TaskTable?region=eu-central-1"
@@ -49,7 +49,7 @@ def fixed(url: str) -> str:
 
 
 def _open_sqlite(url: str, rest: str) -> Engine:
-    from thunderagent.stores.sqlite import MEMORY, SqliteEngine
+    from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 
     if rest == MEMORY:
         return SqliteEngine(MEMORY)
@@ -87,7 +87,7 @@ def _open_dynamodb(url: str, hasty: bool) -> Engine:
             f"the store {url!r} has an endpoint that is not a URL; write for example "
             f"{DYNAMODB_EXAMPLE}&endpoint=http://127.0.0.1:4566"
         )
-    from thunderagent.stores.dynamo import DynamoEngine
+    from thunderagent.stores.dynamo.engine import DynamoEngine
 
     purpose: Literal["work", "lease"] = "lease" if hasty else "work"
     return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint, purpose=purpose, meter=hasty)

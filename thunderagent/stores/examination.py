@@ -10,9 +10,9 @@ from thunderagent.findings import Finding, State
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
 from thunderagent.model.task import Row, Status
-from thunderagent.stores import expressions
-from thunderagent.stores.connection import is_loopback
-from thunderagent.stores.differences import (
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.connection import is_loopback
+from thunderagent.stores.dynamo.differences import (
     EXPIRY,
     Difference,
     describe,
@@ -22,9 +22,9 @@ from thunderagent.stores.differences import (
     of_index,
     of_keys,
 )
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.expressions import INDEX
-from thunderagent.stores.failures import Place, Refused
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.errors import Place, Refused
+from thunderagent.stores.dynamo.expressions import INDEX
 
 # The table
 

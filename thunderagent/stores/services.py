@@ -16,8 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, InvalidRegionError
 
 from thunderagent.findings import Finding, State
-from thunderagent.stores.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.failures import DENIED, EXPIRED, Place, code_of
+from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, Place, code_of
 
 SOON_S: Final = 600.0
 """Credentials that end sooner, and that nobody renews, are worth a warning."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from thunderagent.findings import Finding, State
-from thunderagent.stores.sqlite import MEMORY
-from thunderagent.stores.sqlite_access import may, remedy_for, who
-from thunderagent.stores.sqlite_schema import MIGRATIONS, USABLE_FROM, usable_from, version_of
+from thunderagent.stores.sqlite.access import may, remedy_for, who
+from thunderagent.stores.sqlite.engine import MEMORY
+from thunderagent.stores.sqlite.schema import MIGRATIONS, USABLE_FROM, usable_from, version_of
 
 LOW_BYTES: Final = 1 << 30
 EMPTY_BYTES: Final = 64 << 20

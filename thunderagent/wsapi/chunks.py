@@ -15,7 +15,7 @@ from contextlib import suppress
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row
-from thunderagent.port import Applied, Engine
+from thunderagent.stores.engine import Applied, Engine
 from thunderagent.websocket_messages import MESSAGE_BYTES, Chunk, ChunkRefused, join, size
 from thunderagent.websocket_writes import (
     CHUNKS_S,

@@ -13,7 +13,7 @@ from typing import Final
 
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import StoreError, ThunderAgentError
-from thunderagent.port import Applied, Engine
+from thunderagent.stores.engine import Applied, Engine
 from thunderagent.websocket_messages import Kind, encode
 from thunderagent.websocket_writes import (
     MOST_CONNECTIONS,

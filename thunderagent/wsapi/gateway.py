@@ -22,7 +22,7 @@ from websockets.http11 import Request, Response
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import PushFailed
 from thunderagent.model.websocket_events import MessageFailed
-from thunderagent.port import Engine
+from thunderagent.stores.engine import Engine
 from thunderagent.wsapi import gateway_events
 from thunderagent.wsapi.authorizer import Authorizer, Unauthorized
 from thunderagent.wsapi.door import CLOSE_S, HOST, Door, Peer, Socket

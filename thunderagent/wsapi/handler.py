@@ -20,8 +20,8 @@ from typing import Any, Final
 from thunderagent.model import events, websocket_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import PushFailed, StoreError, ThunderAgentError
-from thunderagent.port import Engine
 from thunderagent.pushes import Broadcast
+from thunderagent.stores.engine import Engine
 from thunderagent.websocket_messages import (
     FRAME_BYTES,
     STATE_BYTES,

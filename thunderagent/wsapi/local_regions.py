@@ -12,8 +12,8 @@ from typing import Final
 
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, StoreError
-from thunderagent.port import Engine
-from thunderagent.stores.sqlite import SqliteEngine
+from thunderagent.stores.engine import Engine
+from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsapi.issuer import Issuer
 from thunderagent.wsapi.pages import Pages

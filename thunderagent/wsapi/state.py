@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.task import Row
-from thunderagent.port import Engine
+from thunderagent.stores.engine import Engine
 from thunderagent.websocket_messages import CHANGES_KEPT, STATE_BYTES, merge_patch, size
 from thunderagent.websocket_writes import changes_of, save_state, state_id, state_row
 

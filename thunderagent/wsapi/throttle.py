@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.port import Engine
+from thunderagent.stores.engine import Engine
 from thunderagent.websocket_writes import MOST_CONNECTIONS, Bucket, connection_id_of, connections_id, spend
 
 USER_RATE: Final = 50.0

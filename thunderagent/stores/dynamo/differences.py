@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.expressions import INDEX, PROJECTED
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
 
 EXPIRY: Final = "expireAt"
 KEY: Final = [{"AttributeName": "taskId", "KeyType": "HASH"}]

@@ -10,7 +10,7 @@ import sqlite3
 from typing import Final
 
 from thunderagent.model.errors import SchemaMismatch
-from thunderagent.stores import sql
+from thunderagent.stores.sqlite import sql
 
 MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (sql.CREATE, sql.CREATE_INDEX),

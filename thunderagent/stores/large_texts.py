@@ -22,7 +22,7 @@ from typing import Final
 from thunderagent.model.errors import PayloadTooLarge, StoreError, StoreUnavailable, TextGone, ThunderAgentError
 from thunderagent.model.jsondata import is_same_json, sorted_json
 from thunderagent.model.task import Task
-from thunderagent.port import MAX_TEXT_BYTES, PAYLOAD_MARK, Blobs, Engine, KeptText
+from thunderagent.stores.engine import MAX_TEXT_BYTES, PAYLOAD_MARK, Blobs, Engine, KeptText
 
 DAY_S: Final = 86400.0
 

@@ -12,21 +12,21 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from thunderagent import purposes
 from thunderagent.model.clock import DateClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
 from thunderagent.model.pacing import TEXT_SETTLES_S
 from thunderagent.model.task import Lane, Page, Row, Status, StatusValue, lanes_of, timestamp
 from thunderagent.model.unreadable import is_number, is_set, mistyped
-from thunderagent.port import PAYLOAD_MARK, Applied, KeptText, Overdue
-from thunderagent.stores import expressions
-from thunderagent.stores.batches import Batches, chunks, gone
-from thunderagent.stores.connection import Connection, Purpose
-from thunderagent.stores.consumed import Consumed
-from thunderagent.stores.expressions import INDEX
-from thunderagent.stores.failures import Place, Refused
-from thunderagent.texts import KEEP_PAYLOAD_S, SURE_S
+from thunderagent.stores import purposes
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.batches import Batches, chunks, gone
+from thunderagent.stores.dynamo.connection import Connection, Purpose
+from thunderagent.stores.dynamo.consumed import Consumed
+from thunderagent.stores.dynamo.errors import Place, Refused
+from thunderagent.stores.dynamo.expressions import INDEX
+from thunderagent.stores.engine import PAYLOAD_MARK, Applied, KeptText, Overdue
+from thunderagent.stores.large_texts import KEEP_PAYLOAD_S, SURE_S
 
 LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""

@@ -14,15 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from thunderagent import purposes
 from thunderagent.model.errors import StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.model.forks import renewed
 from thunderagent.model.pacing import batch_delays
 from thunderagent.model.task import Row
-from thunderagent.port import Applied
-from thunderagent.stores import expressions
-from thunderagent.stores.connection import Connection
-from thunderagent.stores.failures import Refused, of_member
+from thunderagent.stores import purposes
+from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.connection import Connection
+from thunderagent.stores.dynamo.errors import Refused, of_member
+from thunderagent.stores.engine import Applied
 
 PUT_BATCH: Final = 25
 GET_BATCH: Final = 100

@@ -34,10 +34,12 @@ from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import lock_pause
 from thunderagent.model.task import Candidate, Lane, Page, Row, Status, StatusValue, lanes_of
 from thunderagent.model.writes.shared import AGENT_STATUS, forget_key, key_id
-from thunderagent.port import MAX_TEXT_BYTES, Applied, KeptText, Overdue
-from thunderagent.stores import boots, sql, sqlite_link, sqlite_schema
-from thunderagent.stores.sqlite_access import denied
-from thunderagent.stores.sqlite_link import Link
+from thunderagent.stores.engine import MAX_TEXT_BYTES, Applied, KeptText, Overdue
+from thunderagent.stores.sqlite import boots, sql
+from thunderagent.stores.sqlite import link as sqlite_link
+from thunderagent.stores.sqlite import schema as sqlite_schema
+from thunderagent.stores.sqlite.access import denied
+from thunderagent.stores.sqlite.link import Link
 
 BUSY_S: Final = 5.0
 LOST_S: Final = 3600.0

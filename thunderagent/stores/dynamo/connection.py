@@ -23,12 +23,12 @@ from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from thunderagent import purposes
 from thunderagent.model.clock import DateClock, since_boot
 from thunderagent.model.errors import ConfigurationError, CredentialsExpired
 from thunderagent.model.forks import renewed
-from thunderagent.stores.consumed import Consumed, throttle_reasons
-from thunderagent.stores.failures import Place, Refused, code_of, translate
+from thunderagent.stores import purposes
+from thunderagent.stores.dynamo.consumed import Consumed, throttle_reasons
+from thunderagent.stores.dynamo.errors import Place, Refused, code_of, translate
 
 Purpose = Literal["work", "lease"]
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from thunderagent.model.conditions import (
 )
 from thunderagent.model.task import Candidate, Row
 from thunderagent.model.unreadable import MOST_COUNTED
-from thunderagent.port import PAYLOAD_MARK
+from thunderagent.stores.engine import PAYLOAD_MARK
 
 INDEX: Final = "status-createdAt-index"
 PROJECTED: Final = ("job", "kind")

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from typing import Final
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.stores.sqlite_access import OpenedFile
+from thunderagent.stores.sqlite.access import OpenedFile
 
 MEMORY: Final = ":memory:"
 FORK_S: Final = 5.0

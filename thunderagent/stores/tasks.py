@@ -25,8 +25,8 @@ from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Lease, Page,
 from thunderagent.model.unreadable import Unread, Unreadable, is_list, is_number, mistyped
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.port import Applied, Blobs, Engine
-from thunderagent.texts import Texts, is_same_payload
+from thunderagent.stores.engine import Applied, Blobs, Engine
+from thunderagent.stores.large_texts import Texts, is_same_payload
 
 Rejections = Callable[[Write, StoreRejected], None]
 """Hears of the writes of a batch that the store does not take, now or later."""

@@ -25,8 +25,8 @@ from thunderagent.model.errors import (
     TextGone,
 )
 from thunderagent.model.forks import renewed
-from thunderagent.port import KeptText
-from thunderagent.stores.connection import build
+from thunderagent.stores.dynamo.connection import build
+from thunderagent.stores.engine import KeptText
 
 PREFIX: Final = "thunderagent/"
 KEEP_S: Final = 365 * 86400.0

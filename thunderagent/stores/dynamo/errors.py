@@ -21,7 +21,7 @@ from thunderagent.model.errors import (
     TableMissing,
     ThunderAgentError,
 )
-from thunderagent.stores.expressions import INDEX
+from thunderagent.stores.dynamo.expressions import INDEX
 
 THROTTLES: Final = frozenset(
     {

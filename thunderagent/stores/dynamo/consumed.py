@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from thunderagent.model.forks import renewed
-from thunderagent.purposes import Purpose
-from thunderagent.stores.failures import THROTTLES, is_duplicate
+from thunderagent.stores.dynamo.errors import THROTTLES, is_duplicate
+from thunderagent.stores.purposes import Purpose
 
 _READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from thunderagent.model.errors import NotAllowed, StoreError, StoreUnavailable, TableMissing
-from thunderagent.stores.differences import (
+from thunderagent.stores.dynamo.differences import (
     EXPIRY,
     INDEX_KEY,
     KEY,
@@ -23,8 +23,8 @@ from thunderagent.stores.differences import (
     of_backups,
     of_expiry,
 )
-from thunderagent.stores.dynamo import DynamoEngine
-from thunderagent.stores.expressions import INDEX, PROJECTED
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
 
 __all__ = ("Difference", "check_table", "create_table", "delete_table")
 
