@@ -15,9 +15,9 @@ import pytest
 if TYPE_CHECKING:
     from thunderagent.client import Client
     from thunderagent.faults import FaultyEngine
-    from thunderagent.job import Job
+    from thunderagent.jobs.job import Job
+    from thunderagent.jobs.registry import Registry
     from thunderagent.model.bus import EventBus
-    from thunderagent.registry import Registry
     from thunderagent.settings import Settings
     from thunderagent.stores.tasks import TaskStore
     from thunderagent.testing import FakeClock, Recorder
@@ -205,7 +205,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
 
 
 def _registry(jobs: Jobs) -> Registry:
-    from thunderagent.registry import Registry
+    from thunderagent.jobs.registry import Registry
 
     __tracebackhide__ = True
     if isinstance(jobs, Registry):

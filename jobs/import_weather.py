@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from jobs.files import write_atomically
 from jobs.source import BadSource, rows
 from jobs.weather import Day, month_file, month_text
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 BAD_SHARE: Final = 0.05
 TOLD_PROBLEMS: Final = 10

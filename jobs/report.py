@@ -11,8 +11,8 @@ from jobs.charts import bar_chart, line_chart
 from jobs.files import file_name, write_atomically
 from jobs.pages import chart, figures, page, table
 from jobs.weather import Day, read_month
-from thunderagent.context import Context, Snooze
-from thunderagent.job import job
+from thunderagent.jobs.context import Context, Snooze
+from thunderagent.jobs.job import job
 
 
 class ReportPayload(BaseModel):

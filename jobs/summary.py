@@ -12,8 +12,8 @@ from jobs.charts import bar_chart, line_chart
 from jobs.files import file_name, write_atomically
 from jobs.pages import Markup, chart, figures, link, page, table
 from jobs.report import ReportResult
-from thunderagent.context import Context, Fail
-from thunderagent.job import job
+from thunderagent.jobs.context import Context, Fail
+from thunderagent.jobs.job import job
 
 
 class SummaryPayload(BaseModel):

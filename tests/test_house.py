@@ -15,7 +15,7 @@ PACKAGE: Final = Path(thunderagent.__file__).parent
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
     "stores.tasks": (
-        540,
+        545,
         "every verb of the queue, with what becomes of a claim without an answer or of an unreadable row",
     ),
     "model.task": (520, "the task, its one reader, and its place in the index"),

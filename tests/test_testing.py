@@ -11,8 +11,10 @@ import pytest
 
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (
@@ -28,8 +30,6 @@ from thunderagent.model.task import Candidate, Lane, Lease, Status
 from thunderagent.model.ticks import every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_row
-from thunderagent.recurring import periodic
-from thunderagent.registry import Registry
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted

@@ -6,16 +6,16 @@ whoever runs agents in a program of their own `Agent`.
 
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
-from thunderagent.hooks import JobRun, around, on
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
+from thunderagent.jobs.hooks import JobRun, around, on
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import cron, every
 from thunderagent.model.version import __version__
-from thunderagent.recurring import periodic
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection

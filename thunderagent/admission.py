@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 from thunderagent.free_slots import FreeSlots
+from thunderagent.jobs.registry import Registry
 from thunderagent.keys import Keys
 from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
 from thunderagent.line_sweep import LineSweep
@@ -24,7 +25,6 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
 from thunderagent.model.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
 from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Refused, Undecided
 from thunderagent.sifter import Sifter

@@ -32,6 +32,7 @@ from thunderagent.health.outage import Outage
 from thunderagent.health.vitals import Vitals
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
+from thunderagent.jobs.registry import Registry
 from thunderagent.listener import Listener
 from thunderagent.maintenance import Janitor
 from thunderagent.model import events, fleet_events
@@ -40,7 +41,6 @@ from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.pacing import HURRY_S, first_poll
 from thunderagent.model.task import BATCH
 from thunderagent.periodic import Periodic
-from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.scopes import Surroundings
 from thunderagent.serving import check_leases, in_words, make_pollers, policy_of, tick_s

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import IO, Any
 
-from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.executor import Failed, Running, outcome_of_scope, run_handler
-from thunderagent.hooks import RunHook
-from thunderagent.job import Job
+from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
+from thunderagent.jobs.hooks import RunHook
+from thunderagent.jobs.job import Job
 from thunderagent.model import errors
 from thunderagent.model.jsondata import dump_result
 from thunderagent.model.outlet import end_lines, open_outlets

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from thunderagent.admission import Admission
 from thunderagent.balance import is_paused
 from thunderagent.controls import Controls
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.task import Candidate, Lane, StatusValue
 from thunderagent.poller import QueuePoller, Room, Served
-from thunderagent.registry import Registry
 from thunderagent.rung import Rung
 from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
 

@@ -15,7 +15,7 @@ from thunderagent.commands import id_of
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.drain_commands import DrainCommands
 from thunderagent.intake import NewTask
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.lines import line_value, open_lines
 from thunderagent.model.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
 from thunderagent.model.dependencies import OnParentFailure

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from thunderagent.hooks import EventHook
+from thunderagent.jobs.hooks import EventHook
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.events import Event

@@ -12,13 +12,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.pacing import outage_delays
 from thunderagent.model.task import Candidate, Lane, Lease, StatusValue, Task
 from thunderagent.poller import QueuePoller, Served
-from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import Doubt, TaskStore
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from thunderagent.context import Context
-from thunderagent.job import Job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.model.pacing import LOOP_JOIN_S, LOOP_TICK_S

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from thunderagent.executor import Done, Executors, LoopExecutor, Scope, ThreadExecutor
 from thunderagent.isolation import ProcessExecutor
-from thunderagent.registry import Registry
+from thunderagent.jobs.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.streaming.governor import Governor
 

@@ -14,6 +14,7 @@ import schedule
 from thunderagent.balance import is_paused
 from thunderagent.gate import Gate
 from thunderagent.health.marks import Marks
+from thunderagent.jobs.registry import Registry
 from thunderagent.maintenance import Janitor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -25,7 +26,6 @@ from thunderagent.model.task import BATCH, STREAM, Lane, Task
 from thunderagent.model.version import __version__
 from thunderagent.periodic import Periodic
 from thunderagent.poller import QueuePoller, Served
-from thunderagent.registry import Registry
 from thunderagent.serving import slots_of
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore

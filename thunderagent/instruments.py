@@ -38,9 +38,8 @@ def measuring_companions(agent: Agent, meter: Meter) -> list[Companion]:
     queues = QueueMeasure(agent.store, agent.bus, owner=agent.name, gate=agent.gate)
     companions: list[Companion] = [Repeated("measure", MEASURE_S, queues.look)]
     if agent.settings.cloudwatch_namespace:
-        from thunderagent.cloudwatch import (
-            CloudWatch,  # boto3 is slow to import, and an embedded store does not need it
-        )
+        # boto3 is slow to import, and an embedded store does not need it
+        from thunderagent.cloudwatch import CloudWatch
         from thunderagent.export import HALF_MINUTE_S, Export
 
         where = cloudwatch_place(agent.settings)

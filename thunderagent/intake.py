@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from thunderagent.dependents import Dependents, statuses_of
 from thunderagent.entrance import Entrance
-from thunderagent.job import Job, limit_problems
+from thunderagent.jobs.job import Job, limit_problems
 from thunderagent.keys import Keys, check_unique
 from thunderagent.limits import Limit, job_limit
 from thunderagent.model.arguments import (

@@ -21,15 +21,15 @@ from dataclasses import asdict
 from typing import IO, Any, Final
 
 from thunderagent.child_end import reap
-from thunderagent.context import Cancel, Fail, Snooze
 from thunderagent.executor import Done, Running, Scope, no_scope, outcome_of_scope
-from thunderagent.hooks import RunHook
+from thunderagent.jobs.context import Cancel, Fail, Snooze
+from thunderagent.jobs.hooks import RunHook
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import LeaseLost, TaskStopped
 from thunderagent.model.jsondata import Unstorable
 from thunderagent.model.memory import kernel_kills
 from thunderagent.model.pacing import KILL_GRACE_S
 from thunderagent.model.traceparent import CURRENT
-from thunderagent.registry import Registry
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, raised
 
 GROUP_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from thunderagent.job import Job, limit_problems
+from thunderagent.jobs.job import Job, limit_problems
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected
 from thunderagent.model.pacing import SLOTS_SEEN_S

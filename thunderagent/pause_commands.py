@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from thunderagent.commands import Commands
 from thunderagent.drains import change_controls
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import SHORTEST_S, check, seconds_problem, text_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.model.names import plain_job

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
@@ -54,7 +55,6 @@ from thunderagent.model.task import Row, Task
 from thunderagent.model.ticks import newest
 from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule, schedule_row
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 

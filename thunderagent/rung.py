@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from zlib import crc32
 
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import MISSED_S, SHY_S
 from thunderagent.model.task import STREAM, Candidate
 from thunderagent.poller import QueuePoller, Room, Served
-from thunderagent.registry import Registry
 from thunderagent.rings import Ring, Verb
 from thunderagent.stores.tasks import TaskStore, Wanted
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from thunderagent.commands import Commands
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import check, whole_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, TaskNotFound
 from thunderagent.model.names import job_name_problem

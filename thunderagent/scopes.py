@@ -14,7 +14,7 @@ from thunderagent import spans
 from thunderagent.companion import Companion
 from thunderagent.delivery import Complaints, Delivery
 from thunderagent.executor import Failed, Running, Scope, no_scope, outcome_of
-from thunderagent.hooks import EventHook, Hook, JobRun, RunHook
+from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings

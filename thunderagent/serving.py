@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thunderagent.balance import Fleet, StreamPoller
+from thunderagent.jobs.registry import Registry
 from thunderagent.limits import conflicts
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import STREAM_POLL_S, PollPace
 from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
 from thunderagent.poller import QueuePoller, Room, Served
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings, lease_problems
 from thunderagent.settler import Policy
 from thunderagent.stores.tasks import TaskStore

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from thunderagent.context import Cancel, Fail, Snooze
-from thunderagent.job import Job
+from thunderagent.jobs.context import Cancel, Fail, Snooze
+from thunderagent.jobs.job import Job
 from thunderagent.limits import Limit
 from thunderagent.model import events
 from thunderagent.model.conditions import Write

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from thunderagent.jobs.registry import Registry
 from thunderagent.limits import Limit, Slots, job_limit
 from thunderagent.lines import keep_line_open
 from thunderagent.model import events
@@ -19,7 +20,6 @@ from thunderagent.model.pacing import LINE_TRIED_S
 from thunderagent.model.task import Candidate, Task, read_task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_id
-from thunderagent.registry import Registry
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
 REMEMBERED: Final = 2000

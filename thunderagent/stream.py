@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from thunderagent.context import Context
-from thunderagent.job import Job, make_job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, make_job
+from thunderagent.jobs.versions import Upcaster
 from thunderagent.journal import Journal, Missed, read_cursor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -35,7 +36,6 @@ from thunderagent.streaming.governor import Governor
 from thunderagent.streaming.options import StreamOptions
 from thunderagent.streaming.pump import OnOpen
 from thunderagent.streaming.sequencer import OnGap, Snapshot
-from thunderagent.versions import Upcaster
 
 P = TypeVar("P")
 M = TypeVar("M")

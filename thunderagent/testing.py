@@ -20,7 +20,7 @@ from thunderagent.faults import ANY as ANY
 from thunderagent.faults import Fault as Fault
 from thunderagent.faults import FaultyEngine as FaultyEngine
 from thunderagent.globaltable import GlobalTableSim as GlobalTableSim
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.lines import line_value, open_lines
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus

@@ -23,7 +23,6 @@ from typing import Any, Final
 from thunderagent.admission import Admission
 from thunderagent.balance import Fleet
 from thunderagent.choice import Choice, Chosen
-from thunderagent.context import Context, ParentResults
 from thunderagent.controls import Controls
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.doubts import Doubts
@@ -31,7 +30,9 @@ from thunderagent.executor import Executors, Running
 from thunderagent.gate import Gate
 from thunderagent.handoff import Handoffs, is_open
 from thunderagent.heartbeat import CANCELLED, Heartbeat
-from thunderagent.job import Job
+from thunderagent.jobs.context import Context, ParentResults
+from thunderagent.jobs.job import Job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (
@@ -47,7 +48,6 @@ from thunderagent.model.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS
 from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.poller import QueuePoller, Served
-from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import (
     Outcome,

@@ -24,7 +24,7 @@ from benchmarks.cronfree_ledger import Ledger, LedgerEngine
 from benchmarks.processes import BenchFailed
 from thunderagent.agent import Agent
 from thunderagent.doorbells.sqs import SqsDoorbell
-from thunderagent.registry import Registry
+from thunderagent.jobs.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

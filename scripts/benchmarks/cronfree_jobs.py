@@ -8,11 +8,11 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.periodic import periodic
 from thunderagent.model.schedules import Tick
 from thunderagent.model.ticks import every
-from thunderagent.recurring import periodic
 
 STARTED: Final[dict[str, float]] = {}
 """Monotonic second of the first statement of each handler; all processes of a machine share that clock."""

@@ -22,11 +22,11 @@ from benchmarks.cronfree_figures import Race
 from benchmarks.cronfree_jobs import INTERVAL_S, SPEC, ticked
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine, total
 from benchmarks.processes import BenchFailed
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.schedules import State, schedule_id, tick_id
 from thunderagent.model.task import Lane, Status
 from thunderagent.periodic import Periodic
-from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine

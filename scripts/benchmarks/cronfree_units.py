@@ -20,11 +20,11 @@ from benchmarks.cronfree_race import Clock, Moment
 from benchmarks.processes import BenchFailed
 from thunderagent.agent import Agent
 from thunderagent.client import Client
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.periodic import Periodic
-from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

@@ -7,8 +7,8 @@ import time
 from typing import Final
 
 from benchmarks.nojobs import Number
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 EVERY: Final = 100
 """Handlers between two readings."""

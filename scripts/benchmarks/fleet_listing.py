@@ -18,7 +18,7 @@ from benchmarks.places import Place
 from benchmarks.processes import BenchFailed
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.registry import Registry
+from thunderagent.jobs.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.opening import open_store

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from benchmarks.tally import Tally
 from thunderagent.agent import Agent
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
-from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.engine import Engine

@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import BaseModel
 
 from benchmarks.streams_probe import PROBE
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.stream import StreamContext, stream
 
 STREAM: Final = "bench.stream"

@@ -16,10 +16,10 @@ from benchmarks.streams_children import raise_open_files, say, serve
 from benchmarks.streams_jobs import BEAT_S, STREAM
 from benchmarks.streams_probe import PROBE
 from thunderagent.agent import Agent
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
-from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Beat, Renewal, TaskStore

@@ -15,11 +15,11 @@ from pydantic import BaseModel
 from drills.ledger import Ledger
 from drills.pace import Pace
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import make_job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import make_job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import STREAM
-from thunderagent.registry import Registry
 from thunderagent.stream import StreamContext
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor

@@ -6,9 +6,9 @@ import threading
 import time
 
 from tests.acceptance.workjobs.hold import hold_sync as hold_sync
-from thunderagent.context import Context
 from thunderagent.housekeeping import Housekeeping
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 
 @job("break.loop")

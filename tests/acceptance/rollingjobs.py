@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import BaseModel
 
 from tests.acceptance.streamjobs import Peer, follow
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.stream import StreamContext, stream
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.connection import Connection
 from thunderagent.streaming.cursor import Cursor

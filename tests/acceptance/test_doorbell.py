@@ -34,7 +34,7 @@ SELDOM: dict[str, Any] = {
 
 JOBS = """
 import time
-from thunderagent.job import job
+from thunderagent.jobs.job import job
 
 @job("bell.moment")
 def moment(ctx, payload: dict) -> float:
@@ -47,7 +47,7 @@ def hold(ctx, payload: dict) -> None:
         time.sleep(0.005)
 """
 FOREIGN = """
-from thunderagent.job import job
+from thunderagent.jobs.job import job
 
 @job("foreign.job")
 def foreign(ctx, payload: dict) -> None: ...

@@ -35,8 +35,8 @@ import subprocess
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 
 class Nothing(BaseModel):

@@ -20,7 +20,7 @@ from tests.acceptance.rollingjobs import Piece
 from tests.acceptance.streamjobs import Peer
 from tests.acceptance.supervised import Supervised, supervised
 from thunderagent.chaos import ChaosServer
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes
@@ -244,8 +244,8 @@ BOTH = """
 import os
 
 from rollingjobs import Piece, brief, isolated, long, work
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 """
 OLD, NEW = (
     f"""{BOTH}

@@ -20,7 +20,7 @@ from tests.acceptance.processes import LONG_S, AgentProcess, Marks, cli, until
 from tests.stands import patience
 from thunderagent.balance import ABOVE_MEAN
 from thunderagent.chaos import ChaosServer
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S
 from thunderagent.model.task import Handoff, Lease, Status, Task
 from thunderagent.stream import StreamContext

@@ -16,9 +16,10 @@ from thunderagent.canary import work
 from thunderagent.canary.making import make_watch, observer_of, with_canary
 from thunderagent.canary.work import JOB, KEPT_S, PROBE_JOB
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.equipment import equip
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.canary_targets import QUEUE
 from thunderagent.model.errors import AgentDraining, ConfigurationError, TaskStopped
@@ -26,7 +27,6 @@ from thunderagent.model.events import TaskFailed, TaskRetried, TaskSucceeded, Ti
 from thunderagent.model.fleet_events import CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
-from thunderagent.registry import Registry
 from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.tasks import TaskStore

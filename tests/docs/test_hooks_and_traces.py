@@ -11,9 +11,9 @@ import pytest
 
 from thunderagent.agent import Agent
 from thunderagent.delivery import MOST_WAITING
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import CHILD_SPANS_S, HOOKS_END_S, SPANS_END_S
 from thunderagent.model.redaction import SECRET_NAMES
-from thunderagent.registry import Registry
 from thunderagent.testing import memory_client, run_until_idle
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,8 +15,8 @@ import typer.main
 from thunderagent.agent import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.task import TRANSITIONS, Status
-from thunderagent.registry import Registry
 from thunderagent.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "versions.md").read_text()
 

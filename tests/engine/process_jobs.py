@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.hooks import JobRun, around
-from thunderagent.job import job
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.hooks import JobRun, around
+from thunderagent.jobs.job import job
 
 
 class Hopeless(Exception):

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from tests.engine.support import LONG_S, Stage, settings
 from thunderagent.chaos import Behaviour, ChaosServer
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.executor import LoopExecutor
 from thunderagent.faults import FaultyEngine
-from thunderagent.job import Job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Lease, Page, Row, Status, Task
 from thunderagent.stores.engine import Applied, Engine

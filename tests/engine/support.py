@@ -11,17 +11,17 @@ from typing import Any, Final, TypeVar
 
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.executor import Running, Scope, no_scope
 from thunderagent.faults import FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.events import Event
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Candidate, Lease, Status, Task
-from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Policy
 from thunderagent.stores.engine import Applied, Engine

@@ -19,15 +19,15 @@ from tests.engine.support import LONG_S, Stage, a_job, put, seen, serving, setti
 from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Cancel, Context, Fail, Snooze
-from thunderagent.job import job
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable, TableMissing
 from thunderagent.model.events import Event
 from thunderagent.model.task import Lane, Status
-from thunderagent.registry import Registry
 from thunderagent.settler import Returned
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

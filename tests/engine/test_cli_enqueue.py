@@ -14,10 +14,10 @@ from tests.engine.test_cli_agents import FINE
 from tests.engine.test_cli_pauses import Stand, columns
 from thunderagent.agent import Agent
 from thunderagent.cli.guesses import READ, idle_queues
-from thunderagent.context import Cancel, Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Cancel, Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import StoreError
-from thunderagent.registry import Registry
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import run_until_idle

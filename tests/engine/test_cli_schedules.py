@@ -15,15 +15,15 @@ from thunderagent.cli import app
 from thunderagent.cli.output import out
 from thunderagent.cli.schedules import _span
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.model.ticks import cron, every
 from thunderagent.periodic import Periodic
-from thunderagent.recurring import periodic
-from thunderagent.registry import Registry
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 

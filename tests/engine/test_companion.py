@@ -14,10 +14,10 @@ from thunderagent import companion
 from thunderagent.agent import Agent
 from thunderagent.companion import Companions, Repeated
 from thunderagent.heartbeat import Heartbeat
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.pacing import COMPANION_AGAIN_S
-from thunderagent.registry import Registry
 from thunderagent.testing import FakeClock, Recorder
 
 

@@ -16,6 +16,7 @@ from thunderagent.client import Client
 from thunderagent.doorbell import Wanted as WantedRing
 from thunderagent.doorbells.memory import MemoryDoorbell
 from thunderagent.heartbeat import Heartbeat
+from thunderagent.jobs.registry import Registry
 from thunderagent.listener import Listener
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -23,7 +24,6 @@ from thunderagent.model.errors import DoorbellError
 from thunderagent.model.pacing import BEAT_AGAIN_S, PollPace
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
 from thunderagent.poller import QueuePoller, Room
-from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.rings import Ring, Verb
 from thunderagent.rung import HEARD, HELD, STALE_S, Rung

@@ -19,16 +19,16 @@ from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context, Snooze
 from thunderagent.doorbell import Wanted
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.task import Candidate, Status, Task
-from thunderagent.registry import Registry
 from thunderagent.rings import Ring, Verb, pack
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine

@@ -16,19 +16,19 @@ from tests.engine.support import LONG_S, Recorder, Writing, a_job, put, serving,
 from tests.stands import Stand, together
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.controls import Controls
 from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
 from thunderagent.drains import OLD_S, drain_asked, drains_of
 from thunderagent.faults import FaultyEngine
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID, control_row
-from thunderagent.registry import Registry
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store

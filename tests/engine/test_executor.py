@@ -18,10 +18,11 @@ import pytest
 from tests.engine import process_jobs
 from tests.engine.support import LONG_S, a_lease, running
 from tests.stands import eventually
-from thunderagent.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
 from thunderagent.isolation import ProcessExecutor
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import (
     AgentDraining,
     LeaseLost,
@@ -32,7 +33,6 @@ from thunderagent.model.errors import (
     TimeLimitExceeded,
 )
 from thunderagent.model.jsondata import Unstorable, dump_json
-from thunderagent.registry import Registry
 from thunderagent.settler import Outcome, Raised, Returned, Stopped, time_limit
 from thunderagent.testing import make_lease
 

@@ -16,10 +16,10 @@ from tests.engine.support import LONG_S, Recorder, a_job, settings
 from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
-from thunderagent.registry import Registry
 from thunderagent.settler import Returned
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore

@@ -11,11 +11,11 @@ import pytest
 
 from tests.engine.support import LONG_S, serving
 from tests.stands import eventually, patience
-from thunderagent.context import Context
 from thunderagent.faults import Fault
 from thunderagent.gate import Gate, GatedEngine
 from thunderagent.grants import Grant, no_grant
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.measuring import QueueMeasure
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus

@@ -19,7 +19,6 @@ from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.companion import Companion, Repeated
-from thunderagent.context import Context
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
 from thunderagent.equipment import equip
 from thunderagent.health import probes
@@ -28,13 +27,14 @@ from thunderagent.health.monitor import Monitor
 from thunderagent.health.vitals import STORES, is_in, place_of
 from thunderagent.heartbeat import Heartbeat
 from thunderagent.housekeeping import Housekeeping
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Page, Status
 from thunderagent.poller import QueuePoller
-from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite import access as sqlite_access

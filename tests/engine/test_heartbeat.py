@@ -13,10 +13,10 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.stands import eventually
-from thunderagent.context import Context
 from thunderagent.executor import Running
 from thunderagent.heartbeat import Heartbeat
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write

@@ -19,11 +19,11 @@ from tests.unit.test_telemetry import ABOUT
 from thunderagent import JobRun, Registry, around, on
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.delivery import MOST_WAITING, Complaints, Delivery
 from thunderagent.executor import Scope, no_scope
-from thunderagent.hooks import Hook
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.hooks import Hook
+from thunderagent.jobs.job import Job, job
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError

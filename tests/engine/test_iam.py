@@ -22,7 +22,6 @@ from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.context import Context, Snooze
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.equipment import equip
 from thunderagent.iam import (
@@ -38,7 +37,10 @@ from thunderagent.iam import (
     policy,
     resources,
 )
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ParentNotFound, TaskNotFound
@@ -46,9 +48,7 @@ from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.model.ticks import every
 from thunderagent.model.writes.tasks import request_cancel
-from thunderagent.recurring import periodic
 from thunderagent.region_writes import first_row
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table

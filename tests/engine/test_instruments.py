@@ -17,10 +17,10 @@ from thunderagent.agent import Agent
 from thunderagent.client import Client
 from thunderagent.cloudwatch import CloudWatch
 from thunderagent.equipment import equip
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.overview import Cost, overview
-from thunderagent.registry import Registry
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.purposes import Purpose
 

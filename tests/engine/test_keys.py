@@ -15,10 +15,11 @@ from tests.engine.support import a_job, seen, serving, settings
 from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent.admission import Admission
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.dependents import Dependents
 from thunderagent.faults import ANY, Fault, FaultyEngine
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.keys import OWED, Keys
 from thunderagent.maintenance import Janitor
 from thunderagent.model import events
@@ -41,7 +42,6 @@ from thunderagent.model.task import TERMINAL, Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import key_id
-from thunderagent.registry import Registry
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Enqueued, TaskStore, Wanted

@@ -17,11 +17,12 @@ from tests.engine.support import LONG_S, Stage, put, seen, serving
 from tests.stands import eventually
 from thunderagent.admission import ARRIVES_TIMES, Admission
 from thunderagent.client import Client
-from thunderagent.context import Context, Fail, Snooze
 from thunderagent.dependents import Dependents
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.grants import Grant
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context, Fail, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.limits import Limit
 from thunderagent.lines import keep_line_open
 from thunderagent.maintenance import Janitor
@@ -39,7 +40,6 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Undecided
 from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText

@@ -20,10 +20,11 @@ from tests.engine.support import LONG_S, Stage, Writing, settings
 from tests.model.limit_world import World, limited_jobs
 from tests.store.billing import write_units
 from thunderagent.client import Client
-from thunderagent.context import Context, Fail, Snooze
 from thunderagent.executor import Running
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context, Fail, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.limits import Limit, Slots, holders_of, limit_of
 from thunderagent.lines import keep_line_open
 from thunderagent.model import events
@@ -34,7 +35,6 @@ from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LIMIT_LIVES_S, LINE_STATUS
-from thunderagent.registry import Registry
 from thunderagent.settler import Returned
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.expressions import encode_row

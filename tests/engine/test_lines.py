@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 
 from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
-from thunderagent.context import Snooze
 from thunderagent.faults import ANY, Fault, FaultyEngine
-from thunderagent.job import job
+from thunderagent.jobs.context import Snooze
+from thunderagent.jobs.job import job
 from thunderagent.limits import Limit, Slots, holders_of
 from thunderagent.line_sweep import LineSweep
 from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value

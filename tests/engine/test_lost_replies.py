@@ -14,14 +14,14 @@ import pytest
 from tests.engine.support import LONG_S, Recorder, Rejecting, Stage, serving, settings
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.faults import ANY, Fault, FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Status, Task
-from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

@@ -13,8 +13,9 @@ from tests.engine.support import LONG_S, Stage
 from tests.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from tests.stands import eventually
 from thunderagent.agent import Agent
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -22,7 +23,6 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import NOTICES_RARELY_S
 from thunderagent.model.task import Status
 from thunderagent.notices import Notices
-from thunderagent.registry import Registry
 from thunderagent.testing import FakeClock, Recorder
 
 TOKEN = "/latest/api/token"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.grants import Record, scope_id
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.pacing import REGION_LOOK_S
 from thunderagent.model.task import Status

@@ -18,16 +18,16 @@ from tests.stands import Stand, together
 from thunderagent.agent import Agent
 from thunderagent.balance import Fleet, is_paused
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.faults import Fault
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable
 from thunderagent.model.task import Lane, Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pause_commands import MOST_PAUSES, doubt
 from thunderagent.pauses import Pause, PauseKind, pauses_of
-from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.settler import Returned
 from thunderagent.stores.engine import Engine

@@ -21,9 +21,11 @@ from tests.stands import eventually, together
 from tests.store.billing import write_units
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.faults import FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Is, Write
@@ -35,8 +37,6 @@ from thunderagent.model.ticks import Spec, every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import SCHEDULE_STATUS
 from thunderagent.periodic import EXTENDED_S, KEPT_S, Periodic
-from thunderagent.recurring import periodic
-from thunderagent.registry import Registry
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

@@ -14,15 +14,15 @@ from tests.engine.support import LONG_S, Recorder, a_job, a_lease, running, sett
 from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.equipment import equip
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.memory import kernel_kills, peak_mib, resident_mib
 from thunderagent.model.task import Status
 from thunderagent.recycling import JITTER, Held, Recycling
-from thunderagent.registry import Registry
 from thunderagent.settler import about
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore

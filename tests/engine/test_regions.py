@@ -14,19 +14,19 @@ from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.equipment import equip
 from thunderagent.gate import Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import Grant
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Candidate
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regions import region_entry, region_watch
-from thunderagent.registry import Registry
 from thunderagent.sentinel import Sentinel
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store

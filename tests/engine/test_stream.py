@@ -30,10 +30,10 @@ from tests.engine.support import LONG_S, put, serving
 from tests.stands import eventually, patience
 from thunderagent.balance import AT_ONCE
 from thunderagent.chaos import Close, Feed, Refuse, Silence
-from thunderagent.context import Context
 from thunderagent.executor import Running
 from thunderagent.faults import FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (

@@ -17,9 +17,9 @@ from tests.engine.support import LONG_S, Recorder, claimed, put
 from tests.stands import eventually
 from thunderagent.balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
 from thunderagent.chaos import Refuse
-from thunderagent.context import Context
 from thunderagent.dependents import Dependents
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.journal import Link
 from thunderagent.maintenance import Janitor
 from thunderagent.model import events

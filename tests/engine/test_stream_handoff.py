@@ -16,7 +16,7 @@ from tests.engine.support import LONG_S, Stage
 from tests.stands import eventually, patience
 from thunderagent.chaos import Feed, Unanswered
 from thunderagent.faults import Fault
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Handoff, Status, Task

@@ -27,8 +27,8 @@ from tests.engine.support import LONG_S, serving
 from thunderagent import spans
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.context import Context, Fail, Snooze
-from thunderagent.job import job
+from thunderagent.jobs.context import Context, Fail, Snooze
+from thunderagent.jobs.job import job
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, DuplicateTask, ParentNotFound
 from thunderagent.model.pacing import SPANS_END_S

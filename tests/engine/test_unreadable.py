@@ -28,9 +28,10 @@ from tests.engine.support import Recorder, serving
 from tests.stands import eventually
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.explain import explain
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.periodic import periodic
 from thunderagent.maintenance import Janitor
 from thunderagent.model import events, fleet_events
 from thunderagent.model.attributes import ATTRIBUTES
@@ -39,7 +40,6 @@ from thunderagent.model.task import Row, Status, Task, read_task
 from thunderagent.model.ticks import every
 from thunderagent.model.unreadable import NAMED, Unread, Unreadable
 from thunderagent.overview import overview
-from thunderagent.recurring import periodic
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.engine import DynamoEngine

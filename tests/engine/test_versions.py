@@ -15,15 +15,15 @@ from tests import stands
 from tests.engine.support import EPOCH, Stage, claimed, serving, settings
 from tests.engine.version_jobs import NAME, New, Old, from_1_to_2, isolated, new_job, old_job
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, DuplicateTask
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.pause_commands import doubt
-from thunderagent.recurring import periodic
 from thunderagent.rings import Ring
 from thunderagent.statistics import queue_stats
 from thunderagent.stores.tasks import AgentInfo

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 
 def _put(payload: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from jobs.import_weather import ImportPayload, import_weather
 from jobs.source import BadSource, sample_file
 from jobs.weather import Day, month_file, read_month
-from thunderagent.context import Context
+from thunderagent.jobs.context import Context
 from thunderagent.model.errors import TaskCancelled
 from thunderagent.model.task import Lease, Status, Task
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from jobs.files import file_name
 from jobs.report import BadMonth, ReportPayload, ReportResult, build_report
 from jobs.weather import month_file
-from thunderagent.context import Context, Snooze
+from thunderagent.jobs.context import Context, Snooze
 from thunderagent.model.errors import PayloadInvalid, TaskCancelled
 from thunderagent.model.task import Lease, Status, Task
 

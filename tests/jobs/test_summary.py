@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from jobs.summary import SummaryPayload, SummaryResult, build_summary
-from thunderagent.context import Context, Fail
+from thunderagent.jobs.context import Context, Fail
 from thunderagent.model.task import Lease, Status, Task
 
 

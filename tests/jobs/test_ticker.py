@@ -22,10 +22,10 @@ from jobs.ticker import BadTick, Tick, TickerPayload, decode, follow
 from thunderagent.agent import Agent
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed
 from thunderagent.client import Client
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.errors import StreamStopped
 from thunderagent.model.task import Status
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import Recorder, make_lease, memory_store

@@ -23,10 +23,11 @@ from tests.model.stream_agents import Killed, SimHeartbeat, Turn, named
 from thunderagent import agent as agent_module
 from thunderagent.agent import Agent
 from thunderagent.client import Client
-from thunderagent.context import Context, Fail, Snooze
 from thunderagent.executor import Running
 from thunderagent.faults import ANY, Fault, FaultyEngine
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context, Fail, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.registry import Registry
 from thunderagent.limits import Limit, holders_of, limit_of, number_of
 from thunderagent.lines import keep_line_open, line_of
 from thunderagent.model.attributes import LEASE_ATTRIBUTES
@@ -35,7 +36,6 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.model.task import Page, Row, Status, Task
 from thunderagent.model.writes.shared import LINE_STATUS, free_slot, holder, limit_id, take_slot
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.settler import Outcome, Raised, Returned, Stopped
 from thunderagent.stores.engine import Applied, Engine, KeptText

@@ -25,12 +25,13 @@ from typing import Any, Final
 from thunderagent import region_writes
 from thunderagent.admission import Admission
 from thunderagent.authority import Arbiter
-from thunderagent.context import Context
 from thunderagent.dependents import Dependents
 from thunderagent.gate import Gate
 from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.maintenance import Janitor
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock
@@ -39,7 +40,6 @@ from thunderagent.model.errors import RegionPassive, StoreError, StoreRejected, 
 from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regionengine import RegionClock
-from thunderagent.registry import Registry
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.settler import Outcome, Policy, Undecided, settle
 from thunderagent.stores.dynamo.engine import DynamoEngine

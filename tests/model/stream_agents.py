@@ -22,8 +22,8 @@ from thunderagent.agent import Agent
 from thunderagent.executor import Executors, LoopExecutor
 from thunderagent.faults import FaultyEngine
 from thunderagent.heartbeat import Heartbeat
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.conditions import Write
-from thunderagent.registry import Registry
 from thunderagent.serving import tick_s
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import Applied, Blobs

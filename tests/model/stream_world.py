@@ -21,7 +21,8 @@ from tests.model.stream_network import HOST, Network, SimLoop, SimServer, Wire
 from thunderagent.chaos import Behaviour, Close, Feed
 from thunderagent.client import Client
 from thunderagent.faults import ANY, Fault
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.clock import HostClock
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import (
@@ -34,7 +35,6 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Row, Status, Task
 from thunderagent.model.writes.shared import AGENT_STATUS
-from thunderagent.registry import Registry
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

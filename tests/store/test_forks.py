@@ -26,10 +26,10 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from tests.stands import eventually, patience
 from thunderagent.client import Client
-from thunderagent.context import Context
 from thunderagent.doorbells.local import LocalDoorbell
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.findings import State
+from thunderagent.jobs.context import Context
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lease

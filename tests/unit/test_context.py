@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.engine.support import a_lease
-from thunderagent.context import PROGRESS_BYTES, Context, ParentResults
+from thunderagent.jobs.context import PROGRESS_BYTES, Context, ParentResults
 from thunderagent.model.errors import LeaseLost, ParentResultLost, TaskCancelled, TaskStopped, TimeLimitExceeded
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from tests.unit.test_telemetry import ABOUT
 from thunderagent import JobRun, around, on
-from thunderagent.context import Context
-from thunderagent.hooks import EventHook, RunHook
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.hooks import EventHook, RunHook
+from thunderagent.jobs.job import job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskRetried
-from thunderagent.registry import Registry
 
 FAILED = TaskFailed(**ABOUT, error="e")
 RETRIED = TaskRetried(**ABOUT, error="e", delay_s=1.0)

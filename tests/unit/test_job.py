@@ -15,8 +15,8 @@ from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, SecretStr
 from pydantic.alias_generators import to_camel
 
 from tests.engine.support import a_lease
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.model.errors import ConfigurationError, PayloadInvalid
 from thunderagent.model.jsondata import dump_json, is_same_json, sorted_json
 

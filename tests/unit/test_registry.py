@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import ConfigurationError, JobImportError, UnknownJob
-from thunderagent.registry import Registry
 
 JOB = """
 from typing import Any
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 @job("{name}", queue="{queue}")
 def {function}(ctx: Context, payload: dict[str, Any]) -> None: ...

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tests.unit import sample_events
 from thunderagent.client import Client
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.model import router_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, EventRejected, ParentNotFound, StoreUnavailable

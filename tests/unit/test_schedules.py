@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from thunderagent import Context, Tick, cron, every, job, periodic, stream
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.schedules import (
     AT_ONCE,

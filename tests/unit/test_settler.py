@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from thunderagent.context import Cancel, Context, Fail, Snooze
 from thunderagent.executor import run_handler
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.job import Job, job
 from thunderagent.model import errors, events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped

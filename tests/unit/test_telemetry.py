@@ -14,8 +14,8 @@ import pytest
 from loguru import logger
 
 from tests.engine.support import a_lease, running, serving
-from thunderagent.context import Context, Snooze
-from thunderagent.job import job
+from thunderagent.jobs.context import Context, Snooze
+from thunderagent.jobs.job import job
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, TaskEvent

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import Job, job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.versions import bring_up
 from thunderagent.limits import Limit, Slots
 from thunderagent.lines import candidate_of
 from thunderagent.model.bus import EventBus
@@ -20,15 +23,12 @@ from thunderagent.model.names import NEWEST, has_version, job_value, parse_job, 
 from thunderagent.model.schedules import Schedule, Tick, tick_task
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
-from thunderagent.recurring import periodic
-from thunderagent.registry import Registry
 from thunderagent.rings import Ring
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.sifter import Sifter
 from thunderagent.stores.tasks import Wanted
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import make_lease, memory_store
-from thunderagent.versions import bring_up
 
 
 class Month(BaseModel):

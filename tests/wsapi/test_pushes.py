@@ -15,9 +15,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.engine.support import serving
 from tests.wsapi.support import LONG_S, make_gateway
-from thunderagent.context import Context
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,

@@ -14,8 +14,8 @@ from thunderagent.canary.work import CanaryWork
 from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.intake import Intake
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
-from thunderagent.registry import Registry
 from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult, Step
-from thunderagent.context import Context
 from thunderagent.intake import Intake, NewTask
-from thunderagent.job import Job, make_job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import Job, make_job
+from thunderagent.jobs.periodic import periodic
 from thunderagent.model.bus import EventBus
 from thunderagent.model.canary_targets import QUEUE
 from thunderagent.model.errors import ThunderAgentError
@@ -26,7 +27,6 @@ from thunderagent.model.pacing import wait_delays
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
-from thunderagent.recurring import periodic
 from thunderagent.ringer import Ringer
 from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.stores.tasks import TaskStore

@@ -27,11 +27,11 @@ from thunderagent.cli.output import (
 )
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.equipment import equip
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 from thunderagent.model.outlet import end_lines, open_outlets
 from thunderagent.pauses import Pause, PauseKind
-from thunderagent.registry import Registry
 from thunderagent.settings import load_settings
 from thunderagent.statistics import overdue_text
 from thunderagent.stores.opening import open_store

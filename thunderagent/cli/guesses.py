@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import StoreError
 from thunderagent.model.names import meant, plain_job
 from thunderagent.model.task import DEFAULT_QUEUE, Status, Task
-from thunderagent.registry import Registry
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 READ: Final = 100

@@ -22,11 +22,11 @@ from thunderagent.doctor.laps import LAPS, probe_row, run_laps
 from thunderagent.doctor.regions import look_at_region
 from thunderagent.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
 from thunderagent.findings import Check, Finding, State
+from thunderagent.jobs.registry import Registry
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.model.pacing import EXAMINED_S
 from thunderagent.model.version import __version__
-from thunderagent.registry import Registry
 from thunderagent.serving import check_leases
 from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.statistics import overdue_text, queue_stats

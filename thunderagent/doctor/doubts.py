@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from thunderagent.findings import Finding, State
-from thunderagent.job import Job
-from thunderagent.registry import Registry
+from thunderagent.jobs.job import Job
+from thunderagent.jobs.registry import Registry
 from thunderagent.settings import PREFIX, Settings
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import quote
 
 from thunderagent.client import Client
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.errors import ConfigurationError, DuplicateTask, PayloadInvalid
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.names import plain_job

@@ -9,8 +9,8 @@ import time
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 
 class Seconds(BaseModel):

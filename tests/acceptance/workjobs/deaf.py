@@ -6,8 +6,8 @@ import asyncio
 import time
 from contextlib import suppress
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 from .marks import LOOK_S, Facts, Folder, facts, mark, may_end
 

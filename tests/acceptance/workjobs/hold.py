@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 from thunderagent.model.errors import TaskStopped
 
 from .marks import LOOK_S, Facts, Folder, facts, mark, may_end

@@ -6,8 +6,8 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 _KEPT: Final[list[bytearray]] = []
 

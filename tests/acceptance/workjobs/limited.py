@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 from .marks import LOOK_S, Facts, Folder, facts, mark, may_end
 

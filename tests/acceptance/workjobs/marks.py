@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
+from thunderagent.jobs.context import Context
 
 LOOK_S = 0.02
 

@@ -6,8 +6,8 @@ import os
 
 from pydantic import BaseModel
 
-from thunderagent.context import Context
-from thunderagent.job import job
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.job import job
 
 from .marks import Folder
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from thunderagent import Client, Context, job
-from thunderagent.context import Snooze
+from thunderagent.jobs.context import Snooze
+from thunderagent.jobs.periodic import periodic
 from thunderagent.model.schedules import Tick
 from thunderagent.model.ticks import every
-from thunderagent.recurring import periodic
 
 
 @job("cloud.plain", max_retry=0)

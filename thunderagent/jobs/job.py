@@ -13,7 +13,8 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from thunderagent.context import Context
+from thunderagent.jobs.context import Context
+from thunderagent.jobs.versions import Upcaster, bring_up, version_problems
 from thunderagent.model.arguments import MOST_RETRIES, SHORTEST_S, choice_problem, seconds_problem, shown, whole_problem
 from thunderagent.model.errors import ConfigurationError, PayloadInvalid
 from thunderagent.model.jsondata import dump_json
@@ -22,7 +23,6 @@ from thunderagent.model.pacing import Backoff
 from thunderagent.model.schedules import Schedule
 from thunderagent.model.task import DEFAULT_QUEUE, STREAM, Lane
 from thunderagent.settings import lease_problems
-from thunderagent.versions import Upcaster, bring_up, version_problems
 
 P = TypeVar("P")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar, overload
 
-from thunderagent.job import Job
+from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import shown
 from thunderagent.model.errors import ConfigurationError, PayloadError
 from thunderagent.model.schedules import CatchUp, Overlap, Schedule, tick_id, tick_payload

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
-from thunderagent.context import Context
+from thunderagent.jobs.context import Context
 from thunderagent.model.arguments import shown
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import Event

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thunderagent.hooks import Hook
-from thunderagent.job import Job
+from thunderagent.jobs.hooks import Hook
+from thunderagent.jobs.job import Job
 from thunderagent.model.errors import ConfigurationError, JobImportError, UnknownJob
 from thunderagent.model.names import meant
 
