@@ -160,7 +160,7 @@ def run_until_idle(
     import random
 
     from thunderagent import testing
-    from thunderagent.agent import Agent
+    from thunderagent.agent.loop import Agent
     from thunderagent.model.errors import ConfigurationError
 
     def run(

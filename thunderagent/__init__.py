@@ -4,7 +4,7 @@ The application needs `Client`, a jobs package `job` and `stream` with their con
 whoever runs agents in a program of their own `Agent`.
 """
 
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.hooks import JobRun, around, on

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
+from thunderagent.agent.settle import about
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, make_job
 from thunderagent.jobs.versions import Upcaster
@@ -27,7 +28,6 @@ from thunderagent.model.errors import (
 from thunderagent.model.pacing import LOOP_LATE_S, Backoff
 from thunderagent.model.task import STREAM, Lease
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.settler import about
 from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf
 from thunderagent.streaming.ending import CAUGHT_UP, State
 from thunderagent.streaming.endpoint import EndpointSource

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from thunderagent.executor import Running
+from thunderagent.agent.executors.executor import Running
 from thunderagent.logwriter import LogWriter, utc
 from thunderagent.model import events, fleet_events, router_events, websocket_events
 from thunderagent.model.bus import EventBus

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
 from thunderagent.fasttime import FastLoop as FastLoop

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.lines import open_lines
 from thunderagent.model import events

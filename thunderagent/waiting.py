@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from thunderagent.balance import is_paused
-from thunderagent.health.judgement import DEAD_S, TOLD
-from thunderagent.housekeeping import ANNOUNCE_S
+from thunderagent.agent.health.judgement import DEAD_S, TOLD
+from thunderagent.agent.housekeeping import ANNOUNCE_S
+from thunderagent.agent.stream_balance import is_paused
 from thunderagent.journal import Link
 from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of

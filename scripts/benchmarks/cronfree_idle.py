@@ -22,7 +22,7 @@ from benchmarks.cronfree_figures import DOORBELL, Idle, as_data
 from benchmarks.cronfree_jobs import note
 from benchmarks.cronfree_ledger import Ledger, LedgerEngine
 from benchmarks.processes import BenchFailed
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.jobs.registry import Registry
 from thunderagent.settings import load_settings

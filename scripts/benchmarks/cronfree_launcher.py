@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.cronfree_jobs import STARTED
 from benchmarks.streams_children import say, serve
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events

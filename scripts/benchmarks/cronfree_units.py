@@ -18,7 +18,7 @@ from benchmarks.cronfree_jobs import GATE, SPEC, STARTED, Nothing, hold, note, t
 from benchmarks.cronfree_ledger import Cost, Ledger, LedgerEngine
 from benchmarks.cronfree_race import Clock, Moment
 from benchmarks.processes import BenchFailed
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events

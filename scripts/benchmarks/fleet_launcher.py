@@ -35,7 +35,7 @@ def main() -> None:
     """Run the agent until SIGTERM."""
     say({"pid": os.getpid()})
     serve(answer)
-    with patch("thunderagent.agent.first_poll", return_value=0.0):  # there is no fleet to fall into step with
+    with patch("thunderagent.agent.loop.first_poll", return_value=0.0):  # there is no fleet to fall into step with
         run(JOBS)
     sys.stderr.flush()
     os._exit(0)  # the thread that answers waits for its next line

@@ -16,7 +16,7 @@ from benchmarks.fleet_figures import Listing, Plan, Reads
 from benchmarks.nojobs import Number, nothing
 from benchmarks.places import Place
 from benchmarks.processes import BenchFailed
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.settings import load_settings

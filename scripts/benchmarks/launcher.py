@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.tally import Tally
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus

@@ -15,7 +15,7 @@ from typing import Any, Final
 from benchmarks.streams_children import raise_open_files, say, serve
 from benchmarks.streams_jobs import BEAT_S, STREAM
 from benchmarks.streams_probe import PROBE
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus

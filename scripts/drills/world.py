@@ -14,17 +14,17 @@ from drills.fabric import Counted, Link
 from drills.ledger import Ledger
 from drills.pace import LAG_S, Pace
 from drills.workloads import make_jobs
-from thunderagent.agent import Agent
+from thunderagent.agent.companion import Companion
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.region_parts import region_watch
 from thunderagent.canary.making import make_watch
 from thunderagent.client import Client
-from thunderagent.companion import Companion
 from thunderagent.gate import Gate
 from thunderagent.globaltable import GlobalTableSim
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.events import Event
-from thunderagent.regions import region_watch
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

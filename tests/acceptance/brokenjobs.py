@@ -6,7 +6,7 @@ import threading
 import time
 
 from tests.acceptance.workjobs.hold import hold_sync as hold_sync
-from thunderagent.housekeeping import Housekeeping
+from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.canary.support import Api, an_api, run
+from thunderagent.agent.companion import Companions
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import STALE_TURNS, CanaryWatch
-from thunderagent.companion import Companions
 from thunderagent.meter import Meter
 from thunderagent.metrics import CANARY_HEALTHY, CANARY_LATENCY
 from thunderagent.model.bus import EventBus

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tests.canary.support import REGION, Api, an_api
-from thunderagent.agent import Agent
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.queues import BUILT_IN_QUEUE
 from thunderagent.canary import work
 from thunderagent.canary.making import make_watch, observer_of, with_canary
 from thunderagent.canary.work import JOB, KEPT_S, PROBE_JOB
 from thunderagent.client import Client
-from thunderagent.equipment import equip
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -27,7 +28,6 @@ from thunderagent.model.events import TaskFailed, TaskRetried, TaskSucceeded, Ti
 from thunderagent.model.fleet_events import CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
-from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import (

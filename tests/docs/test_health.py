@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-from thunderagent.health import judgement
-from thunderagent.health.file import HealthFile
-from thunderagent.health.judgement import Health
-from thunderagent.health.probes import PORTS
+from thunderagent.agent.health import judgement
+from thunderagent.agent.health.file import HealthFile
+from thunderagent.agent.health.judgement import Health
+from thunderagent.agent.health.probes import PORTS
 from thunderagent.settings import PREFIX, Settings
 
 ROOT: Final = Path(__file__).parents[2]

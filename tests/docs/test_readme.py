@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry

@@ -13,8 +13,8 @@ from collections import Counter
 
 from tests.engine import process_jobs
 from tests.engine.support import a_lease, running
-from thunderagent.isolation import ProcessExecutor
-from thunderagent.settler import Raised
+from thunderagent.agent.executors.process import ProcessExecutor
+from thunderagent.agent.settle import Raised
 
 
 def say(text: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tests.engine.support import LONG_S, Stage, settings
+from thunderagent.agent.executors.executor import LoopExecutor
 from thunderagent.chaos import Behaviour, ChaosServer
 from thunderagent.client import Client
-from thunderagent.executor import LoopExecutor
 from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from thunderagent.agent import Agent
+from thunderagent.agent.executors.executor import Running, Scope, no_scope
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.settle import Policy
 from thunderagent.client import Client
-from thunderagent.executor import Running, Scope, no_scope
 from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -23,7 +24,6 @@ from thunderagent.model.events import Event
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Candidate, Lease, Status, Task
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Policy
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY
 from thunderagent.stores.tasks import TaskStore, Wanted

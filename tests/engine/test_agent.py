@@ -17,7 +17,8 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, a_job, put, seen, serving, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
@@ -28,7 +29,6 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable, TableMissing
 from thunderagent.model.events import Event
 from thunderagent.model.task import Lane, Status
-from thunderagent.settler import Returned
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
@@ -540,7 +540,7 @@ def test_a_coroutine_is_cancelled_by_the_drain_and_its_task_released() -> None:
 
 
 def test_a_handler_that_never_listens_is_left_behind_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.agent.HURRY_S", 0.1)
+    monkeypatch.setattr("thunderagent.agent.loop.HURRY_S", 0.1)
     gate = Gate()
     with serving(gated(gate), drain_s=0.0) as stage:
         task = stage.client.enqueue("test.gated", {})

@@ -14,10 +14,11 @@ import pytest
 
 from tests.engine import process_jobs
 from tests.engine.test_executor import Bench, bench
-from thunderagent import child_end, isolation
-from thunderagent.child_end import ChildEnd, reap
+from thunderagent.agent.executors import child_end
+from thunderagent.agent.executors import process as isolation
+from thunderagent.agent.executors.child_end import ChildEnd, reap
+from thunderagent.agent.settle import Raised, raised
 from thunderagent.model.memory import peak_mib
-from thunderagent.settler import Raised, raised
 
 __all__ = ("bench",)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.support import a_job
 from tests.engine.test_cli_agents import FINE
 from tests.engine.test_cli_pauses import Stand, columns
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.cli.guesses import READ, idle_queues
 from thunderagent.jobs.context import Cancel, Context
 from thunderagent.jobs.job import job

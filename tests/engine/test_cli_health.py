@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from thunderagent.agent.health.file import HealthFile
+from thunderagent.agent.health.judgement import Health, Reason
+from thunderagent.agent.health.probes import Probes
 from thunderagent.cli import app
-from thunderagent.health.file import HealthFile
-from thunderagent.health.judgement import Health, Reason
-from thunderagent.health.probes import Probes
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 from thunderagent.testing import FakeClock

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engine.support import LONG_S, a_job, seen, settings
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import BULK, Client
 from thunderagent.grants import scope_id
 from thunderagent.jobs.context import Context

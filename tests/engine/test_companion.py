@@ -10,10 +10,10 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, a_job
 from tests.stands import eventually
-from thunderagent import companion
-from thunderagent.agent import Agent
-from thunderagent.companion import Companions, Repeated
-from thunderagent.heartbeat import Heartbeat
+from thunderagent.agent import companion
+from thunderagent.agent.companion import Companions, Repeated
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.loop import Agent
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -78,7 +78,7 @@ def test_several_that_hang_cost_no_more_time_than_one(monkeypatch: pytest.Monkey
 def test_an_agent_ends_in_time_although_its_heartbeat_waits_for_a_reply_and_says_so_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("thunderagent.heartbeat.HEARTBEAT_JOIN_S", 0.1)
+    monkeypatch.setattr("thunderagent.agent.heartbeat.HEARTBEAT_JOIN_S", 0.1)
     asked, answered, closed = threading.Event(), threading.Event(), list[str]()
 
     def waits(_: Heartbeat) -> None:

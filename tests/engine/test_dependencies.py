@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.engine.support import LONG_S, Stage, put, seen, serving, settings
+from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
-from thunderagent.maintenance import Janitor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write

@@ -12,21 +12,21 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, a_job, claimed, put, running, settings
 from tests.stands import eventually
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.listener import Listener
+from thunderagent.agent.poller import QueuePoller, Room
+from thunderagent.agent.rung import HEARD, HELD, STALE_S, Rung
 from thunderagent.client import Client
 from thunderagent.doorbell import Wanted as WantedRing
 from thunderagent.doorbells.memory import MemoryDoorbell
-from thunderagent.heartbeat import Heartbeat
 from thunderagent.jobs.registry import Registry
-from thunderagent.listener import Listener
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.pacing import BEAT_AGAIN_S, PollPace
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
-from thunderagent.poller import QueuePoller, Room
 from thunderagent.ringer import Ringer
 from thunderagent.rings import Ring, Verb
-from thunderagent.rung import HEARD, HELD, STALE_S, Rung
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.stream import stream
 from thunderagent.testing import FakeClock, memory_store

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.doorbell import Wanted
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub

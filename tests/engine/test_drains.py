@@ -14,9 +14,9 @@ import pytest
 from tests import stands
 from tests.engine.support import LONG_S, Recorder, Writing, a_job, put, serving, settings
 from tests.stands import Stand, together
-from thunderagent.agent import Agent
+from thunderagent.agent.controls import Controls
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.controls import Controls
 from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
 from thunderagent.drains import OLD_S, drain_asked, drains_of
 from thunderagent.faults import FaultyEngine

@@ -18,8 +18,9 @@ import pytest
 from tests.engine import process_jobs
 from tests.engine.support import LONG_S, a_lease, running
 from tests.stands import eventually
-from thunderagent.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
-from thunderagent.isolation import ProcessExecutor
+from thunderagent.agent.executors.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
+from thunderagent.agent.executors.process import ProcessExecutor
+from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped, time_limit
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -33,7 +34,6 @@ from thunderagent.model.errors import (
     TimeLimitExceeded,
 )
 from thunderagent.model.jsondata import Unstorable, dump_json
-from thunderagent.settler import Outcome, Raised, Returned, Stopped, time_limit
 from thunderagent.testing import make_lease
 
 

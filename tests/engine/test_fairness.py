@@ -14,13 +14,13 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, a_job, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
-from thunderagent.settler import Returned
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
@@ -99,7 +99,7 @@ class Steps:
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents whose names sort in the order in which they are made."""
     numbers = itertools.count()
-    monkeypatch.setattr("thunderagent.agent.secrets.token_hex", lambda size: f"{next(numbers):08x}")
+    monkeypatch.setattr("thunderagent.agent.loop.secrets.token_hex", lambda size: f"{next(numbers):08x}")
 
 
 @pytest.fixture(params=[1, 2])

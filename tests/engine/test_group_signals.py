@@ -16,7 +16,7 @@ import pytest
 
 from tests.engine import process_jobs
 from tests.engine.test_executor import Bench, bench
-from thunderagent.settler import Returned
+from thunderagent.agent.settle import Returned
 
 __all__ = ["bench"]
 

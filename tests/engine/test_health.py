@@ -16,17 +16,18 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, a_job, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.companion import Companion, Repeated
+from thunderagent.agent.health import probes
+from thunderagent.agent.health.judgement import Limits
+from thunderagent.agent.health.monitor import Monitor
+from thunderagent.agent.health.vitals import STORES, is_in, place_of
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.housekeeping import Housekeeping
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.poller import QueuePoller
 from thunderagent.client import Client
-from thunderagent.companion import Companion, Repeated
 from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
-from thunderagent.equipment import equip
-from thunderagent.health import probes
-from thunderagent.health.judgement import Limits
-from thunderagent.health.monitor import Monitor
-from thunderagent.health.vitals import STORES, is_in, place_of
-from thunderagent.heartbeat import Heartbeat
-from thunderagent.housekeeping import Housekeeping
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -34,7 +35,6 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Page, Status
-from thunderagent.poller import QueuePoller
 from thunderagent.rings import Ring
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite import access as sqlite_access
@@ -482,7 +482,7 @@ def dying(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
     thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderagent.companion.COMPANION_AGAIN_S", 0.0)
+    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.0)
     stuck, go_on, export = threading.Event(), threading.Event(), threading.Event()
 
     def stand_still(event: events.Event) -> None:
@@ -513,7 +513,7 @@ def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
 def test_a_thread_that_dies_is_noticed_within_seconds_and_started_again(
     thread: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("thunderagent.companion.COMPANION_AGAIN_S", 0.0)
+    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.0)
     export = threading.Event()
 
     class Exporter:
@@ -615,7 +615,7 @@ def test_an_error_that_hits_the_drain_too_leaves_the_leases_to_run_out(monkeypat
     with ward(long) as at:
         task = at.client.enqueue(long, {})
         at.record.wait(events.TaskStarted)
-        monkeypatch.setattr("thunderagent.workload.Workload.commit", broken)
+        monkeypatch.setattr("thunderagent.agent.in_flight.Workload.commit", broken)
         at.agent.wake()
         at.join()
         assert repr(at.error) == "LookupError('a bug')"

@@ -13,8 +13,9 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.stands import eventually
-from thunderagent.executor import Running
-from thunderagent.heartbeat import Heartbeat
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.settle import Returned
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events
@@ -24,7 +25,6 @@ from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable
 from thunderagent.model.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.settler import Returned
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite import schema as sqlite_schema
 from thunderagent.stores.sqlite.engine import SqliteEngine

@@ -17,10 +17,12 @@ from tests.engine.support import LONG_S, Recorder, Stage, a_job, a_lease, runnin
 from tests.stands import eventually
 from tests.unit.test_telemetry import ABOUT
 from thunderagent import JobRun, Registry, around, on
-from thunderagent.agent import Agent
+from thunderagent.agent.delivery import MOST_WAITING, Complaints, Delivery
+from thunderagent.agent.executors.executor import Scope, no_scope
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.scopes import scope_of
+from thunderagent.agent.settle import Outcome, Returned
 from thunderagent.client import Client
-from thunderagent.delivery import MOST_WAITING, Complaints, Delivery
-from thunderagent.executor import Scope, no_scope
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.hooks import Hook
 from thunderagent.jobs.job import Job, job
@@ -29,8 +31,6 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
-from thunderagent.scopes import scope_of
-from thunderagent.settler import Outcome, Returned
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import FakeClock
@@ -498,7 +498,7 @@ def test_the_thread_of_the_hooks_is_started_again_when_it_has_died_and_nothing_i
         call(self, hook, event)
 
     monkeypatch.setattr(Delivery, "_call", dies)
-    monkeypatch.setattr("thunderagent.companion.COMPANION_AGAIN_S", 0.05)
+    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.05)
     with hooked(sync, note) as stage:
         stage.end_of(stage.client.enqueue(sync, {}, task_id="lost"))
         stage.record.wait(events.ThreadDied, where=lambda event: event.thread == "hooks" and event.restarted)

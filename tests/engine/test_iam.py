@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.loop import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.doorbells.sqs import SqsDoorbell
-from thunderagent.equipment import equip
 from thunderagent.iam import (
     ARBITER_ACTIONS,
     BUCKET_ACTIONS,

@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.support import LONG_S, Recorder, a_job, settings
 from tests.stands import Stand, eventually, open_stand
-from thunderagent.agent import Agent
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.cloudwatch import CloudWatch
-from thunderagent.equipment import equip
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, follower, lease_of, watched_memory
 from tests.engine.support import Rejecting, put
 from tests.stands import eventually
-from thunderagent import housekeeping
+from thunderagent.agent import housekeeping
 from thunderagent.chaos import Close, Feed
 from thunderagent.faults import Fault
 from thunderagent.journal import (
@@ -431,7 +431,7 @@ def test_what_could_not_be_written_is_written_with_the_next(agents: Fleet, often
 def test_what_waits_for_a_store_that_takes_no_journals_is_bounded(
     agents: Fleet, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from thunderagent import workload
+    from thunderagent.agent import in_flight as workload
 
     monkeypatch.setattr(workload, "CLOSED_KEPT", 3)
     log = Log()

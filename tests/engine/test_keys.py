@@ -13,7 +13,8 @@ import pytest
 
 from tests.engine.support import a_job, seen, serving, settings
 from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
-from thunderagent.admission import Admission
+from thunderagent.agent.admission import Admission
+from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
 from thunderagent.dependents import Dependents
 from thunderagent.faults import ANY, Fault, FaultyEngine
@@ -21,7 +22,6 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
 from thunderagent.keys import OWED, Keys
-from thunderagent.maintenance import Janitor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write

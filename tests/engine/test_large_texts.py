@@ -15,7 +15,10 @@ import pytest
 
 from tests.engine.support import LONG_S, Stage, put, seen, serving
 from tests.stands import eventually
-from thunderagent.admission import ARRIVES_TIMES, Admission
+from thunderagent.agent.admission import ARRIVES_TIMES, Admission
+from thunderagent.agent.settle import Outcome, Raised, Undecided
+from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
 from thunderagent.dependents import Dependents
 from thunderagent.faults import Fault, FaultyEngine
@@ -25,7 +28,6 @@ from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
 from thunderagent.limits import Limit
 from thunderagent.lines import keep_line_open
-from thunderagent.maintenance import Janitor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
@@ -41,13 +43,11 @@ from thunderagent.model.errors import (
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
-from thunderagent.settler import Outcome, Raised, Undecided
 from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText
 from thunderagent.stores.large_texts import DAY_S
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock
-from thunderagent.text_sweep import TextSweep
 
 LARGE = "x" * MAX_TEXT_BYTES
 
@@ -198,7 +198,7 @@ def test_a_payload_that_cannot_be_read_now_waits_alone_and_loses_nothing(
         delays.append(times)
         return 0.05
 
-    monkeypatch.setattr("thunderagent.admission.unread_delay", noted)
+    monkeypatch.setattr("thunderagent.agent.admission.unread_delay", noted)
     bucket, work = Bucket(), Work()
     client = Client(store := _store(bucket), Settings())
     tasks = _batch(client, ["a", "bad", "c", "d"])
@@ -218,7 +218,7 @@ def test_a_payload_that_cannot_be_read_now_waits_alone_and_loses_nothing(
 
 
 def test_texts_that_cannot_be_read_hold_up_no_task_whose_payload_is_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.admission.unread_delay", lambda times, rng: 0.05)
+    monkeypatch.setattr("thunderagent.agent.admission.unread_delay", lambda times, rng: 0.05)
     engine, work = Apart(), Work()
     client = Client(store := TaskStore(engine), Settings())
     large = client.enqueue("test.job", {"text": "y" * 100}, task_id="large")
@@ -585,7 +585,7 @@ def _text_pauses(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[int]:
         pauses.append(times)
         return seconds
 
-    monkeypatch.setattr("thunderagent.workload.text_delay", noted, raising=False)
+    monkeypatch.setattr("thunderagent.agent.in_flight.text_delay", noted, raising=False)
     return pauses
 
 
@@ -630,7 +630,7 @@ def test_a_result_that_waits_to_be_written_keeps_its_slot(monkeypatch: pytest.Mo
 
 def test_no_text_is_tried_before_its_time_whatever_wakes_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     _text_pauses(monkeypatch, 3600.0)
-    monkeypatch.setattr("thunderagent.workload.TEXT_WAITS_CLOSING_S", 3600.0, raising=False)
+    monkeypatch.setattr("thunderagent.agent.in_flight.TEXT_WAITS_CLOSING_S", 3600.0, raising=False)
     work = Returning(FOR_NOW["no answer"])
     with serving(work.job(), store=work.store, slots=2, drain_s=0.2) as stage:
         work.begin(stage, "bad")
@@ -652,7 +652,7 @@ def test_a_result_that_cannot_be_written_for_long_is_noted_as_not_stored(
 ) -> None:
     _text_pauses(monkeypatch, 0.02)
     if ends == "time":
-        monkeypatch.setattr("thunderagent.workload.TEXT_WAITS_S", 0.1, raising=False)
+        monkeypatch.setattr("thunderagent.agent.in_flight.TEXT_WAITS_S", 0.1, raising=False)
     work = Returning(FOR_NOW["no answer"])
     region: dict[str, Any] = (
         {"region": "eu-west-1", "region_arbiter": "sqlite:///arbiter.db"} if ends == "grant" else {}
@@ -674,7 +674,7 @@ def test_a_result_that_cannot_be_written_for_long_is_noted_as_not_stored(
 
 def test_a_drain_stores_what_can_be_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     _text_pauses(monkeypatch, 3600.0)
-    monkeypatch.setattr("thunderagent.workload.TEXT_WAITS_CLOSING_S", 0.02, raising=False)
+    monkeypatch.setattr("thunderagent.agent.in_flight.TEXT_WAITS_CLOSING_S", 0.02, raising=False)
     work = Returning(FOR_NOW["no answer"])
     with serving(work.job(), store=work.store) as stage:
         work.begin(stage, "bad")
@@ -687,7 +687,7 @@ def test_a_drain_stores_what_can_be_written_again(monkeypatch: pytest.MonkeyPatc
 
 def test_texts_that_take_long_to_fail_hold_up_one_turn_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _text_pauses(monkeypatch, 0.2)
-    monkeypatch.setattr("thunderagent.workload.TEXTS_FAIL_S", 0.0, raising=False)
+    monkeypatch.setattr("thunderagent.agent.in_flight.TEXTS_FAIL_S", 0.0, raising=False)
     work = Returning(FOR_NOW["no answer"])
     work.bucket.broken["s3://bucket/worse"] = FOR_NOW["no answer"]
     with serving(work.job(), store=work.store, slots=3) as stage:

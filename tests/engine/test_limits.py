@@ -19,8 +19,9 @@ from tests.engine.stream_support import FeedThread, Fleet, Log, fleet, follower
 from tests.engine.support import LONG_S, Stage, Writing, settings
 from tests.model.limit_world import World, limited_jobs
 from tests.store.billing import write_units
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
-from thunderagent.executor import Running
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
@@ -35,7 +36,6 @@ from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LIMIT_LIVES_S, LINE_STATUS
-from thunderagent.settler import Returned
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.expressions import encode_row
 from thunderagent.stores.engine import Applied, Engine

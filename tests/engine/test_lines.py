@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
+from thunderagent.agent.settle import Outcome, Raised, Returned
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Snooze
 from thunderagent.jobs.job import job
@@ -24,7 +25,6 @@ from thunderagent.model.task import Lane, Page, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LINE_STATUS, close_line, limit_row
-from thunderagent.settler import Outcome, Raised, Returned
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store

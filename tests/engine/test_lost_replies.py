@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.support import LONG_S, Recorder, Rejecting, Stage, serving, settings
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze

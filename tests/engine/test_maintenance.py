@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 
 from tests.engine.support import Recorder, Rejecting, claimed, put, seen
+from thunderagent.agent.sweep import RECHECKED, Janitor, LostLeases
 from thunderagent.dependents import Dependents
 from thunderagent.limits import holders_of
-from thunderagent.maintenance import RECHECKED, Janitor, LostLeases
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import DateClock, SharedClock, process_start

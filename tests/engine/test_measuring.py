@@ -11,9 +11,9 @@ import pytest
 
 from tests.engine.support import Recorder, a_job, put, serving
 from thunderagent import measuring, metrics, prometheus
-from thunderagent.equipment import equip
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.instruments import cloudwatch_place, make_meter, measuring_companions
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.instruments import cloudwatch_place, make_meter, measuring_companions
 from thunderagent.measuring import TURN_S, QueueMeasure, measure
 from thunderagent.meter import Meter
 from thunderagent.metrics import MOST_LABELS

@@ -12,17 +12,17 @@ import pytest
 from tests.engine.support import LONG_S, Stage
 from tests.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.ec2 import Notices
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
-from thunderagent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import NOTICES_RARELY_S
 from thunderagent.model.task import Status
-from thunderagent.notices import Notices
 from thunderagent.testing import FakeClock, Recorder
 
 TOKEN = "/latest/api/token"
@@ -254,7 +254,7 @@ def test_an_agent_on_a_machine_that_goes_claims_nothing_and_begins_when_the_noti
 
 
 def test_an_agent_asks_its_instance_only_if_its_settings_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thunderagent.equipment import equip
+    from thunderagent.agent.assembly import equip
 
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1")
     for wanted in (False, True):

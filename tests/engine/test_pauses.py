@@ -15,8 +15,9 @@ from tests import stands
 from tests.engine.stream_support import FeedThread, Log, Watched, fleet, follower
 from tests.engine.support import LONG_S, Recorder, Stage, a_job, claimed, put, settings
 from tests.stands import Stand, together
-from thunderagent.agent import Agent
-from thunderagent.balance import Fleet, is_paused
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.settle import Returned
+from thunderagent.agent.stream_balance import Fleet, is_paused
 from thunderagent.client import Client
 from thunderagent.faults import Fault
 from thunderagent.jobs.context import Context
@@ -29,7 +30,6 @@ from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.pause_commands import MOST_PAUSES, doubt
 from thunderagent.pauses import Pause, PauseKind, pauses_of
 from thunderagent.rings import Ring
-from thunderagent.settler import Returned
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store

@@ -19,7 +19,7 @@ from tests import stands
 from tests.engine.support import EPOCH, LONG_S, Recorder, claimed, serving, settings
 from tests.stands import eventually, together
 from tests.store.billing import write_units
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context

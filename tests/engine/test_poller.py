@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.engine.support import Recorder, put
+from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller, Room
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import Lane, Page
-from thunderagent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller, Room
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
 

@@ -12,9 +12,11 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, a_job, a_lease, running, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.recycling import JITTER, Held, Recycling
+from thunderagent.agent.settle import about
 from thunderagent.client import Client
-from thunderagent.equipment import equip
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -22,8 +24,6 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.memory import kernel_kills, peak_mib, resident_mib
 from thunderagent.model.task import Status
-from thunderagent.recycling import JITTER, Held, Recycling
-from thunderagent.settler import about
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import memory_store
@@ -218,7 +218,7 @@ class Fresh:
 def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_burned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderagent.recycling.RECYCLE_LOOK_S", 0.01)
+    monkeypatch.setattr("thunderagent.agent.recycling.RECYCLE_LOOK_S", 0.01)
     fences: list[int] = []
 
     @job("test.count")
@@ -242,8 +242,8 @@ def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_b
 
 
 def test_leaked_threads_end_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.recycling.RECYCLE_LOOK_S", 0.01)
-    monkeypatch.setattr("thunderagent.recycling.STUCK_WAIT_S", 0.1)
+    monkeypatch.setattr("thunderagent.agent.recycling.RECYCLE_LOOK_S", 0.01)
+    monkeypatch.setattr("thunderagent.agent.recycling.STUCK_WAIT_S", 0.1)
     go = threading.Event()
 
     @job("test.deaf", timeout_s=0.1, max_retry=0)

@@ -12,11 +12,12 @@ import pytest
 
 from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
-from thunderagent.agent import Agent
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.gatekeeper import gated
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.region_parts import region_entry, region_watch
 from thunderagent.client import Client
-from thunderagent.equipment import equip
 from thunderagent.gate import Gate
-from thunderagent.gatekeeper import gated
 from thunderagent.grants import Grant
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
@@ -26,7 +27,6 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Candidate
 from thunderagent.model.writes import tasks as writes
-from thunderagent.regions import region_entry, region_watch
 from thunderagent.sentinel import Sentinel
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
@@ -123,7 +123,7 @@ def test_a_thread_that_asks_the_arbiter_and_dies_is_told_and_started_again(
         return step()
 
     monkeypatch.setattr(here.watch._authority, "step", dies)
-    monkeypatch.setattr("thunderagent.companion.COMPANION_AGAIN_S", 0.1)
+    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.1)
     with running(here):
         [event] = here.told.wait(events.ThreadDied)
         assert (event.thread, event.restarted) == ("region", True)

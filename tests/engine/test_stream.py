@@ -28,9 +28,10 @@ from tests.engine.stream_support import (
 )
 from tests.engine.support import LONG_S, put, serving
 from tests.stands import eventually, patience
-from thunderagent.balance import AT_ONCE
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.settle import Stopped
+from thunderagent.agent.stream_balance import AT_ONCE
 from thunderagent.chaos import Close, Feed, Refuse, Silence
-from thunderagent.executor import Running
 from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -48,7 +49,6 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Desired, Lane, Status
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.settler import Stopped
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream

@@ -15,13 +15,15 @@ import pytest
 from tests.engine.stream_support import FeedThread, Log, Watched, fleet, follower
 from tests.engine.support import LONG_S, Recorder, claimed, put
 from tests.stands import eventually
-from thunderagent.balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
+from thunderagent.agent.poller import PAGES_A_LOOK, Room
+from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
+from thunderagent.agent.streams import AWAY_BYTES
+from thunderagent.agent.sweep import Janitor
 from thunderagent.chaos import Refuse
 from thunderagent.dependents import Dependents
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.journal import Link
-from thunderagent.maintenance import Janitor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Present, Write
@@ -29,10 +31,8 @@ from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import OTHERS_S, PollPace
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.overview import overview
-from thunderagent.poller import PAGES_A_LOOK, Room
 from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
 from thunderagent.stream import StreamContext, stream
-from thunderagent.streams import AWAY_BYTES
 from thunderagent.testing import FakeClock, memory_store
 
 IDS = [f"stream-{number}" for number in range(1000)]

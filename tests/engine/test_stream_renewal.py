@@ -13,10 +13,11 @@ import pytest
 
 from tests.engine.stream_support import FeedThread, Log, Watched, a_loop, fleet, follower
 from tests.engine.support import LONG_S, Recorder, claimed
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.settle import Stopped
 from thunderagent.chaos import Feed, Silence
-from thunderagent.executor import Running
 from thunderagent.faults import Fault
-from thunderagent.heartbeat import Heartbeat
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged
@@ -24,7 +25,6 @@ from thunderagent.model.pacing import LOOP_LATE_S
 from thunderagent.model.task import Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.settler import Stopped
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.stream import StreamContext, stream
 from thunderagent.streaming.governor import Governor

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 
 from tests.model.limit_world import BOMB, LEASE_S, World, limited_jobs
+from thunderagent.agent.settle import Returned
 from thunderagent.model.losses import runs_alone
 from thunderagent.model.task import Status, Task
-from thunderagent.settler import Returned
 
 FREE: Final = limited_jobs()["free"]
 SLOTS: Final = 10

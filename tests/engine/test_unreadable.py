@@ -26,13 +26,13 @@ from typer.testing import CliRunner
 
 from tests.engine.support import Recorder, serving
 from tests.stands import eventually
+from thunderagent.agent.sweep import Janitor
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.explain import explain
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.periodic import periodic
-from thunderagent.maintenance import Janitor
 from thunderagent.model import events, fleet_events
 from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.errors import TaskNotFound, TaskUnreadable, ThunderAgentError

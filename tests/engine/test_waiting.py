@@ -8,8 +8,8 @@ import pytest
 
 from tests.engine.stream_support import Watched
 from tests.engine.support import claimed, put, settings
+from thunderagent.agent.health.judgement import Facts, Limits, QueueFacts, judge
 from thunderagent.client import Client
-from thunderagent.health.judgement import Facts, Limits, QueueFacts, judge
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import holder, key_row, limit_row

@@ -19,7 +19,7 @@ import jobs.minutes
 import jobs.ticker
 from jobs.minutes import MinuteFiles
 from jobs.ticker import BadTick, Tick, TickerPayload, decode, follow
-from thunderagent.agent import Agent
+from thunderagent.agent.loop import Agent
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry

@@ -20,10 +20,11 @@ from unittest.mock import patch
 import schedule
 
 from tests.model.stream_agents import Killed, SimHeartbeat, Turn, named
-from thunderagent import agent as agent_module
-from thunderagent.agent import Agent
+from thunderagent.agent import loop as agent_module
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped
 from thunderagent.client import Client
-from thunderagent.executor import Running
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
@@ -37,7 +38,6 @@ from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, 
 from thunderagent.model.task import Page, Row, Status, Task
 from thunderagent.model.writes.shared import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.settings import Settings
-from thunderagent.settler import Outcome, Raised, Returned, Stopped
 from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

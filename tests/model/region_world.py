@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent import region_writes
-from thunderagent.admission import Admission
+from thunderagent.agent.admission import Admission
+from thunderagent.agent.gatekeeper import gated
+from thunderagent.agent.settle import Outcome, Policy, Undecided, settle
+from thunderagent.agent.sweep import Janitor
 from thunderagent.authority import Arbiter
 from thunderagent.dependents import Dependents
 from thunderagent.gate import Gate
-from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
-from thunderagent.maintenance import Janitor
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock
 from thunderagent.model.conditions import Is, Write
@@ -41,7 +42,6 @@ from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regionengine import RegionClock
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.settler import Outcome, Policy, Undecided, settle
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

@@ -16,15 +16,15 @@ from unittest.mock import patch
 
 from tests.model.stream_ledger import Holder, Watch
 from tests.model.stream_network import SimLoop
-from thunderagent import agent as agent_module
-from thunderagent import executors
-from thunderagent.agent import Agent
-from thunderagent.executor import Executors, LoopExecutor
+from thunderagent.agent import loop as agent_module
+from thunderagent.agent.executors import choice as executors
+from thunderagent.agent.executors.executor import Executors, LoopExecutor
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.loop import Agent
+from thunderagent.agent.queues import tick_s
 from thunderagent.faults import FaultyEngine
-from thunderagent.heartbeat import Heartbeat
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.conditions import Write
-from thunderagent.serving import tick_s
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import Applied, Blobs
 from thunderagent.stores.tasks import TaskStore

@@ -193,7 +193,7 @@ class World:
         self._patched = ExitStack()
         self._patched.enter_context(_schedule_by(self.clock))
         self._patched.enter_context(patch("thunderagent.model.unreadable.ALONE_S", LEFT_ALONE_S))
-        self._patched.enter_context(patch("thunderagent.maintenance.UNREAD_S", LEFT_ALONE_S))
+        self._patched.enter_context(patch("thunderagent.agent.sweep.UNREAD_S", LEFT_ALONE_S))
         self._patched.enter_context(patch("thunderagent.stores.large_texts.MAX_TEXT_BYTES", TEXT_BYTES))
         self._patched.enter_context(patch.object(SqliteEngine, "inline_bytes", TEXT_BYTES))
         for name in PAYLOADS:

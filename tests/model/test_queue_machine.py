@@ -37,13 +37,14 @@ from hypothesis.stateful import (
 from moto import mock_aws
 
 from tests.model.audit import GUARD_S, MAX_CRASHES, Actor, Audit
-from thunderagent.admission import Admission
+from thunderagent.agent.admission import Admission
+from thunderagent.agent.settle import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
+from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
 from thunderagent.dependents import Dependents, Ended
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
-from thunderagent.maintenance import Janitor
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import DateClock, HostClock
 from thunderagent.model.conditions import Write
@@ -59,7 +60,6 @@ from thunderagent.model.errors import (
 from thunderagent.model.task import Candidate, Lane, Lease, Row, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
-from thunderagent.settler import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.engine import Engine, KeptText

@@ -11,10 +11,10 @@ from typing import Final
 import pytest
 
 from tests.engine.support import put, seen, settings
+from thunderagent.agent.sweep import LostLeases
 from thunderagent.client import Client
 from thunderagent.explain import explain
 from thunderagent.keys import Keys
-from thunderagent.maintenance import LostLeases
 from thunderagent.model.clock import BootClock, HostClock, boot_id, on_host, since_boot
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane, Lease, Status, Task

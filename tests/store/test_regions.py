@@ -13,11 +13,11 @@ import pytest
 
 from tests.stands import eventually, seen
 from thunderagent import region_writes
+from thunderagent.agent.gatekeeper import gated
+from thunderagent.agent.sweep import LostLeases
 from thunderagent.authority import Arbiter
 from thunderagent.gate import AT_ONCE, Gate
-from thunderagent.gatekeeper import gated
 from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
-from thunderagent.maintenance import LostLeases
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock
 from thunderagent.model.errors import RegionPassive, StoreUnavailable

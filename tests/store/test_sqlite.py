@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from tests.powerless import needs_powerless, powerless
 from tests.stands import Stand, open_stand
+from thunderagent.agent.housekeeping import EXPIRE_S, Expiry
 from thunderagent.cli import app
-from thunderagent.housekeeping import EXPIRE_S, Expiry
 from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.conditions import Is, Present, Write
 from thunderagent.model.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable

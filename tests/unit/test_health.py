@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from thunderagent.health.judgement import Facts, Health, Limits, QueueFacts, judge
+from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 
 LIMITS = Limits(progress_s=60.0, pause_s=10.0, wedged_s=300.0)
 BUSY = QueueFacts(queue="reports", slots=4, free=0)

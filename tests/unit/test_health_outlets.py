@@ -20,11 +20,11 @@ from typing import Any, Final
 import pytest
 
 from tests.stands import eventually
-from thunderagent.health.file import HealthFile, read_files
-from thunderagent.health.judgement import Health, Reason
-from thunderagent.health.monitor import Monitor
-from thunderagent.health.probes import AT_ONCE, NO_METRICS, PORTS, Probes
-from thunderagent.health.systemd import Systemd
+from thunderagent.agent.health.file import HealthFile, read_files
+from thunderagent.agent.health.judgement import Health, Reason
+from thunderagent.agent.health.monitor import Monitor
+from thunderagent.agent.health.probes import AT_ONCE, NO_METRICS, PORTS, Probes
+from thunderagent.agent.health.systemd import Systemd
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
@@ -353,7 +353,7 @@ def test_each_agent_of_a_machine_has_the_next_free_port(opened: Open, port: int)
 
 
 def test_when_all_ports_are_taken_the_agent_says_which(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.health.probes.PORTS", 1)
+    monkeypatch.setattr("thunderagent.agent.health.probes.PORTS", 1)
     message = f"the ports {port} to {port} of 127.0.0.1 are all taken"
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigurationError, match=message):
         Probes("127.0.0.1", port, agent="me", health=Patient().health)
@@ -380,7 +380,7 @@ def test_slow_clients_take_a_bounded_number_of_threads_and_are_broken_off(
         assert threading.active_count() <= before + AT_ONCE
         for one in slow[:AT_ONCE]:
             one.settimeout(3)  # less than the patience with one that sends nothing at all
-        monkeypatch.setattr("thunderagent.health.probes.PROBE_S", -1.0)  # from now on everything takes too long
+        monkeypatch.setattr("thunderagent.agent.health.probes.PROBE_S", -1.0)  # from now on everything takes too long
         assert [_received(one) for one in slow[:AT_ONCE]] == [b""] * AT_ONCE
         monkeypatch.undo()
         eventually(lambda: threading.active_count() <= before)

@@ -17,7 +17,7 @@ from typing import TextIO
 import pytest
 from loguru import logger
 
-from thunderagent.health.judgement import Facts, Limits, judge
+from thunderagent.agent.health.judgement import Facts, Limits, judge
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.outlet import Outlet, dropped_lines, end_lines, outlet_of, said, without_waiting

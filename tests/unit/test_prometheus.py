@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.support import Stage, a_job
 from thunderagent import prometheus
-from thunderagent.instruments import make_meter
+from thunderagent.agent.instruments import make_meter
 from thunderagent.meter import Meter
 from thunderagent.metrics import METRICS, Kind
 from thunderagent.model import events, fleet_events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunderagent.health.refusals import REMEMBERED, Refusals
+from thunderagent.agent.refusals import REMEMBERED, Refusals
 from thunderagent.model.task import Candidate
 
 

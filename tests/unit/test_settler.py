@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from thunderagent.executor import run_handler
-from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
-from thunderagent.jobs.job import Job, job
-from thunderagent.model import errors, events
-from thunderagent.model.conditions import Write
-from thunderagent.model.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped
-from thunderagent.model.jsondata import Unstorable
-from thunderagent.model.pacing import Backoff
-from thunderagent.model.task import Lease, Status, Task
-from thunderagent.settler import (
+from thunderagent.agent.executors.executor import run_handler
+from thunderagent.agent.settle import (
     Outcome,
     Policy,
     Raised,
@@ -34,6 +26,14 @@ from thunderagent.settler import (
     settle,
     time_limit,
 )
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.model import errors, events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped
+from thunderagent.model.jsondata import Unstorable
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.task import Lease, Status, Task
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from thunderagent.agent.sifter import Sifter
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
@@ -25,7 +26,6 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.rings import Ring
 from thunderagent.router.enqueue import Enqueue
-from thunderagent.sifter import Sifter
 from thunderagent.stores.tasks import Wanted
 from thunderagent.stream import StreamContext, stream
 from thunderagent.testing import make_lease, memory_store

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from thunderagent.agent.queues import BUILT_IN_QUEUE
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult, Step
 from thunderagent.intake import Intake, NewTask
@@ -28,7 +29,6 @@ from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.ringer import Ringer
-from thunderagent.serving import BUILT_IN_QUEUE
 from thunderagent.stores.tasks import TaskStore
 
 JOB: Final = "thunderagent.canary"

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.markup import escape
 
-from thunderagent.agent import Agent
-from thunderagent.child_end import end_descendants
+from thunderagent.agent.assembly import equip
+from thunderagent.agent.executors.child_end import end_descendants
+from thunderagent.agent.loop import Agent
 from thunderagent.cli.guesses import idle_queues
 from thunderagent.cli.output import (
     REFUSED,
@@ -26,7 +27,6 @@ from thunderagent.cli.output import (
     tell,
 )
 from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.equipment import equip
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError

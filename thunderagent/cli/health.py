@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 import typer
 from rich.markup import escape
 
+from thunderagent.agent.health.file import read_files
+from thunderagent.agent.health.judgement import DEAD_S
+from thunderagent.agent.housekeeping import ANNOUNCE_S
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, opened, out, tell
-from thunderagent.health.file import read_files
-from thunderagent.health.judgement import DEAD_S
-from thunderagent.housekeeping import ANNOUNCE_S
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.unreadable import as_map
 from thunderagent.pauses import names_of

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 import typer
 from rich.markup import escape
 
+from thunderagent.agent.instruments import cloudwatch_place
 from thunderagent.cli.output import JsonOption, errors, make_table, out, tell
 from thunderagent.dashboard import dashboard as make_dashboard
-from thunderagent.instruments import cloudwatch_place
 from thunderagent.metrics import METRICS
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings

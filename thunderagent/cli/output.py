@@ -15,6 +15,7 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
+from thunderagent.agent.settle import RAN_OVER
 from thunderagent.client import Client
 from thunderagent.journal import Link
 from thunderagent.model.errors import (
@@ -32,7 +33,6 @@ from thunderagent.model.errors import (
 from thunderagent.model.jsondata import NOT_STORED
 from thunderagent.model.task import Desired, Handoff, Status, Task
 from thunderagent.model.traceparent import trace_id
-from thunderagent.settler import RAN_OVER
 from thunderagent.waiting import at_text
 
 REFUSED: Final = 1

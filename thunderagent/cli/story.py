@@ -13,8 +13,8 @@ from typing import Final
 from rich.markup import escape
 from rich.table import Table
 
+from thunderagent.agent.housekeeping import JOURNAL_S
 from thunderagent.cli.output import colour, cursor_text, handoff_text, out
-from thunderagent.housekeeping import JOURNAL_S
 from thunderagent.journal import MOVES_KEPT, Missed, Move, Run
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Desired, Status, Task

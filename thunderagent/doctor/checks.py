@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from thunderagent.agent.queues import check_leases
 from thunderagent.doctor.doubts import doubts_about_jobs, doubts_about_settings
 from thunderagent.doctor.laps import LAPS, probe_row, run_laps
 from thunderagent.doctor.regions import look_at_region
@@ -27,7 +28,6 @@ from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.model.pacing import EXAMINED_S
 from thunderagent.model.version import __version__
-from thunderagent.serving import check_leases
 from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.statistics import overdue_text, queue_stats
 from thunderagent.stores import open_engine

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
+from thunderagent.agent.settle import raised
 from thunderagent.client import Client
 from thunderagent.model import router_events
 from thunderagent.model.bus import EventBus
@@ -15,7 +16,6 @@ from thunderagent.router import answers, shapes
 from thunderagent.router.enqueue import event_key, put_all
 from thunderagent.router.routes import EventBridgeRoute, InvokeRoute, S3Route, SnsRoute, SqsRoute
 from thunderagent.router.shapes import EventBridgeEvent, Invocation, S3Event, SnsRecord, SqsMessage
-from thunderagent.settler import raised
 
 Delivery = EventBridgeEvent | SnsRecord | SqsMessage | S3Event | Invocation
 AnyRoute = EventBridgeRoute | SnsRoute | SqsRoute | S3Route | InvokeRoute

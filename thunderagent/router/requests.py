@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from thunderagent.agent.settle import raised
 from thunderagent.client import Client
 from thunderagent.model import router_events
 from thunderagent.model.bus import EventBus
@@ -15,7 +16,6 @@ from thunderagent.router.enqueue import event_key, put_all
 from thunderagent.router.envelope import Envelope, body_of, in_its_form, read_http
 from thunderagent.router.routes import AS_IT_IS, HttpRoute
 from thunderagent.router.shapes import HttpRequest
-from thunderagent.settler import raised
 
 KEY_HEADER: Final = "idempotency-key"
 LONGEST_KEY: Final = 255

@@ -1,0 +1,1 @@
+"""The agent: it claims tasks, runs them and keeps their leases."""

@@ -1,0 +1,193 @@
+"""What stands between a claim and the handler, and what follows its end: the slots of limits, and unique keys.
+
+An agent asks here before it runs a handler, and tells here what has ended. The slots and keys of that are given back
+together, after each exchange with the store. Whatever is not done for lack of a store is found by those who need the
+slot or the key.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from thunderagent.agent.settle import Outcome, Raised, Refused, Undecided
+from thunderagent.agent.sifter import Sifter
+from thunderagent.free_slots import FreeSlots
+from thunderagent.jobs.registry import Registry
+from thunderagent.keys import Keys
+from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
+from thunderagent.line_sweep import LineSweep
+from thunderagent.lines import keep_line_open
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
+from thunderagent.model.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
+from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope
+from thunderagent.settings import Settings
+from thunderagent.stores.tasks import TaskStore, Wanted
+
+ARRIVES_TIMES: Final = 8
+"""Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""
+
+UNREAD_KEPT: Final = 10_000
+"""Tasks whose payloads could not be read of which an agent knows how often; the oldest are forgotten."""
+
+
+class Admission:
+    """The slots and keys of what one agent runs. Called in the agent's loop."""
+
+    def __init__(
+        self, store: TaskStore, jobs: Registry, settings: Settings, bus: EventBus, *, rng: random.Random
+    ) -> None:
+        self._store = store
+        self._rng = rng
+        self._unread: dict[str, int] = {}
+        """How often the payload of a task could not be read here."""
+        self._jobs = jobs
+        self._settings = settings
+        self._bus = bus
+        self._slots = Slots(store, guard_s=settings.clock_guard_s, examine_s=settings.sweep_s)
+        self._keys = Keys(store)
+        self._sifter = Sifter(store, jobs, self._slots, bus)
+        self.lines = FreeSlots(store, told=self._let_out)
+        self._sweep = LineSweep(store, self._slots, told=self._let_out)
+        self._over: list[Lease] = []
+        self._let_go: list[Task] = []
+        self._stood_back: list[tuple[Limit, Task]] = []
+
+    @property
+    def due(self) -> float:
+        """Monotonic second of the next look for tasks that wait for a slot which is free here; infinity: none."""
+        return self.lines.due
+
+    def refusals(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
+        """What becomes of the tasks that cannot be run: their payloads could not be read, or no slot of their limit is
+        free. The others have one now."""
+        unreadable = self._unreadable(leases)
+        return unreadable | self._over_limit([lease for lease in leases if lease.task_id not in unreadable])
+
+    def _unreadable(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
+        """A payload that may be read later costs its task nothing but time; any other is an error of that task.
+
+        Tables and buckets are replicated item by item, so a row may come to a region before its payload.
+        """
+        outcomes: dict[str, Outcome] = {}
+        for lease in leases:
+            task_id, error = lease.task_id, lease.task.payload_error
+            times = self._unread.pop(task_id, 0) + 1
+            is_on_its_way = isinstance(error, TextGone) and self._settings.region_arbiter is not None
+            if isinstance(error, StoreUnavailable) or (is_on_its_way and times <= ARRIVES_TIMES):
+                self._unread[task_id] = times
+                delay = unread_delay(times, self._rng)
+                outcomes[task_id] = Undecided(delay)
+                what = f"the payload of {task_id}: {error}"
+                self._bus.emit(events.StoreFailed(during="reading a payload", error=what, next_try_s=delay))
+            elif error is not None:
+                outcomes[task_id] = Raised(f"the payload could not be read: {error}")
+        while len(self._unread) > UNREAD_KEPT:
+            del self._unread[next(iter(self._unread))]
+        return outcomes
+
+    def _over_limit(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
+        limited = [(lease, limit) for lease in leases if (limit := self.limit_of(lease.task)) is not None]
+        if not limited:
+            return {}
+        refused, never = dict[Limit, list[str]](), dict[str, StoreRejected]()
+        rows: dict[Limit, Row] = {}
+        try:
+            for (lease, limit), answer in zip(limited, self._slots.admit(limited), strict=True):
+                if isinstance(answer, StoreRejected):
+                    never[lease.task_id] = answer
+                elif answer is not None:
+                    rows[limit] = answer
+                    refused.setdefault(limit, []).append(lease.task_id)
+            for limit, row in rows.items():
+                try:
+                    keep_line_open(self._store, limit, row)
+                except StoreRejected as error:
+                    never |= dict.fromkeys(refused.pop(limit), error)
+        except StoreError as error:  # nobody knows who has a slot: back to the queue, for a while
+            self._bus.emit(events.StoreFailed(during="limits", error=str(error), next_try_s=UNDECIDED_S))
+            return {lease.task_id: Undecided(UNDECIDED_S) for lease, _ in limited}
+        for task_id, why in never.items():
+            self._bus.emit(events.WriteRejected(task_id=task_id, verb="take slot", error=str(why)))
+        outcomes: dict[str, Outcome] = {task_id: Refused(limit) for limit, ids in refused.items() for task_id in ids}
+        return outcomes | dict.fromkeys(never, Undecided(SLOT_REFUSED_S))
+
+    def started(self, task: Task) -> None:
+        """Its handler is about to run, or it ends without."""
+        if task.unique_scope == UniqueScope.UNTIL_START and not task.retry_count:  # else it was started before
+            self._let_go.append(task)
+
+    def over(self, lease: Lease) -> None:
+        """Its handler has ended, whatever became of the task."""
+        self._over.append(lease)
+
+    def ended(self, task: Task) -> None:
+        """It is SUCCESS, FAILED or DONE."""
+        if task.unique_scope == UniqueScope.UNTIL_DONE:
+            self._let_go.append(task)
+
+    def stood_back(self, limit: Limit, task: Task, created_at: float) -> None:
+        """A task of ours came to stand in the line of this limit: a slot may have become free meanwhile."""
+        self._stood_back.append((limit, replace(task, created_at=created_at)))
+
+    def limit_of(self, task: Task) -> Limit | None:
+        """The limit of a task, whether or not this agent has its job."""
+        is_ours = task.job in self._jobs
+        return limit_of(task, self._jobs[task.job] if is_ours else None)
+
+    def release(self) -> None:
+        """Give back the slots and keys of what has ended, and note for whom slots are free."""
+        over, self._over = self._over, []
+        rows: dict[Limit, Row] = {}
+        for limit, row in self._slots.free(over):  # several of one limit are freed side by side: the last counts
+            if limit not in rows or len(holders_of(row)) < len(holders_of(rows[limit])):
+                rows[limit] = row
+        for limit, row in rows.items():
+            self.lines.freed(limit, row)
+        self._slots.let_expire()
+        tasks, self._let_go = self._let_go, []
+        self._keys.free(tasks)
+        stood_back, self._stood_back, self._sifter.moved = [*self._stood_back, *self._sifter.moved], [], []
+        with suppress(StoreError):  # the sweep looks after them
+            known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})
+            for limit, task in stood_back:
+                with suppress(StoreRejected):
+                    self.lines.stood_back(limit, task, known.get(limit.key))
+
+    def sift(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
+        """Of the candidates of one look those to claim; see `Sifter.sift`."""
+        return self._sifter.sift(found)
+
+    def look(
+        self, room: Callable[[Candidate], float | None], has_nobody: Callable[[Candidate], bool] = lambda one: False
+    ) -> list[Wanted]:
+        """Candidates for slots that have become free here; see `FreeSlots.look`."""
+        return self.lines.look(room, has_nobody) if self.due < inf else []
+
+    def leave(self) -> None:
+        """This agent stops: whoever waits for a slot that became free here goes to the queue, for another agent."""
+        with suppress(StoreError):  # the sweep looks after them
+            self.look(lambda one: None)
+        self._slots.let_expire(is_leaving=True)
+
+    def postpone(self, seconds: float) -> None:
+        """The store does not answer: do not look before this time is over."""
+        self.lines.postpone(seconds)
+
+    def sweep(self, owner: str) -> int:
+        """Look after all lines; one agent of the fleet does so in each `sweep_s`. How many tasks were let out.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        numbers, turn_s = numbers_of(self._jobs.values()), self._settings.sweep_s * 0.9
+        return self._sweep.run(self.lines.lanes, numbers, owner=owner, turn_s=turn_s)
+
+    def _let_out(self, task: Task) -> None:
+        self._bus.emit(events.TaskLetOut(task_id=task.task_id, queue=task.queue))

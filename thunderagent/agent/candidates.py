@@ -1,0 +1,134 @@
+"""What an agent tries to claim next: what its pollers find in the index, and what stands in line for a slot of a limit.
+
+Candidates only: they may be stale or gone, and the claim alone decides.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from thunderagent.agent.admission import Admission
+from thunderagent.agent.controls import Controls
+from thunderagent.agent.poller import QueuePoller, Room, Served
+from thunderagent.agent.rung import Rung
+from thunderagent.agent.stream_balance import is_paused
+from thunderagent.jobs.registry import Registry
+from thunderagent.model.task import Candidate, Lane, StatusValue
+from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
+
+
+@dataclass(slots=True)
+class Chosen:
+    """The candidates of one round: those of each poller that looked, and those that no poller looked for."""
+
+    looked: dict[Served, list[Wanted]] = field(default_factory=dict)
+    beside: list[Wanted] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Wanted]:
+        """Every candidate."""
+        return [*self.beside, *(one for several in self.looked.values() for one in several)]
+
+
+class Choice:
+    """Chooses for one agent, within the room that it has. Called in the agent's loop."""
+
+    def __init__(
+        self,
+        pollers: Mapping[Served, QueuePoller],
+        jobs: Registry,
+        controls: Controls,
+        admission: Admission,
+        *,
+        store: TaskStore,
+        lease_s: Callable[[str], float],
+        rng: random.Random,
+    ) -> None:
+        self._pollers = pollers
+        self._jobs = jobs.by_value
+        self._controls = controls
+        self._admission = admission
+        self._lease_s = lease_s
+        self._monotonic = store.monotonic
+        self._rng = rng
+        self._served: set[tuple[str, str]] | None = None
+        self.rung = Rung(pollers, jobs, store=store, rng=rng)
+        """What was heard of tasks that could be claimed."""
+
+    def choose(self, here: Container[str]) -> Chosen:
+        """The candidates of this round.
+
+        Args:
+            here: ids of tasks whose handlers still run here: they are for other agents.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        chosen, promised = Chosen(), Counter[Room]()
+        self.rung.arrive()
+        chosen.beside = self._in_line(here, promised)
+        in_line = {one.candidate.task_id for one in chosen.beside}
+        now = self._monotonic()
+        due = [(served, poller) for served, poller in self._pollers.items() if poller.due <= now]
+        due = [(served, poller) for served, poller in due if self._controls.admits(poller)]
+        for served, poller in self._rng.sample(due, len(due)) if len(due) > 1 else due:
+            if 0 < poller.free <= promised[poller.room]:
+                continue  # others that share the room may take all that is left: it looks in the next round
+            look = [one for one in poller.look() if one.candidate.task_id not in here]
+            look, is_more = self._admission.sift(look)
+            if is_more or any(one.candidate.task_id in in_line for one in look):
+                poller.wake()  # what is claimed from its line may have just left it
+            look = [one for one in look if one.candidate.task_id not in in_line]
+            chosen.looked[served] = look[: max(0, poller.free - promised[poller.room])]
+            promised[poller.room] += len(chosen.looked[served])
+        ids = {one.candidate.task_id for one in chosen.all}
+        chosen.beside += self.rung.claims(lambda one: self._room(one, here, promised), ids)
+        return chosen
+
+    def idle_s(self) -> float:
+        """Seconds until there is something to look for; not over 0 for at once."""
+        due = min((poller.due for poller in self._pollers.values()), default=math.inf)
+        return min(min(due, self._admission.due) - self._monotonic(), self.rung.idle_s())
+
+    def postpone(self, seconds: float) -> None:
+        """The store does not answer: look for nothing before this time is over."""
+        self._admission.postpone(seconds)
+        for poller in self._pollers.values():
+            poller.postpone(seconds)
+
+    def _in_line(self, here: Container[str], promised: Counter[Room]) -> list[Wanted]:
+        """Who waits for the slots of limits that became free here."""
+        found = self._admission.look(lambda one: self._room(one, here, promised), self._has_nobody)
+        kinds = {name: job.kind for name, job in self._jobs.items()}  # who put it may not have known
+        return [replace(one, candidate=one.candidate._replace(kind=kinds[one.candidate.job])) for one in found]
+
+    def learn(self, agents: Sequence[AgentInfo]) -> None:
+        """Take what the agents tell of themselves."""
+        able = [agent.info for agent in agents if not is_paused(agent)]
+        told = [(info["queues"], jobs) for info in able if isinstance(jobs := info.get("jobs"), (list, tuple))]
+        self._served = {(queue, job) for queues, jobs in told for queue in queues for job in jobs}
+
+    def _has_nobody(self, one: Candidate) -> bool:
+        """Whether it cannot start anywhere now: it is paused, or no agent has it, as far as is known."""
+        queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
+        if one.job in self._jobs and (queue, self._jobs[one.job].kind) in self._pollers:
+            # If it is only this agent that is paused, it is for another.
+            return not self._controls.is_agent_paused and self._controls.is_paused(queue, self._jobs[one.job].name)
+        return self._served is not None and (queue, one.job) not in self._served
+
+    def _room(self, one: Candidate, here: Container[str], promised: Counter[Room]) -> float | None:
+        """The length of the lease a candidate gets here, whose room is promised then; None: not here, or not now."""
+        if one.job not in self._jobs or one.task_id in here:
+            return None
+        queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
+        poller = self._pollers.get((queue, self._jobs[one.job].kind))
+        if poller is None or poller.free <= promised[poller.room]:
+            return None
+        if self._controls.is_paused(queue, self._jobs[one.job].name):
+            return None
+        promised[poller.room] += 1
+        return self._lease_s(one.job)

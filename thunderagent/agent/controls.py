@@ -1,0 +1,189 @@
+"""How an agent comes to know what is paused.
+
+It reads the one row that tells so before it looks for work, so a pause costs nothing for each task: whatever starts was
+looked for by an agent that had read the row within the last `every_s` seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from thunderagent.agent.poller import QueuePoller
+from thunderagent.drains import ASKED, change_controls, drain_asked, without_drains
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import NotAllowed, StoreError
+from thunderagent.model.names import plain_job
+from thunderagent.model.pacing import CONTROL_LOOK_S
+from thunderagent.model.task import Row
+from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
+from thunderagent.stores.tasks import TaskStore
+
+
+class Controls:
+    """The pauses that concern one agent. Called in the agent's loop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        *,
+        owner: str,
+        queues: Collection[str],
+        jobs: Collection[str],
+        every_s: float,
+        monotonic: Callable[[], float],
+        retire: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Make one; nothing is read before the first question.
+
+        Args:
+            store: where the row is.
+            bus: told of pauses that begin and end.
+            owner: name of the agent.
+            queues: those that it serves.
+            jobs: those that it has, as the attribute `job` of their tasks names them.
+            every_s: the row is read at most once in so many seconds.
+            monotonic: the clock of these seconds.
+            retire: ends the agent, when somebody has asked it to drain.
+        """
+        self._store = store
+        self._bus = bus
+        self._keys = {f"{PauseKind.AGENT}:{name}" for name in names_of(owner)}
+        self._ours = self._keys | {f"{PauseKind.QUEUE}:{name}" for name in queues}
+        self._values = tuple(jobs)
+        self._ours |= {f"{PauseKind.JOB}:{plain_job(name)}" for name in jobs}
+        self._every_s = every_s
+        self._monotonic = monotonic
+        self._next_read = -math.inf
+        self._failing_since: float | None = None
+        self._known: dict[str, Pause] = {}
+        self._active: dict[str, Pause] = {}
+        self._jobs: frozenset[str] = frozenset()
+        self._was_read = False
+        self._held: dict[str, Pause] = {}
+        self._holding = threading.Lock()
+        self._reasons: dict[str, str] = {}
+        self._owner = owner
+        self._retire = retire
+        self._is_asked_to_drain = False
+        self._asked: Row | None = None
+
+    def hold(self, reason: str | None, *, by: str = "") -> None:
+        """Let nothing start in this agent, whatever the row says; go on with None. Safe in any thread.
+
+        Args:
+            reason: why, for people.
+            by: who holds it; each lets go of its own alone.
+        """
+        with self._holding:
+            self._reasons.pop(by, None)
+            if reason is not None:
+                self._reasons[by] = reason
+            pause = Pause(kind=PauseKind.AGENT, name=self._owner, reason="; ".join(self._reasons.values()))
+            self._held = {pause.key: pause} if self._reasons else {}
+
+    @property
+    def held_for(self) -> str:
+        """Why nothing is to start, whatever the row says; empty: nobody holds the agent."""
+        return "; ".join(pause.reason or "" for pause in self._held.values())
+
+    @property
+    def is_agent_paused(self) -> bool:
+        """True while the agent is to claim nothing, as far as it knows."""
+        return bool(self._held) or not self._keys.isdisjoint(self._active)
+
+    def admits(self, poller: QueuePoller) -> bool:
+        """Whether a poller whose time has come may look. One that may not comes again at its usual pace."""
+        if poller.free > 0:
+            self._read()
+        if self._is_asked_to_drain:
+            return False
+        self._notice()
+        holding = [self._active[key] for key in (*self._keys, f"queue:{poller.queue}") if key in self._active]
+        if holding:
+            poller.pass_by(woken_due=self._next_read, longest_s=self._lasts_s(max(map(_end, holding))))
+        elif self._jobs:
+            ends = min(_end(pause) for pause in self._active.values())
+            poller.read_past(self._jobs, woken_due=self._next_read, longest_s=self._lasts_s(ends))
+        else:
+            poller.read_past((), woken_due=math.inf, longest_s=math.inf)
+        return not holding
+
+    def look(self) -> None:
+        """Read the row if it was not read for a while: an agent whose slots are all taken does not look for work."""
+        if self._monotonic() - self._next_read >= CONTROL_LOOK_S - self._every_s:
+            self._read()
+            self._notice()
+
+    def end(self) -> None:
+        """Take the request to drain away, if there was one: this agent has ended, and no other has its name.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if self._asked is not None:
+            with suppress(NotAllowed):  # whoever next asks an agent to drain takes it away
+                change_controls(self._store, self._asked, without_drains([self._owner]))
+
+    def heard(self) -> bool:
+        """Whether the store has told what is paused since the last call: then it answers."""
+        heard, self._was_read = self._was_read, False
+        return heard
+
+    def is_paused(self, queue: str, job: str) -> bool:
+        """Whether no task of this job and this queue may start here now."""
+        self._read()
+        self._notice()
+        return self._is_asked_to_drain or not self._active.keys().isdisjoint(
+            (*self._keys, f"queue:{queue}", f"job:{job}")
+        )
+
+    def _lasts_s(self, ends: float) -> float:
+        return max(0.0, ends - self._store.clock.now())
+
+    def _read(self) -> None:
+        """Read the row if it was not read lately. Without an answer what is known stays as it is."""
+        now = self._monotonic()
+        if now < self._next_read:
+            return
+        self._next_read = now + self._every_s
+        try:
+            row = self._store.engine.get([CONTROL_ID]).get(CONTROL_ID)
+        except StoreError as error:
+            if self._failing_since is None:
+                self._failing_since = now
+                failed = events.StoreFailed(during="reading pauses", error=str(error), next_try_s=self._every_s)
+                self._bus.emit(failed)
+            return
+        if self._failing_since is not None:
+            self._bus.emit(events.StoreRecovered(during="reading pauses", seconds=now - self._failing_since))
+            self._failing_since = None
+        self._known = {key: pause for key, pause in pauses_of(row).items() if key in self._ours}
+        self._was_read = True
+        if not self._is_asked_to_drain and (reason := drain_asked(row, self._owner)) is not None:
+            self._is_asked_to_drain, self._asked = True, row
+            self._retire("asked to drain" if reason == ASKED else f"asked to drain: {reason}")
+
+    def _notice(self) -> None:
+        """See which pauses hold now, and tell those that have begun or ended."""
+        if not self._known and not self._active and not self._held:
+            return
+        now = self._store.clock.now()
+        before, known = self._active, {**self._known, **self._held}
+        self._active = {key: pause for key, pause in known.items() if not pause.is_over(now)}
+        names = {pause.name for pause in self._active.values() if pause.kind is PauseKind.JOB}
+        self._jobs = frozenset(value for value in self._values if plain_job(value) in names) if names else frozenset()
+        for key in sorted(self._active.keys() - before.keys()):
+            pause = self._active[key]
+            self._bus.emit(events.Paused(kind=pause.kind, name=pause.name, until=pause.until, reason=pause.reason))
+        for key in sorted(before.keys() - self._active.keys()):
+            self._bus.emit(events.Resumed(kind=before[key].kind, name=before[key].name))
+
+
+def _end(pause: Pause) -> float:
+    return math.inf if pause.until is None else pause.until

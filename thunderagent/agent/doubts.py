@@ -1,0 +1,125 @@
+"""Claims of an agent that had no answer, and what comes of them.
+
+Each keeps its slot until a look at its row tells what became of it; claims of other tasks go on meanwhile. A doubt ends
+with its lease at the latest. What is carried out after that is a stray: RUNNING by us, and it never ran here. The sweep
+gives it back at once, and counts no crash.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from thunderagent.agent.poller import QueuePoller, Served
+from thunderagent.jobs.registry import Registry
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import StoreError
+from thunderagent.model.pacing import outage_delays
+from thunderagent.model.task import Candidate, Lane, Lease, StatusValue, Task
+from thunderagent.settings import LEASE_MARGIN
+from thunderagent.stores.tasks import Doubt, TaskStore
+
+REMEMBERED: Final = 10_000
+"""Tasks that ran here and lost their leases, of which an agent knows; the oldest are forgotten."""
+
+
+class Doubts:
+    """The claims and takeovers of one agent without an answer. Called in the agent's loop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        rng: random.Random,
+        *,
+        owner: str,
+        jobs: Registry,
+        pollers: Mapping[Served, QueuePoller],
+        lost: Callable[[Candidate], None],
+    ) -> None:
+        """Make one.
+
+        Args:
+            store: where the tasks are.
+            bus: told of a store that does not answer.
+            rng: source of jitter.
+            owner: the agent.
+            jobs: of the agent.
+            pollers: of the agent; each doubt takes a slot.
+            lost: told of claims that have come to nothing.
+        """
+        self._store = store
+        self._bus = bus
+        self._rng = rng
+        self._owner = owner
+        self._jobs = jobs.by_value
+        self._pollers = pollers
+        self._lost = lost
+        self._open: list[Doubt] = []
+        self._due = 0.0
+        self._delays = outage_delays(rng)
+        self._ran: dict[str, int] = {}
+        self.ids: frozenset[str] = frozenset()
+        """Ids of the tasks in doubt."""
+
+    def add(self, doubts: Sequence[Doubt]) -> None:
+        """Keep a slot for each of these until it is known what became of it."""
+        for one in doubts:
+            self._poller(one.wanted.candidate).reserve()
+        self._leave([*self._open, *doubts])
+
+    def idle_s(self) -> float:
+        """Seconds until the next look; infinity without a doubt."""
+        return self._due - self._store.monotonic() if self._open else math.inf
+
+    def resolve(self) -> list[Lease]:
+        """Look what became of them, if it is time: the answer has the leases that are ours and have not run here."""
+        now = self._store.monotonic()
+        if not self._open or now < self._due:
+            return []
+        try:
+            leases = self._store.resolve(self._open, owner=self._owner)
+        except StoreError as error:
+            delay = next(self._delays)
+            self._due = now + delay
+            self._bus.emit(events.StoreFailed(during="claims in doubt", error=str(error), next_try_s=delay))
+            self._end([one for one in self._open if now >= one.sent + one.wanted.lease_s], ())
+            return []
+        self._due, self._delays = 0.0, outage_delays(self._rng)
+        ours = [lease for lease in leases if not self.has_run(lease.task) and now < lease.deadline(LEASE_MARGIN)]
+        self._end(self._open, ours)
+        return ours
+
+    def forget(self) -> None:
+        """Leave what came of them to others."""
+        self._end(self._open, ())
+
+    def ran(self, lease: Lease) -> None:
+        """A task ran here and lost its lease: as long as its row is ours, it is no stray."""
+        self._ran.pop(lease.task_id, None)
+        self._ran[lease.task_id] = lease.fence
+        if len(self._ran) > REMEMBERED:
+            del self._ran[next(iter(self._ran))]
+
+    def has_run(self, task: Task) -> bool:
+        """Whether it ran here under the fence that it has, and lost its lease."""
+        return self._ran.get(task.task_id) == task.fence
+
+    def _end(self, doubts: Sequence[Doubt], ours: Sequence[Lease]) -> None:
+        won = {lease.task_id for lease in ours}
+        self._leave([one for one in self._open if one not in doubts])
+        for one in doubts:
+            self._poller(one.wanted.candidate).freed()
+        for candidate in dict.fromkeys(one.wanted.candidate for one in doubts):
+            if candidate.task_id not in won:
+                self._lost(candidate)
+
+    def _leave(self, still: list[Doubt]) -> None:
+        self._open, self.ids = still, frozenset(one.wanted.candidate.task_id for one in still)
+
+    def _poller(self, candidate: Candidate) -> QueuePoller:
+        queue = Lane.parse(StatusValue.parse(candidate.status_value).suffix).queue
+        return self._pollers[queue, self._jobs[candidate.job].kind]

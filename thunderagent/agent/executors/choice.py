@@ -1,0 +1,53 @@
+"""The executors that the jobs of an agent need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib import import_module
+
+from thunderagent.agent.executors.executor import Done, Executors, LoopExecutor, Scope, ThreadExecutor
+from thunderagent.agent.executors.process import ProcessExecutor
+from thunderagent.jobs.registry import Registry
+from thunderagent.settings import Settings
+from thunderagent.streaming.governor import Governor
+
+
+def make_executors(
+    jobs: Registry,
+    settings: Settings,
+    done: Done,
+    scope: Scope,
+    *,
+    slots: int,
+    agents: Callable[[], int],
+    monotonic: Callable[[], float],
+) -> Executors:
+    """An executor for each kind of handler that the jobs have.
+
+    Args:
+        jobs: what is run.
+        settings: limits of the event loop and its connections.
+        done: told how each handler ended.
+        scope: what surrounds each handler.
+        slots: threads and child processes at most.
+        agents: how many agents share the rate of connections.
+        monotonic: the clock of the event loop's health.
+    """
+    loop = None
+    if any(job.is_async for job in jobs.values()):
+        governor = Governor(concurrency=settings.connect_concurrency, rate=settings.connect_rate, fleet=agents)
+        loop = LoopExecutor(done, scope, governor=governor, new_loop=_loop_maker(settings), monotonic=monotonic)
+    isolates = any(job.isolation == "process" for job in jobs.values())
+    return Executors(
+        threads=ThreadExecutor(slots, done, scope),
+        loop=loop,
+        processes=ProcessExecutor(slots, done, scope, traces=settings.traces, jobs=jobs) if isolates else None,
+    )
+
+
+def _loop_maker(settings: Settings) -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes the event loop. uvloop is imported only here, as it is an extra."""
+    if settings.event_loop == "uvloop":
+        return import_module("uvloop").new_event_loop  # type: ignore[no-any-return]
+    return asyncio.new_event_loop

@@ -1,0 +1,203 @@
+"""What can be seen of an agent's progress, from any thread, also while its loop stands still."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePath
+from types import FrameType
+from typing import Any, Final
+
+from thunderagent.agent.companion import Companions
+from thunderagent.agent.controls import Controls
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
+from thunderagent.agent.health.marks import Marks
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.listener import THREAD, Listener
+from thunderagent.agent.poller import QueuePoller
+from thunderagent.agent.queues import slots_of
+from thunderagent.agent.recycling import Held
+from thunderagent.model.outlet import dropped_lines
+from thunderagent.model.redaction import Redactor
+from thunderagent.model.task import STREAM
+from thunderagent.settings import Settings
+from thunderagent.stores.tasks import TaskStore
+
+AGAIN_S: Final = 30.0
+"""A task that was not tried for so long after the longest pause is not tried any more."""
+
+PACKAGE: Final = f"{Path(__file__).parents[2]}/"
+STORES: Final = f"{PACKAGE}stores/"
+"""Where the code is that waits for a store."""
+
+LONG_S: Final = 2.0
+"""A thread that did not get on for so long is asked where it is."""
+
+
+class Vitals:
+    """Looks at one agent, in any thread."""
+
+    def __init__(
+        self,
+        marks: Marks,
+        settings: Settings,
+        store: TaskStore,
+        *,
+        pollers: Mapping[Any, QueuePoller],
+        workload: Workload,
+        heartbeat: Heartbeat,
+        listener: Listener,
+        controls: Controls,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self._marks = marks
+        self._pollers = pollers
+        self._workload = workload
+        self._heartbeat = heartbeat
+        self._listener = listener
+        self._controls = controls
+        self.companions: Companions | None = None
+        """Those of the agent, once they are made: they may look at it from their beginning."""
+        self._clock = store.clock
+        self._monotonic = store.monotonic
+        self._is_draining = is_draining
+        # A row, a file and a port tell of these errors to others than those who may read the log.
+        self._redacted = Redactor(settings.log_redact).text
+        pause_s = max(settings.poll_idle_s, settings.poll_wake_s if listener.may_stretch else 0.0)
+        self.limits = Limits(progress_s=settings.health_s, pause_s=pause_s)
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the agent looks for work."""
+        return self._marks.is_ready
+
+    def health(self) -> Health:
+        """How the agent is now."""
+        return judge(self.facts(), self.limits)
+
+    def told(self) -> Mapping[str, Any]:
+        """What the agent's row tells of its health: seconds since the last good round and the last round of the
+        heartbeat, its threads, and the judgement."""
+        now, marks = self._monotonic(), self._marks
+        return {
+            "last_round_s": round(now - marks.round_at, 1),
+            "last_heartbeat_s": round(now - self._heartbeat.last_round, 1),
+            "heartbeat_alive": self._heartbeat.is_alive,
+            "store_answers": marks.outage_since is None,
+            "draining": self._is_draining(),
+            "paused": self._controls.is_agent_paused,
+            **self.health().entry(),
+        }
+
+    @property
+    def slots(self) -> int:
+        """Tasks that the agent can hold at once."""
+        return slots_of(self._pollers)
+
+    def held(self) -> list[Held]:
+        """The tasks that the agent holds, and which of their handlers go on although they were told to stop."""
+        now = self._monotonic()
+        running = [one for one in list(self._workload.held.values()) if not one.settling]
+        return [Held(one.job.name, now - one.told_at if one.told_at else 0.0) for one in running]
+
+    def wake(self) -> None:
+        """Let the loop come round: it looks after the threads."""
+        self._workload.wake()
+
+    def dead(self) -> tuple[str, ...]:
+        """The threads that have ended although the agent needs them."""
+        loop = self._workload.executors.loop if self._workload.executors else None
+        return (
+            *self._heartbeat.dead,
+            *(("event-loop",) if loop is not None and not loop.is_alive else ()),
+            *((THREAD,) if self._listener.is_dead else ()),
+            *(self.companions.dead if self.companions else ()),
+        )
+
+    def facts(self) -> Facts:
+        """Everything that is seen now."""
+        now, marks, beats = self._monotonic(), self._marks, self._heartbeat
+        loop = self._workload.executors.loop if self._workload.executors else None
+        loop_s = now - marks.moved_at
+        tick_s = None if loop is None else now - loop.last_tick
+        return Facts(
+            loop_s=loop_s,
+            loop_at=place_of(marks.loop_thread) if loop_s > LONG_S else "",
+            loop_asks=loop_s > LONG_S and is_in(marks.loop_thread, STORES),
+            answered_s=now - marks.answered_at,
+            outage_s=_since(marks.outage_since, now),
+            store_error=self._redacted(marks.store_error),
+            round_s=now - beats.last_round,
+            beats_fail_s=beats.failing_s,
+            beat_error=self._redacted(beats.last_error),
+            held=len(self._workload.held),
+            tick_s=tick_s,
+            tick_at=place_of(loop.thread_id) if loop is not None and tick_s is not None and tick_s > LONG_S else "",
+            dead=self.dead(),
+            doorbell=self._listener.is_heard,
+            queues=tuple(self._queues(now)),
+            draining=self._is_draining(),
+            paused=self._controls.is_agent_paused,
+            lines_dropped=dropped_lines(),
+            held_for=self._redacted(self._controls.held_for),
+        )
+
+    def _queues(self, now: float) -> Iterator[QueueFacts]:
+        leaked = [one for one in list(self._workload.held.values()) if one.told_at and not one.settling]
+        for poller in self._pollers.values():
+            refused = poller.refusals.longest(now - self.limits.pause_s - AGAIN_S)
+            ours = [one for one in leaked if _is_of(one, poller)]
+            yield QueueFacts(
+                queue=poller.queue,
+                slots=poller.slots,
+                free=poller.free,
+                unlooked_s=now - poller.looked_at,
+                refused_s=refused[1] if refused else None,
+                refused_task=refused[0].task_id if refused else "",
+                oldest_s=self._clock.now() - refused[0].created_at if refused else 0.0,
+                leaked_s=tuple(now - one.told_at for one in ours),
+                leaked_jobs=tuple(one.job.name for one in ours),
+            )
+
+
+def place_of(thread: int | None) -> str:
+    """Where in the code a thread is: the innermost function, and the innermost that is not of a library."""
+    frames = list(_frames(thread))
+    if not frames:
+        return ""
+    outer = next((one for one in frames if not _is_library(one)), frames[0])
+    return _named(frames[0]) if outer is frames[0] else f"{_named(frames[0])}, called by {_named(outer)}"
+
+
+def is_in(thread: int | None, folder: str) -> bool:
+    """Whether a thread is in a function of a file in this folder, or in what that has called."""
+    return any(frame.f_code.co_filename.startswith(folder) for frame in _frames(thread))
+
+
+def _frames(thread: int | None) -> Iterator[FrameType]:
+    """The frames of a thread, the innermost first; none for a thread that has ended."""
+    frame = sys._current_frames().get(thread) if thread is not None else None
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith("<") or ("/lib/python" in name and not name.startswith(PACKAGE))
+
+
+def _named(frame: FrameType) -> str:
+    """Function, file and line; never values, which may be secrets."""
+    return f"{frame.f_code.co_name} ({'/'.join(PurePath(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno})"
+
+
+def _is_of(running: Running, poller: QueuePoller) -> bool:
+    task = running.lease.task
+    return task.queue == poller.queue and (poller.kind == STREAM) == running.job.is_stream
+
+
+def _since(at: float | None, now: float) -> float | None:
+    return None if at is None else now - at

@@ -1,0 +1,339 @@
+"""The heartbeat: keeps all leases of an agent alive, with threads and a client of its own.
+
+One thread renews what is due and hands on what the reply tells (a cancel, a lost lease). The other judges: it stops
+handlers whose lease could not be renewed in time or whose time limit is over, also while a renewal hangs on a dead
+network. User code runs in other threads and cannot hold them up; they are started before the first claim and stopped
+after the last release.
+
+No answer (a throttle, a 5xx, a network that is away) is not a loss: it tries again each second until the deadline of
+the lease, which counts from before the last good renewal was sent. Past it, the handler is told to stop.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.settle import about, time_limit
+from thunderagent.gate import Gate
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import (
+    LeaseLost,
+    StoreError,
+    StoreRejected,
+    StreamStopped,
+    StreamWedged,
+    TaskCancelled,
+    TaskStopped,
+    TimeLimitExceeded,
+)
+from thunderagent.model.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
+from thunderagent.model.task import Desired
+from thunderagent.stores.tasks import Beat, Renewal, TaskStore
+
+CANCELLED: Final = "cancelled"
+
+QUIET_S: Final = 30.0
+"""Renewals that failed before, with nothing to renew for so long, say nothing of those that fail now."""
+
+OVERRUN_S: Final = 1.0
+"""A handler that ends so long after its time limit is told of, though it does not run any more."""
+
+SPREAD: Final = 0.5
+"""Share of the interval by which the first beat of a stream may come early."""
+
+
+class Heartbeat:
+    """Renews the leases of everything that runs. `watch` and `forget` may be called from any thread."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        *,
+        tick_s: float,
+        rng: random.Random | None = None,
+        monotonic: Callable[[], float] = since_boot,
+        gate: Gate | None = None,
+    ) -> None:
+        self._store = store
+        self._gate = gate or Gate()
+        self._bus = bus
+        self._tick_s = tick_s
+        self._rng = rng or random.Random()
+        self._monotonic = monotonic
+        self._held: dict[str, Running] = {}
+        self._hurries: dict[str, float] = {}
+        self._hurried: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._early = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._changing = threading.RLock()
+        self.last_round = monotonic()
+        """Monotonic second of the last round that came to its end: the health of the agent."""
+        self.last_error = ""
+        """What the last renewal without an answer said."""
+        self._failing_since = self._failed_at = -math.inf
+
+    def start(self) -> None:
+        """Start the threads, or start again those that have died; one that dies in each round has come to no end."""
+        if not self._threads:
+            self.last_round = self._monotonic()
+            with suppress(StoreError):  # connect before newer code brings the store to a schema that we cannot open
+                self._store.engine.check()
+        alive = {thread.name for thread in self._threads if thread.is_alive()}
+        for name, work in (("heartbeat", self._beat), ("lease-watch", self._watch)):
+            if name not in alive:
+                self._threads = [thread for thread in self._threads if thread.name != name]
+                thread = threading.Thread(target=work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False before `start`, after `stop`, and when a thread has died."""
+        return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """Names of the threads that have ended before their time."""
+        return () if self._stop.is_set() else tuple(one.name for one in self._threads if not one.is_alive())
+
+    @property
+    def failing_s(self) -> float | None:
+        """For how long no renewal at all has had an answer; None: they have."""
+        now = self._monotonic()
+        return now - self._failing_since if now - self._failed_at <= QUIET_S else None
+
+    def watch(self, running: Running) -> None:
+        """Keep this lease alive from now on. The first beat of a stream comes early: hundreds are claimed together."""
+        early = SPREAD * self._rng.random() if running.job.is_stream else 0.0
+        running.next_beat = running.lease.held_from + running.beat_s * (1.0 - early)
+        self._held[running.lease.task_id] = running
+
+    def watch_until(self, running: Running, deadline: float) -> None:
+        """Renew this lease no more, and stop its handler at this monotonic second: another agent is to go on then."""
+        lease = running.lease
+        running.lease = replace(lease, held_from=lease.held_from + deadline - running.deadline)
+        running.context.extended(deadline)
+        running.next_beat = math.inf
+        self._held[lease.task_id] = running
+
+    def forget(self, running: Running) -> None:
+        """Let this lease go: it is settled or lost. The answer to a beat that is under way changes nothing any more."""
+        with self._changing:
+            self._held.pop(running.lease.task_id, None)
+            self._hurries.pop(running.lease.task_id, None)
+            self._hurried.pop(running.lease.task_id, None)
+
+    def ended(self, running: Running) -> None:
+        """The handler has ended and is to be settled. One that ran on past its time limit is told of, if it was not."""
+        running.settling, why, now = True, running.context.stop_reason, self._monotonic()
+        is_told = running.warned != running.told_at
+        if isinstance(why, TimeLimitExceeded) and not is_told and 0 < running.told_at < now - OVERRUN_S:
+            self._overran(running, why, now)
+
+    def hurry(self, task_id: str) -> None:
+        """Renew the lease of a task now, if it is held here: its row has something to tell. At most once a second."""
+        with self._changing:
+            running = self._held.get(task_id)
+            if running is None or running.next_beat == math.inf:
+                return
+            again = self._hurried.get(task_id, -math.inf) + BEAT_AGAIN_S
+            self._hurries[task_id] = max(self._monotonic(), again)
+        self._early.set()
+
+    def stop(self) -> None:
+        """End the threads; the last of the agent's to stop."""
+        self._stop.set()
+        self._early.set()
+        until = since_boot() + HEARTBEAT_JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - since_boot()))
+
+    @property
+    def has_ended(self) -> bool:
+        """False while a thread lives, such as one that waits for a reply although it was stopped."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def round(self) -> None:
+        """One tick of both threads."""
+        self.renew_due()
+        self.judge_all()
+
+    def renew_due(self) -> None:
+        """Renew the leases whose time has come, in one call to the store."""
+        now = self._monotonic()
+        hurried = self._take_hurries(now)
+        due = [
+            one
+            for one in (list(self._held.values()) if self._gate.is_open else ())
+            if (one.next_beat <= now or one.lease.task_id in hurried) and not one.lost and self._may(one, now)
+        ]
+        if due:
+            late = now - min(one.next_beat for one in due)
+            if late > max(self._tick_s * 3, min(one.beat_s for one in due)):
+                self._bus.emit(events.HeartbeatLate(seconds=late))
+            beats = [_beat(one) for one in due]
+            for running, beat, renewal in zip(due, *self._renew_bare(beats, self._renew(beats)), strict=True):
+                self._take(running, beat, renewal)
+        self.last_round = self._monotonic()
+
+    def judge_all(self) -> None:
+        """Stop the handlers whose lease or time is over, and all of them without a grant of the region."""
+        is_open = self._gate.is_open
+        for running in list(self._held.values()):
+            if not is_open and not running.settling and not running.lost:
+                self._lose(running, f"the region {self._gate.region} holds no grant: {self._gate.why_closed}")
+            self._judge(running, self._monotonic())
+
+    def _take_hurries(self, now: float) -> set[str]:
+        """The leases to renew before their time. Asked for while a beat is under way, there is one more after it."""
+        if not self._hurries:
+            return set()
+        with self._changing:
+            taken = {task_id for task_id, at in self._hurries.items() if at <= now}
+            for task_id in taken:
+                del self._hurries[task_id]
+                self._hurried[task_id] = now
+        return taken
+
+    def _beat(self) -> None:
+        while not self._stop.is_set():
+            self._early.wait(self._tick_s)
+            self._early.clear()
+            if not self._stop.is_set():
+                self.renew_due()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._tick_s):
+            self.judge_all()
+
+    def _renew(self, beats: Sequence[Beat]) -> list[Renewal]:
+        sent = self._monotonic()
+        try:
+            renewals = self._store.renew(beats)
+        except StoreError as problem:
+            renewals = [Renewal(error=problem) for _ in beats]
+        unknown = [one.error for one in renewals if one.error and not isinstance(one.error, StoreRejected)]
+        if error := next(iter(unknown), None):
+            self._bus.emit(events.StoreFailed(during="heartbeat", error=str(error), next_try_s=HEARTBEAT_RETRY_S))
+        if len(unknown) == len(renewals):
+            if sent - self._failed_at > QUIET_S:
+                self._failing_since = sent
+            self._failed_at, self.last_error = self._monotonic(), str(error)
+        else:
+            self._failed_at = -math.inf
+        return renewals
+
+    def _renew_bare(self, beats: list[Beat], renewals: list[Renewal]) -> tuple[list[Beat], list[Renewal]]:
+        """Renew without what rides on them the leases whose renewal the store never takes: no lease is lost for it."""
+        again = [
+            index
+            for index, (beat, renewal) in enumerate(zip(beats, renewals, strict=True))
+            if isinstance(renewal.error, StoreRejected) and beat != Beat(beat.lease)
+        ]
+        for index in again:
+            self._rejected(beats[index], renewals[index])
+            beats[index] = Beat(beats[index].lease)
+        for index, renewal in zip(again, self._renew([beats[index] for index in again]) if again else (), strict=True):
+            renewals[index] = renewal
+        return beats, renewals
+
+    def _rejected(self, beat: Beat, renewal: Renewal) -> None:
+        self._bus.emit(events.WriteRejected(task_id=beat.lease.task_id, verb="renew", error=str(renewal.error)))
+
+    def _take(self, running: Running, beat: Beat, renewal: Renewal) -> None:
+        with self._changing:
+            if self._held.get(running.lease.task_id) is running and running.lease is beat.lease:
+                self._answered(running, beat, renewal)
+
+    def _answered(self, running: Running, beat: Beat, renewal: Renewal) -> None:
+        now = self._monotonic()
+        if renewal.lease is not None:
+            running.lease = renewal.lease
+            running.next_beat = renewal.lease.held_from + running.beat_s
+            running.context.extended(running.deadline, renewal.lease)
+            running.context.cursor_saved(beat.last_seq)
+            if renewal.lease.task.cancel_requested:
+                running.context.stop(TaskCancelled(CANCELLED))
+            elif renewal.lease.task.desired_state == Desired.STOPPED:
+                running.context.stop(StreamStopped())
+        elif renewal.lost and running.settling:
+            running.next_beat = now + running.beat_s  # its own settlement ended the lease, or will be refused
+        elif renewal.lost:
+            who = f"it is held by {renewal.taken_by}" if renewal.taken_by else "nobody holds it"
+            self._lose(running, f"the lease was lost: {who}")
+        elif isinstance(renewal.error, StoreRejected):
+            running.next_beat = now + running.beat_s
+            self._rejected(beat, renewal)
+        else:
+            running.next_beat = now + min(HEARTBEAT_RETRY_S, running.beat_s)
+            running.context.keep_progress(beat.progress)
+
+    def _may(self, running: Running, now: float) -> bool:
+        """Whether the lease is to be renewed.
+
+        Not that of a stream that makes no progress: it is left to another agent, and that is said once. Nor one whose
+        time is over, as after a machine has slept: another agent may have taken the slot that the handler had with it.
+        """
+        reason = None if running.settling else running.context.not_renewable()
+        self._wedged(running, reason)
+        return reason is None and (running.settling or now < running.deadline)
+
+    def _wedged(self, running: Running, reason: str | None) -> None:
+        with self._changing:
+            is_new, running.wedged = reason is not None and not running.wedged, reason is not None
+        if is_new:
+            self._bus.emit(events.StreamWedged(**about(running.lease), reason=str(reason)))
+
+    def _judge(self, running: Running, now: float) -> None:
+        limit = running.job.timeout_s
+        if not running.settling and (stuck := running.context.wedged(now)) is not None:
+            self._wedged(running, stuck)
+            running.context.stop(StreamWedged(stuck))
+        if now >= running.deadline and not running.settling and not running.lost:
+            late = f"the lease could not be renewed within {running.lease.lease_s:g} s"
+            self._lose(running, "another agent is to go on now" if running.next_beat == math.inf else late)
+        elif limit is not None and not running.waits and now - running.started >= limit:
+            running.context.stop(time_limit(limit))
+        why = running.context.stop_reason
+        if why is None or running.settling:
+            return
+        if not running.warned:
+            running.warned = running.told_at = now
+        elif now - running.warned >= STUCK_WAIT_S:
+            running.warned = now
+            self._overran(running, why, now)
+
+    def _overran(self, running: Running, why: TaskStopped, now: float) -> None:
+        seconds = now - running.started
+        self._bus.emit(events.TaskOverran(**about(running.lease), reason=str(why), seconds=seconds))
+
+    def _lose(self, running: Running, reason: str) -> None:
+        """Tell the handler to stop; the agent forgets the lease when the handler has ended."""
+        with self._changing:
+            if running.lost:
+                return
+            running.lost = True
+        running.context.stop(LeaseLost(reason))
+        self._bus.emit(events.LeaseLost(**about(running.lease), reason=reason))
+
+
+def _beat(running: Running) -> Beat:
+    """The heartbeat with what rides on it."""
+    context, task = running.context, running.lease.task
+    return Beat(
+        running.lease,
+        progress=context.take_progress(),
+        last_seq=context.unsaved_cursor(),
+        forgive=context.has_progressed and bool(task.retry_count or task.crash_count),
+    )

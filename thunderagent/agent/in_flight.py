@@ -1,0 +1,554 @@
+"""What an agent holds: the tasks in its slots, from the claim to the moment their outcome is acknowledged.
+
+One thread, the agent's loop, calls everything here but `done`, by which executors hand over outcomes. The inbox is what
+the loop sleeps on, so that an outcome, a signal or a local enqueue wakes it.
+
+Outcomes that arrive together are written together, with the next claims behind them, in one exchange with the store
+(group commit). A slot is free for a claim when its handler has ended; while the store does not take outcomes nothing is
+claimed, so what waits to be written never exceeds the slots. An outcome whose large text cannot be written now waits
+alone: it keeps its slot and its lease, and holds up no other outcome and no claim.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Final
+
+from thunderagent.agent.admission import Admission
+from thunderagent.agent.candidates import Choice, Chosen
+from thunderagent.agent.controls import Controls
+from thunderagent.agent.doubts import Doubts
+from thunderagent.agent.executors.executor import Executors, Running
+from thunderagent.agent.heartbeat import CANCELLED, Heartbeat
+from thunderagent.agent.poller import QueuePoller, Served
+from thunderagent.agent.settle import (
+    Outcome,
+    Policy,
+    Refused,
+    Settlement,
+    Stopped,
+    Undecided,
+    about,
+    raised,
+    settle,
+    story,
+)
+from thunderagent.agent.stream_balance import Fleet
+from thunderagent.agent.stream_handoff import Handoffs, is_open
+from thunderagent.agent.suspects import Suspects
+from thunderagent.dependents import Dependents, Ended
+from thunderagent.gate import Gate
+from thunderagent.jobs.context import Context, ParentResults
+from thunderagent.jobs.job import Job
+from thunderagent.jobs.registry import Registry
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import (
+    AgentDraining,
+    StoreError,
+    StoreUnavailable,
+    StreamFailed,
+    StreamStopped,
+    TaskCancelled,
+)
+from thunderagent.model.events import Event
+from thunderagent.model.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS_S, TEXTS_FAIL_S, text_delay
+from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.settings import LEASE_MARGIN, Settings
+from thunderagent.stores.large_texts import LEFT_S, Texts
+from thunderagent.stores.tasks import Exchanged, TaskStore, Wanted
+from thunderagent.stream import StreamContext
+
+CLOSED_KEPT: Final = 1000
+"""Streams that have ended of which the last entry of the journal waits for a store that takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextWait:
+    """What an outcome waits for whose text could not be written."""
+
+    since: float
+    times: int
+    tried: float
+    pause_s: float
+    error: StoreUnavailable
+
+    def due(self, *, is_closing: bool) -> float:
+        """Monotonic second of the next attempt."""
+        return self.tried + (min(self.pause_s, TEXT_WAITS_CLOSING_S) if is_closing else self.pause_s)
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A handler that has ended: its outcome, and the transition once it is decided.
+
+    The decision is kept until it is acknowledged: a repetition of the same write is recognised as landed.
+    """
+
+    running: Running
+    outcome: Outcome
+    settlement: Settlement | None = None
+    is_bare: bool = False
+    """The settlement is a bare failure: what the handler had to say the store does not take."""
+    seconds: float = 0.0
+    """How long the handler ran."""
+    wait: _TextWait | None = None
+    """Set while its text cannot be written: it has no settlement, and takes its slot again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What came of a commit: whether the store was asked at all, and what had no answer although other parts had."""
+
+    asked: bool = True
+    error: StoreError | None = None
+    answered: bool = True
+
+
+class Workload:
+    """The running tasks of an agent and the outcomes that are still to be written."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        jobs: Registry,
+        settings: Settings,
+        bus: EventBus,
+        rng: random.Random,
+        *,
+        owner: str,
+        pollers: Mapping[Served, QueuePoller],
+        heartbeat: Heartbeat,
+        dependents: Dependents,
+        policy: Policy,
+        fleet: Fleet,
+        controls: Controls,
+        gate: Gate | None = None,
+    ) -> None:
+        self._gate = gate or Gate()
+        self.held: dict[str, Running] = {}
+        self.fleet = fleet
+        self.controls = controls
+        self.handoffs = Handoffs(
+            store,
+            bus,
+            owner=owner,
+            held=self.held,
+            heartbeat=heartbeat,
+            fleet=fleet,
+            guard_s=settings.clock_guard_s,
+            let_go=self._offered,
+        )
+        self.closed: list[Running] = []
+        """Streams whose run has ended since somebody last looked: their journals have a last entry."""
+        self.executors: Executors | None = None
+        self.is_closing = False
+        """True while the agent drains: what turns out to be ours is given back and not run."""
+        self.is_hurried = False
+        """True while what is held must go now: outcomes whose texts cannot be written are written without."""
+        self._store = store
+        self._jobs = jobs
+        self._settings = settings
+        self._bus = bus
+        self._rng = copy(rng)  # of settlements alone: however often it polls, they draw the same
+        self._owner = owner
+        self._pollers = pollers
+        self._heartbeat = heartbeat
+        self._dependents = dependents
+        self._policy = policy
+        self._inbox: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._backlog: list[_Ended] = []
+        self._batch = 0
+        self.admission = Admission(store, jobs, settings, bus, rng=self._rng)
+        self.doubts = Doubts(
+            store, bus, self._rng, owner=owner, jobs=jobs, pollers=pollers, lost=self.admission.lines.lost
+        )
+        self.suspects = Suspects(
+            store,
+            bus,
+            held=self.held,
+            rooms=dict.fromkeys(poller.room for poller in pollers.values()),
+            max_crashes=settings.max_crashes,
+            run=self._run,
+            done=self.done,
+        )
+        self.choice = Choice(
+            pollers,
+            jobs,
+            controls,
+            self.admission,
+            lease_s=lambda job: jobs.by_value[job].lease_s or settings.lease_s,
+            store=store,
+            rng=rng,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing is held, nothing is handed over, and no claim is in doubt."""
+        return not self.held and not self.doubts.ids and not self.handoffs.offered
+
+    @property
+    def here(self) -> set[str]:
+        """Ids of the tasks that this agent must not claim: they run here, perhaps still, or may be ours already."""
+        return {*self.held, *self.handoffs.offered, *self.doubts.ids}
+
+    def is_here(self, task_id: str) -> bool:
+        """Whether it is one of `here`."""
+        return task_id in self.held or task_id in self.handoffs.offered or task_id in self.doubts.ids
+
+    def is_stray(self, task: Task) -> bool:
+        """Whether a claim of ours was carried out when we had given it up: the task is ours, and never ran here."""
+        is_ours = (task.status, task.lease_owner) == (Status.RUNNING, self._owner)
+        return is_ours and not self.doubts.has_run(task) and not self.is_here(task.task_id)
+
+    def idle_s(self) -> float:
+        """Seconds until there is something to ask the store for; not over 0 for at once."""
+        return min(self.doubts.idle_s(), self.choice.idle_s(), self._texts_idle_s())
+
+    def _texts_idle_s(self) -> float:
+        waits = [ended.wait for ended in self._backlog if ended.wait] if self._gate.is_open else []
+        due = min((wait.due(is_closing=self.is_closing) for wait in waits), default=inf)
+        return due - self._store.monotonic()
+
+    def done(self, running: Running, outcome: Outcome) -> None:
+        """An executor says how a handler ended; any thread."""
+        self._inbox.put(_Ended(running, outcome))
+
+    def wake(self) -> None:
+        """Wake the loop. A SimpleQueue may be put to in a signal handler, at any point of the main thread."""
+        self._inbox.put(None)
+
+    def gather(self, pause: float) -> None:
+        """Wait for the first handler to end, at most `pause` seconds, and under load shortly for its company."""
+        found = 0
+        try:
+            found += self._receive(self._inbox.get(timeout=pause) if pause > 0 else self._inbox.get_nowait())
+            while True:
+                found += self._receive(self._inbox.get_nowait())
+        except queue.Empty:
+            until = self._store.monotonic() + GATHER_S
+        if found and self._batch > 1:
+            while len(self._backlog) < len(self.held) and (left := until - self._store.monotonic()) > 0:
+                try:
+                    found += self._receive(self._inbox.get(timeout=left))
+                except queue.Empty:
+                    break
+        self._batch = found
+
+    def begin_all(self, leases: Sequence[Lease], *, how: str = "claimed") -> None:
+        """Run the handlers of tasks that were claimed or taken over, unless they are refused here."""
+        refused: dict[str, Outcome] = {}
+        if not self.is_closing:
+            refused = self.suspects.refusals(leases)
+            refused |= self.admission.refusals([lease for lease in leases if lease.task_id not in refused])
+        begun = [self._hold(lease, how=how, instead=refused.get(lease.task_id)) for lease in leases]
+        self.suspects.start([running for running in begun if running is not None])
+
+    def _hold(self, lease: Lease, *, how: str, instead: Outcome | None) -> Running | None:
+        """Hold a task that was claimed or taken over; None when it is settled with another outcome `instead`."""
+        task, job = lease.task, self._jobs[lease.task.job]
+        if self.is_closing:
+            instead = Stopped(AgentDraining())
+        elif task.cancel_requested:
+            instead = Stopped(TaskCancelled(CANCELLED))
+        elif task.desired_state == Desired.STOPPED:
+            instead = Stopped(StreamStopped())
+        elif instead is None and self._store.monotonic() >= lease.deadline(LEASE_MARGIN):
+            instead = Stopped(AgentDraining("the lease was over before the handler began, as this machine stood still"))
+        try:
+            context = self._context(lease, job, how)
+        except StreamFailed as error:
+            context, instead = Context(lease), instead or raised(error, (StreamFailed,))
+        beat_s = job.heartbeat_s or self._settings.heartbeat_s
+        running = Running(lease, job, context, LEASE_MARGIN, beat_s, started=self._store.monotonic())
+        self.held[task.task_id] = running
+        self._began(running)
+        self._heartbeat.watch(running)
+        if not isinstance(instead, (Refused, Undecided)):  # those were not started after all
+            self.admission.started(task)
+        if instead is not None:
+            self.done(running, instead)
+            return None
+        return running
+
+    def _run(self, running: Running) -> None:
+        running.started = self._store.monotonic()
+        waited_s = max(0.0, self._store.clock.now() - running.lease.task.created_at)
+        self._bus.emit(events.TaskStarted(**about(running.lease), waited_s=waited_s))
+        if self.executors is not None:
+            self.executors.start(running)
+
+    def poller_of(self, task: Task) -> QueuePoller:
+        """The poller whose slot a task takes."""
+        return self._pollers[task.queue, self._jobs[task.job].kind]
+
+    def _context(self, lease: Lease, job: Job[Any], how: str) -> Context:
+        task = lease.task
+        parents = partial(self._parent_results, task) if task.depends_on else None
+        if not job.is_stream:
+            return Context(lease, parents)
+        clock = self._store.clock
+        context = StreamContext(
+            lease,
+            parents,
+            bus=self._bus,
+            exclusive=job.exclusive,
+            grace_s=self._settings.drain_s,
+            on_hold=is_open(task, lease.owner),
+            monotonic=self._store.monotonic,
+            now=clock.now,
+        )
+        context.journal.moved(clock.now(), "leased", how)
+        return context
+
+    def end(self, running: Running, outcome: Outcome) -> None:
+        """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
+        self._receive(_Ended(running, outcome))
+
+    def commit(self, *, claim: bool) -> Committed:
+        """Write what has ended and claim what comes next, in one exchange with the store.
+
+        Raises:
+            StoreError: nothing had an answer; it is kept for the next call.
+        """
+        committed = self._exchange(claim=claim)
+        self.admission.release()
+        if self.is_closing:
+            self.admission.leave()
+        return committed
+
+    def _exchange(self, *, claim: bool) -> Committed:
+        self.begin_all([lease for lease in self.doubts.resolve() if lease.task_id not in self.held])
+        self.suspects.look(is_closing=self.is_closing)
+        is_open = self._gate.is_open
+        claim = claim and not (is_open and any(one.settlement for one in self._backlog))
+        settling = self._decide() if is_open else self._wait_for_grant()
+        # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
+        chosen = self.choice.choose(self.here) if claim else Chosen()
+        heard = self.controls.heard()
+        batch = chosen.all
+        if not settling and not batch:
+            self._claimed(chosen.looked, Exchanged([], [], [], []))
+            return Committed(asked=heard or any(self._pollers[name].free > 0 for name in chosen.looked))
+        ends = [one.settlement.write for one in settling if one.settlement]
+        exchanged = self._store.exchange(ends, batch, owner=self._owner)
+        self._claimed(chosen.looked, exchanged)
+        self._settled(settling, exchanged)
+        return Committed(error=exchanged.error, answered=exchanged.answered)
+
+    def _offered(self, running: Running) -> None:
+        """A stream is in its queue again, though it is handled on here: its slot is free."""
+        del self.held[running.lease.task_id]
+        self._freed(running)
+
+    def _began(self, running: Running) -> None:
+        self.poller_of(running.lease.task).began()
+        self.fleet.held += running.job.is_stream
+
+    def _freed(self, running: Running) -> None:
+        self.poller_of(running.lease.task).freed()
+        self.fleet.held -= running.job.is_stream
+
+    def _receive(self, ended: _Ended | None) -> int:
+        if ended is not None and self.handoffs.ended(ended.running):
+            self.admission.over(ended.running.lease)
+            self._close_journal(ended, "handed over")
+            return 0
+        if ended is None or ended.running.settling or self.held.get(ended.running.lease.task_id) is not ended.running:
+            return 0
+        self._heartbeat.ended(ended.running)
+        ended.seconds = self._store.monotonic() - ended.running.started
+        self._backlog.append(ended)
+        self._freed(ended.running)
+        return 1
+
+    def _wait_for_grant(self) -> list[_Ended]:
+        """Nothing can be written: what was done waits, as the same grant may come back; the rest is for others."""
+        self.handoffs.abandon()
+        for ended in list(self._backlog):
+            lease, was_stopped = ended.running.lease, isinstance(ended.outcome, Stopped)
+            if self.is_closing or was_stopped or self._gate.epoch > (lease.task.region_epoch or 0):
+                self._backlog.remove(ended)
+                self._drop(ended)
+                if not was_stopped:
+                    self._bus.emit(events.SettleRefused(**about(lease), verb="settle"))
+        return []
+
+    def _decide(self) -> list[_Ended]:
+        """Turn outcomes into transitions; those that mean no write are done with, others wait for their texts."""
+        settling, waiting = list[_Ended](), list[_Ended]()
+        texts, lost_s = self._store.texts, 0.0
+        for ended in self._backlog:
+            begun, waited = self._store.monotonic(), ended.wait is not None
+            if not self._is_decided(ended, texts):
+                waiting.append(ended)
+            elif ended.settlement is None:
+                self._drop(ended)
+            else:
+                settling.append(ended)
+            if waited or ended.wait:
+                lost_s += self._store.monotonic() - begun
+            if lost_s >= TEXTS_FAIL_S:
+                late = StoreUnavailable(f"it was not begun, as others could not be written for {lost_s:.1f} s")
+                texts = self._store.texts.refusing(late)
+        self._backlog = [*waiting, *settling]
+        return settling
+
+    def _is_decided(self, ended: _Ended, texts: Texts) -> bool:
+        """Decide on an outcome; False while its text cannot be written, which concerns no other outcome."""
+        wait = ended.wait
+        if ended.settlement is not None:
+            return True
+        if wait is not None and self.is_hurried:
+            texts = texts.refusing(StoreError(str(wait.error)))
+        elif wait is not None and self._store.monotonic() < wait.due(is_closing=self.is_closing):
+            return False
+        try:
+            ended.settlement = self._settlement_of(ended, texts)
+        except StoreUnavailable as error:
+            waited_s = self._store.monotonic() - wait.since if wait else 0.0
+            if not self.is_hurried and (wait is None or waited_s < TEXT_WAITS_S):
+                self._wait_for_text(ended, error)
+                return False
+            refusal = StoreError(f"{error} (it was tried for {waited_s:.0f} s)")
+            ended.settlement = self._settlement_of(ended, texts.refusing(refusal))
+        self._waits_no_more(ended)
+        return True
+
+    def _wait_for_text(self, ended: _Ended, error: StoreUnavailable) -> None:
+        """Have an outcome wait for the next attempt, in its slot: what waits never exceeds the slots."""
+        now, wait = self._store.monotonic(), ended.wait
+        times = wait.times + 1 if wait else 1
+        if wait is None:
+            self._began(ended.running)
+        ended.wait = _TextWait(wait.since if wait else now, times, now, text_delay(times, self._rng), error)
+        pause_s = ended.wait.due(is_closing=self.is_closing) - now
+        what = f"a text of {ended.running.lease.task_id}: {error}"
+        self._bus.emit(events.StoreFailed(during="writing a large text", error=what, next_try_s=pause_s))
+
+    def _waits_no_more(self, ended: _Ended) -> None:
+        if ended.wait is not None:
+            ended.wait = None
+            self._freed(ended.running)
+
+    def _settlement_of(self, ended: _Ended, texts: Texts) -> Settlement | None:
+        try:
+            return self._settle(ended, ended.outcome, texts)
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
+            return self._settle(ended, raised(error), texts)
+
+    def _settle(self, ended: _Ended, outcome: Outcome, texts: Texts) -> Settlement | None:
+        running, now = ended.running, self._store.clock.now()
+        what = f"the result of {running.job.name!r}"
+        settlement = settle(
+            running.lease,
+            running.job,
+            outcome,
+            policy=self._policy,
+            now=now,
+            seconds=ended.seconds,
+            rng=self._rng,
+            keep=lambda key, text, expire_at: texts.keep(key, text, what=what, expire_at=expire_at),
+        )
+        if settlement is not None:  # a task that is put off, or kept after its end, needs its payload for as long
+            until = settlement.write.set.get("expireAt") or settlement.write.set["createdAt"] + LEFT_S
+            texts.outlive(running.lease.task, until, now=now)
+        cursor = running.context.unsaved_cursor()
+        if settlement is None or cursor is None:
+            return settlement
+        return replace(settlement, write=writes.with_cursor(settlement.write, cursor))
+
+    def _drop(self, ended: _Ended) -> None:
+        """Let go of a task whose row may be ours for a while: its lease was lost, and nothing may be written."""
+        self.doubts.ran(ended.running.lease)
+        self._let_go(ended)
+
+    def _let_go(self, ended: _Ended) -> None:
+        running = ended.running
+        self._waits_no_more(ended)
+        self.held.pop(running.lease.task_id, None)
+        self._heartbeat.forget(running)
+        self.admission.over(running.lease)
+        self._close_journal(ended, ended.settlement.write.verb if ended.settlement else "lost")
+
+    def _close_journal(self, ended: _Ended, how: str) -> None:
+        context = ended.running.context
+        if isinstance(context, StreamContext):
+            context.journal.moved(self._store.clock.now(), how, story(ended.outcome))
+            self.closed.append(ended.running)
+            del self.closed[:-CLOSED_KEPT]
+
+    def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
+        told, happened = list[Ended](), list[Event]()
+        self._backlog = [ended for ended in self._backlog if ended.wait] + [
+            ended
+            for ended, answer in zip(settling, exchanged.settled, strict=True)
+            if answer.is_unknown or (answer.is_rejected and self._falls_back(ended, answer.error))
+        ]
+        for ended, answer in zip(settling, exchanged.settled, strict=True):
+            if answer.error or ended.settlement is None:
+                continue
+            write, event = ended.settlement.write, ended.settlement.event
+            self._let_go(ended)
+            if not answer.accepted:
+                event = events.SettleRefused(**about(ended.running.lease), verb=write.verb)
+            elif (status := Status(StatusValue.parse(write.set["status"]).status)).is_terminal:
+                self.admission.ended(ended.running.lease.task)
+                if answer.dependents:
+                    told.append(Ended(write.task_id, status, answer.dependents))
+            elif isinstance(ended.outcome, Refused):
+                self.admission.stood_back(ended.outcome.limit, ended.running.lease.task, write.set["createdAt"])
+            happened.append(event)
+        self._bus.emit_all(happened)
+        if told:
+            self._tell(told)
+
+    def _falls_back(self, ended: _Ended, error: StoreError | None) -> bool:
+        """Fail the task barely, as the store never takes its outcome; False when that was refused for good too."""
+        lease, settlement = ended.running.lease, ended.settlement
+        verb = settlement.write.verb if settlement else "settle"
+        if ended.is_bare:
+            self._drop(ended)
+            self._bus.emit(events.OutcomeRejected(**about(lease), verb=verb, error=str(error)))
+            return False
+        now, text = self._store.clock.now(), f"the store does not take its outcome ({verb}): {error}"
+        write = writes.fail(lease, error=text, now=now, expire_at=now + self._policy.keep_failed_s)
+        ended.settlement = Settlement(writes.bare(write), events.TaskFailed(**about(lease), error=text))
+        ended.is_bare = True
+        self.wake()
+        return True
+
+    def _tell(self, told: list[Ended]) -> None:
+        try:
+            self._dependents.tell(told)
+        except StoreError as error:  # the sweep finds children that were not told
+            self._bus.emit(
+                events.StoreFailed(during="telling dependents", error=str(error), next_try_s=self._settings.sweep_s)
+            )
+
+    def _claimed(self, wanted: Mapping[Served, list[Wanted]], exchanged: Exchanged) -> None:
+        self.doubts.add(exchanged.doubts)
+        won: dict[Served, list[str]] = {served: [] for served in wanted}
+        for lease in exchanged.leases:
+            if (served := (lease.task.queue, self._jobs[lease.task.job].kind)) in won:
+                won[served].append(lease.task_id)
+        self.begin_all(exchanged.leases)
+        for candidate, error in exchanged.rejected:
+            self._bus.emit(events.WriteRejected(task_id=candidate.task_id, verb="claim", error=str(error)))
+        for candidate in exchanged.lost:
+            self.admission.lines.lost(candidate)
+        for served, tried in wanted.items():
+            self._pollers[served].took(won[served], exchanged.lost, tried)
+
+    def _parent_results(self, task: Task) -> ParentResults:
+        found = self._store.read(task.depends_on)
+        whole = self._store.texts.inflate(one for one in found.values() if isinstance(one, Task))
+        return ParentResults.of(task.depends_on, {**found, **{one.task_id: one for one in whole}})

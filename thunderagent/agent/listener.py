@@ -1,0 +1,199 @@
+"""Listens at the doorbell for an agent, in a thread of its own, and sees to it that polling fits what is heard.
+
+A doorbell that works lets the pollers pause for longer; one that fails puts them back to their usual pace until it
+works again. Both are decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.poller import QueuePoller, Served
+from thunderagent.agent.rung import Rung
+from thunderagent.doorbell import Doorbell
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import DoorbellError
+from thunderagent.model.events import Event
+from thunderagent.model.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
+from thunderagent.model.task import BATCH
+from thunderagent.rings import Ring, Verb
+
+THREAD: Final = "doorbell"
+
+
+class Listener:
+    """The ears of one agent. Without a doorbell it only remembers when tasks of this agent are due again."""
+
+    def __init__(
+        self,
+        bell: Doorbell | None,
+        rung: Rung,
+        heartbeat: Heartbeat,
+        bus: EventBus,
+        *,
+        owner: str,
+        pollers: Mapping[Served, QueuePoller],
+        stretch_s: float,
+        wake: Callable[[], None],
+        rng: random.Random | None = None,
+    ) -> None:
+        """Make one; nothing is opened before `start`.
+
+        Args:
+            bell: None: nobody rings.
+            rung: gets what is heard of tasks.
+            heartbeat: gets what is heard of leases.
+            bus: tells of what ends here, and is told of failures.
+            owner: the agent; a beat for another is not for it.
+            pollers: pause for longer while the doorbell works.
+            stretch_s: for how long at most.
+            wake: wakes the agent's loop.
+            rng: source of jitter.
+        """
+        self._bell = bell
+        self._rung = rung
+        self._heartbeat = heartbeat
+        self._bus = bus
+        self._store = rung.store
+        self._owner = owner
+        self._pollers = [poller for poller in pollers.values() if poller.kind == BATCH]
+        self._queues = {queue for queue, _ in pollers}
+        self._stretch_s = 0.0 if bell is None or bell.is_local else stretch_s
+        self._wake = wake
+        self._rng = rng or random.Random()
+        self._monotonic = rung.store.monotonic
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._works = False
+        self._was_tried = False
+        self._failing_since: float | None = None
+        self._delays: Iterator[float] = iter(())
+        self._released: set[str] = set()
+        self._told: dict[str, float] = {}
+        rung.is_shared = bell is not None and bell.is_local
+        bus.subscribe(self._notice)
+
+    @property
+    def is_healthy(self) -> bool:
+        """True while rings can be heard."""
+        return self._works and self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_heard(self) -> bool | None:
+        """Whether rings can be heard; None: there is no doorbell, or it has not been tried yet."""
+        if self._bell is None or not (self._was_tried or self.is_dead):
+            return None
+        return self.is_healthy
+
+    @property
+    def has_bell(self) -> bool:
+        """False for an agent without a doorbell, which polls."""
+        return self._bell is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """True when the thread has ended before its time."""
+        return self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
+
+    @property
+    def may_stretch(self) -> bool:
+        """Whether pollers pause for longer while the doorbell works."""
+        return self._stretch_s > 0
+
+    def start(self) -> None:
+        """Begin to listen."""
+        if self._bell is not None:
+            self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+            self._thread.start()
+
+    def look_after(self) -> None:
+        """Start a thread that has died again, and give the pollers the pace that fits; in each round of the loop."""
+        if self.is_dead:
+            self._works = False
+            self.start()
+            self._bus.emit(events.ThreadDied(thread=THREAD, restarted=True))
+        seconds = self._stretch_s if self.is_healthy else 0.0
+        for poller in self._pollers:
+            poller.stretch(seconds)
+
+    def stop(self) -> None:
+        """Hear nothing more; what comes is for other agents."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Tell others of the tasks that were given back, and let go of the doorbell. Takes seconds at worst."""
+        self._stop.set()
+        if self._bell is None:
+            return
+        if self._released:
+            self._bell.ring([Ring.look(queue) for queue in sorted(self._released)])
+        self._bell.close()
+        if self._thread is not None:
+            self._thread.join(LISTENER_JOIN_S)
+
+    def _run(self) -> None:
+        bell = self._bell
+        while bell is not None and not self._stop.is_set():
+            try:
+                # The first time, and after a failure, only to see whether it works.
+                rings = bell.listen(LISTEN_S if self._works else 0.0, self._wants)
+            except DoorbellError as error:
+                if not self._stop.is_set():
+                    self._stop.wait(self._failed(error))
+                continue
+            self._worked()
+            for ring in rings:
+                if ring.verb is Verb.BEAT:
+                    self._heartbeat.hurry(ring.task_id)
+                else:
+                    self._rung.hear(ring)
+            if rings:
+                self._wake()
+
+    def _wants(self, ring: Ring) -> bool:
+        if self._stop.is_set():
+            return False
+        return ring.owner == self._owner if ring.verb is Verb.BEAT else self._rung.has_room(ring)
+
+    def _failed(self, error: DoorbellError) -> float:
+        self._was_tried = True
+        if self._failing_since is None:
+            self._failing_since, self._delays = self._monotonic(), outage_delays(self._rng)
+        delay = next(self._delays)
+        self._bus.emit(events.DoorbellFailed(error=str(error), next_try_s=delay))
+        if self._works:
+            self._works = False
+            self._wake()
+        return delay
+
+    def _worked(self) -> None:
+        if self._failing_since is not None:
+            self._bus.emit(events.DoorbellRecovered(seconds=self._monotonic() - self._failing_since))
+            self._failing_since = None
+        if not self._works:
+            self._works = self._was_tried = True
+            self._wake()
+
+    def _notice(self, event: Event) -> None:
+        """Nobody rings for what an agent itself puts back: it remembers when, and tells others what is not for it."""
+        match event:
+            case events.TaskRetried(queue=queue, delay_s=delay_s) | events.TaskSnoozed(queue=queue, delay_s=delay_s):
+                self._rung.hear(Ring.look(queue, self._store.clock.now() + delay_s))
+            case events.TaskReleased(queue=queue):
+                self._released.add(queue)
+            case events.ChildUnparked(queue=queue) | events.TaskLetOut(queue=queue) if queue and self._bell is not None:
+                if not self._stop.is_set() and not self._rung.has_room(Ring.look(queue)):
+                    self._relay(queue)
+            case _:
+                return
+
+    def _relay(self, queue: str) -> None:
+        now = self._monotonic()
+        if self._bell is not None and now - self._told.get(queue, -RELAY_S) >= RELAY_S:
+            self._told[queue] = now
+            self._bell.ring([Ring.look(queue)])

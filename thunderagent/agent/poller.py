@@ -1,0 +1,332 @@
+"""Looks for work in one queue: what to claim, and when to look again."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Container, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+from thunderagent.agent.refusals import Refusals
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.pacing import AHEAD_S, PollPace
+from thunderagent.model.task import BATCH, Candidate, Lane, Page
+from thunderagent.stores.tasks import TaskStore, Wanted
+
+Served = tuple[str, str]
+"""A queue and the kind of tasks that are taken from it."""
+
+PAGES_A_LOOK: Final = 10
+"""Pages that one look reads past jobs that this agent does not have; the next look goes on from there."""
+
+CONTENDED: Final = 0.1
+"""Share of lost claims in one look from which on agents want to know of each other."""
+
+PAGE_ALONE: Final = 20
+"""Entries of a page while nobody else serves the queue, so that there is nobody to keep apart from."""
+
+LONGEST_PAGE: Final = 1000
+
+REMEMBERED: Final = 2000
+FORGET_S: Final = 5.0
+"""How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
+
+
+class Room:
+    """Slots that one poller has, or that several share."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.running = 0
+        self.waiting: dict[QueuePoller, None] = {}
+        """Pollers that could take nothing as no slot was free."""
+        self._is_closed = False
+
+    @property
+    def free(self) -> int:
+        """Slots that could take a task now."""
+        return 0 if self._is_closed else self.slots - self.running
+
+    def close(self) -> None:
+        """No slot is free until `open`, whatever runs."""
+        self._is_closed = True
+
+    def open(self) -> None:
+        """Free slots may be taken again; pollers that lacked one look at once."""
+        self._is_closed = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the pollers look at once that lacked a free slot."""
+        for poller in list(self.waiting):
+            poller.found_room()
+
+
+class QueuePoller:
+    """The tasks of one kind in one queue, and the pace at which they are asked for.
+
+    `running` counts those that run; `due` is the monotonic second of the next look, infinity while no slot is free.
+    """
+
+    reads_on_s = 0.0
+    """Longest pause before the next look behind pages of other agents' jobs."""
+
+    def __init__(
+        self,
+        queue: str,
+        room: Room,
+        store: TaskStore,
+        *,
+        kind: str = BATCH,
+        jobs: Container[str],
+        known: Container[str] = (),
+        lease_s: Callable[[str], float],
+        page: int,
+        pace: PollPace,
+        bus: EventBus,
+        rng: random.Random,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.queue = queue
+        self.kind = kind
+        self.room = room
+        self.running = 0
+        self.due = 0.0
+        self.lanes: Sequence[Lane] = (Lane(queue),)
+        self.paused_jobs: Container[str] = ()
+        """Jobs whose tasks are read past as if this agent did not have them."""
+        self._store = store
+        self._jobs = jobs
+        self._known = known
+        self._lease_s = lease_s
+        self._page = page
+        self._pace = pace
+        self._bus = bus
+        self._rng = rng
+        self._monotonic = monotonic
+        self.share = (0, 1)
+        """Rank of this agent among those that serve the queue, and their number; see `_pick`."""
+        self.is_contended = False
+        """True when claims were lost to other agents since somebody last looked who they are."""
+        self.looked_at = monotonic()
+        """When the index was last read, or left alone on purpose; of a poller without a free slot, when it got one."""
+        self.refusals = Refusals()
+        """Tasks that are tried in vain."""
+        self._woken = False
+        self._more = False
+        self._seen = 0
+        self._runnable = False
+        self._after: dict[Lane, Any] = {}
+        self._unknown: tuple[str, ...] = ()
+        self._recent: dict[str, tuple[float, float]] = {}
+        self._ahead_due = math.inf
+        self._resumed_due = math.inf
+
+    @property
+    def slots(self) -> int:
+        """Slots, free or not."""
+        return self.room.slots
+
+    @property
+    def free(self) -> int:
+        """Slots that could take a task now."""
+        return self.room.free
+
+    def look(self) -> list[Wanted]:
+        """Read the index for as many candidates as there are free slots, from a shuffled page of each lane.
+
+        Raises:
+            StoreError: the index could not be read.
+        """
+        if self.free <= 0:
+            self._wait_for_room()
+            return []
+        self.looked_at = self._monotonic()
+        self._more, self._seen, self._runnable, unknown = False, 0, False, set[str]()
+        self._woken = False
+        self._ahead_due = math.inf
+        found: list[Candidate] = []
+        lanes = list(self.lanes)
+        start = self._rng.randrange(len(lanes))
+        for lane in lanes[start:] + lanes[:start]:
+            found += self._read(lane, self._wanted() - len(found), unknown)
+            if len(found) >= self._wanted():
+                break
+        self._tell_unknown(unknown)
+        found = list({one.task_id: one for one in found}.values())  # one that came back while the pages were read
+        found = self._eligible(found)
+        picked = self._pick(found)
+        self._more = self._more or len(found) > len(picked)
+        return [Wanted(one, self._lease_s(one.job)) for one in picked]
+
+    def took(self, won: Sequence[str], lost: Sequence[Candidate], wanted: Sequence[Wanted]) -> None:
+        """Learn what became of the last look, and decide when to look again."""
+        now = self._monotonic()
+        decided = {*won, *(one.task_id for one in lost)}
+        tried = [one.candidate for one in wanted if one.candidate.task_id in decided]
+        self._recent.update((one.task_id, (one.created_at, now)) for one in tried)
+        self.is_contended = self.is_contended or len(tried) - len(won) > len(tried) * CONTENDED
+        if won or not self._runnable:
+            self.refusals.over()
+        elif wanted:
+            self.refusals.tried([one.candidate for one in wanted], now)
+        while len(self._recent) > REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+        self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
+        if self.free <= 0:
+            self._wait_for_room()
+            return
+        delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
+        if self._after:
+            delay = min(delay, self.reads_on_s)
+        self.due = now if self._woken else min(now + delay, self._ahead_due, self._resumed_due)
+
+    def read_past(self, jobs: Container[str], *, woken_due: float, longest_s: float) -> None:
+        """In the next look read past the tasks of these jobs, as they are paused; the times are those of `pass_by`."""
+        self.paused_jobs = jobs
+        due = self._monotonic() + longest_s
+        self._resumed_due = min(due, woken_due) if self._woken else due
+
+    def pass_by(self, *, woken_due: float, longest_s: float) -> None:
+        """Do not look, as the queue is paused: come again at the usual pace.
+
+        Args:
+            woken_due: when to come at the latest if somebody has woken this poller, who may have resumed the queue.
+            longest_s: the longest pause anyway.
+        """
+        due = self._monotonic() + min(self._pace.after(0, more=False, rng=self._rng), longest_s)
+        self.due = min(due, woken_due) if self._woken else due
+        self._woken = False
+        self.looked_at = self._monotonic()
+        self.refusals.over()
+
+    def began(self) -> None:
+        """A task takes a slot."""
+        self.refusals.over()
+        self.reserve()
+
+    def reserve(self) -> None:
+        """A task takes a slot, or a claim of which it is not known whether it happened."""
+        self.running += 1
+        self.room.running += 1
+        if self.free <= 0:
+            self._wait_for_room()
+
+    def freed(self) -> None:
+        """A slot is free again; those who lacked one look at once."""
+        self.running -= 1
+        self.room.running -= 1
+        self.room.wake()
+
+    def found_room(self) -> None:
+        """Look at once, as a slot is free again."""
+        self.looked_at = self._monotonic()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at once."""
+        self.room.waiting.pop(self, None)
+        self._woken, self.due = True, self._monotonic()
+
+    def postpone(self, seconds: float) -> None:
+        """Do not look before this time is over."""
+        self.looked_at = self._monotonic()
+        self.due = self._monotonic() + seconds
+
+    def look_within(self, seconds: float) -> None:
+        """Look before this time is over."""
+        self.due = min(self.due, self._monotonic() + seconds)
+
+    def stretch(self, seconds: float) -> None:
+        """Pause for up to so many seconds while there is nothing, and look so far ahead; 0: the usual pace."""
+        if seconds != self._pace.stretched_s:
+            self._pace.stretched_s = seconds
+            if not seconds:  # not all at the same moment: the doorbell of a whole fleet fails at once
+                self.look_within(self._pace.max_s * self._rng.random())
+
+    def _wait_for_room(self) -> None:
+        self.due = math.inf
+        self.room.waiting[self] = None
+
+    def _wanted(self) -> int:
+        """How many candidates one look is to find."""
+        return self.free
+
+    def _eligible(self, found: list[Candidate]) -> list[Candidate]:
+        """Of the candidates, those that this agent may try now."""
+        return found
+
+    def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
+        found: list[Candidate] = []
+        after = self._after.pop(lane, None)
+        limit = self._entries()
+        ahead_s, until = self._pace.stretched_s * 1.25, self._store.clock.latest()
+        for _ in range(PAGES_A_LOOK):
+            page = self._store.ready(lane, limit=limit, after=after, ahead_s=ahead_s)
+            after = page.after
+            if ahead_s and page.entries and page.entries[-1].created_at > until:
+                page, after = self._due_of(page, until), None
+            self._seen += len(page.entries)
+            jobs, recent, edge = self._jobs, self._recent, self._monotonic() - FORGET_S
+            for entry in page.entries:
+                if entry.job not in jobs or entry.job in self.paused_jobs:
+                    if entry.job not in self._known:
+                        unknown.add(entry.job)
+                elif not self._store.may_try(entry):
+                    continue
+                elif (known := recent.get(entry.task_id)) is None or known[0] != entry.created_at or known[1] <= edge:
+                    found.append(entry if entry.kind == self.kind else entry._replace(kind=self.kind))
+                else:
+                    self._runnable = True
+            if after is None or len(found) >= room:
+                break
+        self._more = self._more or after is not None
+        self._runnable = self._runnable or bool(found)
+        if after is not None and not found:
+            self._after[lane] = after
+        return found
+
+    def _due_of(self, page: Page, until: float) -> Page:
+        """The entries that are due. For the first that is not yet, the next look comes in time: of several agents, that
+        of the one whose share it is."""
+        due = [entry for entry in page.entries if entry.created_at <= until]
+        rank, agents = self.share
+        for entry in page.entries[len(due) :]:
+            if entry.job in self._jobs and entry.job not in self.paused_jobs:
+                delay = entry.created_at - until
+                if crc32(entry.task_id.encode()) % agents != rank:
+                    delay += self._rng.uniform(*AHEAD_S)
+                self._ahead_due = min(self._ahead_due, self._monotonic() + delay)
+        return Page(tuple(due))
+
+    def _entries(self) -> int:
+        """Length of a page: enough that our share of it fills the free slots."""
+        agents = self.share[1]
+        if agents == 1:
+            return max(2 * self.free, min(self._page, PAGE_ALONE))
+        return max(self._page, min(4 * self.free * agents, LONGEST_PAGE))
+
+    def _pick(self, found: list[Candidate]) -> list[Candidate]:
+        """As many candidates as there are free slots, at random, those of our own share of the ids first.
+
+        Agents that see the same page would else claim the same tasks: four that take 10 of 50 lose a third of their
+        claims, each one billed. While there is more than a page, an agent keeps to its share; a task whose agent is
+        busy or gone is taken by the others as soon as their own shares of the page or the queue run out.
+        """
+        rank, agents = self.share
+        if agents > 1:
+            ours = [one for one in found if crc32(one.task_id.encode()) % agents == rank]
+            if ours and (self._more or len(ours) >= self.free):
+                found = ours
+            elif ours:
+                rest = [one for one in found if crc32(one.task_id.encode()) % agents != rank]
+                return ours + self._rng.sample(rest, min(self.free - len(ours), len(rest)))
+        return self._rng.sample(found, min(self.free, len(found)))
+
+    def _tell_unknown(self, unknown: set[str]) -> None:
+        names = tuple(sorted(map(str, unknown)))
+        if names and names != self._unknown:
+            self._bus.emit(events.UnknownJobsSeen(queue=self.queue, jobs=names))
+        self._unknown = names

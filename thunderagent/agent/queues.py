@@ -1,0 +1,107 @@
+"""What an agent serves: its queues, with a poller for each and for each kind of task."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thunderagent.agent.poller import QueuePoller, Room, Served
+from thunderagent.agent.settle import Policy
+from thunderagent.agent.stream_balance import Fleet, StreamPoller
+from thunderagent.jobs.registry import Registry
+from thunderagent.limits import conflicts
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.pacing import STREAM_POLL_S, PollPace
+from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
+from thunderagent.settings import Settings, lease_problems
+from thunderagent.stores.tasks import TaskStore
+
+BUILT_IN_QUEUE: Final = "thunderagent"
+"""The queue of built-in jobs, which every agent that has them serves beside its own."""
+BUILT_IN_SLOTS: Final = 2
+"""The canary needs one for itself, and one for the task that it puts."""
+
+
+def make_pollers(
+    store: TaskStore, jobs: Registry, settings: Settings, *, fleet: Fleet, bus: EventBus, rng: random.Random
+) -> dict[Served, QueuePoller]:
+    """A poller for each queue and kind: streams share one room beside the slots of the queues."""
+    streams = Room(settings.max_streams)
+    names = {kind: {name for name, job in jobs.by_value.items() if job.kind == kind} for kind in (BATCH, STREAM)}
+    queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in names}
+    slow = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
+    seconds = min(STREAM_POLL_S, settings.poll_max_s)
+    common: dict[str, Any] = {
+        "known": jobs.by_value,
+        "lease_s": lambda job: jobs.by_value[job].lease_s or settings.lease_s,
+        "page": settings.batch_page,
+        "bus": bus,
+        "rng": rng,
+        "monotonic": store.monotonic,
+    }
+    pollers: dict[Served, QueuePoller] = {}
+    for name, slots in _queues(jobs, settings).items():
+        if name in queues[BATCH] or name == DEFAULT_QUEUE:
+            pace = PollPace(slow.min_s, slow.max_s, slow.idle_s)
+            pollers[name, BATCH] = QueuePoller(name, Room(slots), store, jobs=names[BATCH], pace=pace, **common)
+        if names[STREAM] and settings.max_streams:
+            # Often where streams are expected, so that one that was handed off is claimed at once.
+            often = name in queues[STREAM]
+            pace = PollPace(seconds, seconds, seconds) if often else PollPace(slow.min_s, slow.max_s, slow.idle_s)
+            pollers[name, STREAM] = StreamPoller(
+                name, streams, store, jobs=names[STREAM], pace=pace, fleet=fleet, **common
+            )
+    return pollers
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The numbers by which outcomes are settled."""
+    return Policy(
+        backoff=settings.backoff,
+        max_retry=settings.max_retry,
+        keep_success_s=settings.keep_success_days * 86400,
+        keep_failed_s=settings.keep_failed_days * 86400,
+    )
+
+
+def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
+    """The queues with their slots: `default:10, feeds:700 streams`."""
+    return ", ".join(f"{one.queue}:{one.slots}{' streams' * (one.kind == STREAM)}" for one in pollers.values())
+
+
+def slots_of(pollers: Mapping[Served, QueuePoller]) -> int:
+    """Tasks that can be held at once; queues whose tasks share their room count once."""
+    return sum(room.slots for room in {one.room for one in pollers.values()})
+
+
+def check_leases(jobs: Registry, settings: Settings) -> None:
+    """A job may set its lease or its heartbeat alone: together with the settings they must still fit; and jobs that
+    share a limit must agree about its number; and hooks must be about jobs that are here.
+
+    Raises:
+        ConfigurationError: those of some jobs do not, or a hook is about another job.
+    """
+    jobs.check_hooks()
+    problems = []
+    for job in jobs.values():
+        lease_s, beat_s = job.lease_s or settings.lease_s, job.heartbeat_s or settings.heartbeat_s
+        problems += lease_problems(lease_s, beat_s, f"the lease_s of {job.name!r}", f"the heartbeat_s of {job.name!r}")
+    problems += conflicts(jobs.values())
+    if problems:
+        raise ConfigurationError("these jobs cannot work:\n" + "\n".join(f"  - {one}" for one in problems))
+
+
+def tick_s(jobs: Registry, settings: Settings) -> float:
+    """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""
+    intervals = [job.heartbeat_s or settings.heartbeat_s for job in jobs.values()]
+    intervals += [job.timeout_s for job in jobs.values() if job.timeout_s]
+    return min(1.0, settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
+
+
+def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:
+    """Queues to serve with their slots: those of the settings, else those of the jobs and the plain one, to which names
+    without their code are enqueued; and in any case that of built-in jobs."""
+    queues = settings.queues or dict.fromkeys((*jobs.queues, DEFAULT_QUEUE), settings.slots)
+    return {**queues, BUILT_IN_QUEUE: BUILT_IN_SLOTS} if BUILT_IN_QUEUE in jobs.queues else queues

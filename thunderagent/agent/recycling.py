@@ -1,0 +1,142 @@
+"""Recycling: an agent that has run for long enough drains, and its supervisor starts a fresh one.
+
+It goes by what only a fresh process mends: memory that is not given back, threads that a handler left behind.
+Nothing is done for each task; the numbers are looked at every few seconds, beside the loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from thunderagent.agent.companion import Repeated
+from thunderagent.agent.tally import Tally
+from thunderagent.model import fleet_events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.memory import resident_mib
+from thunderagent.model.pacing import RECYCLE_LOOK_S, STUCK_WAIT_S
+from thunderagent.settings import PREFIX, Settings
+
+JITTER: Final = 0.1
+"""Share of `recycle_tasks` that comes on top at most, so that a fleet that started together does not end together."""
+
+NAMED: Final = 3
+"""Jobs that a reason names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A task that is held: its job, and for how many seconds its handler goes on although it was told to stop."""
+
+    job: str
+    overrun_s: float = 0.0
+
+
+class Recycling:
+    """Looks whether it is time for a fresh agent."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: EventBus,
+        *,
+        retire: Callable[[str], None],
+        held: Callable[[], Collection[Held]] = tuple,
+        memory_mib: Callable[[], float] = resident_mib,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Make one; it counts from now on.
+
+        Args:
+            settings: when to recycle: `recycle_tasks`, `recycle_mib`, `recycle_threads`.
+            bus: tells of tasks that begin; told when recycling by memory cannot work.
+            retire: ends the agent in good order, for a reason.
+            held: the tasks that run now.
+            memory_mib: the resident memory of this process.
+            rng: source of the jitter.
+        """
+        self._bus = bus
+        self._retire = retire
+        self._held = held
+        self._memory_mib = memory_mib
+        self._tasks = round(settings.recycle_tasks * (1 + JITTER * (rng or random.Random()).random()))
+        self._mib = float(settings.recycle_mib)
+        self._threads = settings.recycle_threads
+        self._tally = Tally(bus) if self._tasks or self._mib else None
+        self._before = self._first = memory_mib() if self._mib else 0.0
+        self._grown: dict[str, float] = {}
+        self._was_held: Collection[str] = ()
+        self._is_done = False
+
+    @property
+    def is_needed(self) -> bool:
+        """False when the settings ask for no recycling."""
+        return bool(self._tasks or self._mib or self._threads)
+
+    def companion(self) -> Repeated:
+        """What looks every few seconds."""
+        return Repeated("recycling", RECYCLE_LOOK_S, self.look)
+
+    def look(self) -> None:
+        """Retire the agent if there is a reason, once."""
+        if self._is_done:
+            return
+        held = self._held()
+        reason = self._of_threads(held) or self._of_tasks() or self._of_memory(held)
+        if reason is not None:
+            self._is_done = True
+            if self._tally is not None:
+                self._tally.unsubscribe()
+            self._retire(reason)
+
+    def _of_tasks(self) -> str | None:
+        if not self._tasks or self._tally is None or self._tally.claimed < self._tasks:
+            return None
+        return f"it has run {self._tally.claimed} tasks ({PREFIX}RECYCLE_TASKS)"
+
+    def _of_threads(self, held: Collection[Held]) -> str | None:
+        leaked = [one for one in held if one.overrun_s >= STUCK_WAIT_S]
+        if not self._threads or len(leaked) < self._threads:
+            return None
+        return (
+            f"{len(leaked)} handlers go on {STUCK_WAIT_S:.0f} s and more after they were told to stop, each in a slot "
+            f"({PREFIX}RECYCLE_THREADS): {_named(Counter(one.job for one in leaked))}"
+        )
+
+    def _of_memory(self, held: Collection[Held]) -> str | None:
+        if not self._mib or self._tally is None:
+            return None
+        mib, running = self._memory_mib(), Counter(one.job for one in held)
+        self._attribute(mib, self._tally.take_jobs(), running)
+        if mib < self._mib:
+            return None
+        if self._first >= self._mib or not self._tally.claimed:  # a fresh one would be no smaller
+            self._bus.emit(fleet_events.RecyclingOff(resident_mib=round(mib), recycle_mib=round(self._mib)))
+            self._mib = 0.0
+            return None
+        grown = {name: mib for name, mib in self._grown.items() if mib >= 1.0}
+        most = f", most of it while these ran: {_named(grown, unit=' MiB')}" if grown else ""
+        now = f"; running now: {_named(running)}" if running else ""
+        return (
+            f"{mib:.0f} MiB of memory are resident, over {self._mib:.0f} ({PREFIX}RECYCLE_MIB); "
+            f"they were {self._first:.0f} at its start{most}{now}"
+        )
+
+    def _attribute(self, mib: float, begun: Mapping[str, int], running: Collection[str]) -> None:
+        """Share what the memory has grown by since the last look among the jobs of which a task ran meanwhile."""
+        shares = Counter(begun)
+        shares.update(self._was_held)
+        grown, self._before, self._was_held = mib - self._before, mib, list(running)
+        if grown > 0 and (number := shares.total()):
+            for name, part in shares.items():
+                self._grown[name] = self._grown.get(name, 0.0) + grown * part / number
+
+
+def _named(numbers: Mapping[str, float], *, unit: str = "") -> str:
+    """The jobs with the largest numbers."""
+    first = sorted(numbers.items(), key=lambda one: (-one[1], one[0]))
+    more = f" and {len(first) - NAMED} more" if len(first) > NAMED else ""
+    return ", ".join(f"{name} {number:.0f}{unit}" for name, number in first[:NAMED]) + more

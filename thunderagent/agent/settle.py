@@ -1,0 +1,289 @@
+"""The single place that turns what a handler did into one transition, and tells the story of it."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from thunderagent.jobs.context import Cancel, Fail, Snooze
+from thunderagent.jobs.job import Job
+from thunderagent.limits import Limit
+from thunderagent.model import events
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import (
+    AgentDraining,
+    LeaseLost,
+    StoreUnavailable,
+    StreamHandedOff,
+    StreamStopped,
+    TaskCancelled,
+    TaskStopped,
+    ThunderAgentError,
+    TimeLimitExceeded,
+)
+from thunderagent.model.jsondata import NOT_STORED, dump_result
+from thunderagent.model.memory import peak_mib, resident_mib
+from thunderagent.model.pacing import Backoff
+from thunderagent.model.task import Lease, Task
+from thunderagent.model.traceparent import trace_id
+from thunderagent.model.writes import tasks as writes
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The handler came to its end with this value."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The handler failed. Text only: a kept traceback would keep the handler's data alive."""
+
+    error: str
+    fatal: bool = False
+    progressed: bool = False
+    """Earlier errors do not count any more: the run had shown that it works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The handler ended because it was told to."""
+
+    why: TaskStopped
+    progressed: bool = False
+    """As in `Raised`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The handler was not run: no slot of its limit was free."""
+
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The handler was not run, for a reason that may pass: nobody could say whether a slot of its limit is free, or its
+    payload could not be read."""
+
+    delay_s: float
+
+
+Ran = Returned | Raised | Stopped
+"""How a handler ended."""
+
+Outcome = Ran | Refused | Undecided
+
+RAN_OVER: Final = "it ran for "
+"""The begin of the note of a task that is SUCCESS although it ran longer than its time limit."""
+
+_MESSAGE: Final = 700
+_HERE: Final = str(Path(__file__).parents[1])
+
+
+def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = (), *, progressed: bool = False) -> Raised:
+    """The outcome of an exception: its type and message, then the innermost frames."""
+    try:
+        text = str(error)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    if isinstance(error, MemoryError):
+        had = f"out of memory: the process had {resident_mib():.0f} MiB then, {peak_mib():.0f} at its peak"
+        text = f"{text} ({had})" if text else had
+    message = writes.cut(f"{type(error).__name__}: {text}", _MESSAGE)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
+    places = "".join(f"\n  at {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames[-3:])
+    return Raised(message + places, fatal=isinstance(error, fatal), progressed=progressed)
+
+
+def _short(filename: str) -> str:
+    return "/".join(PurePath(filename).parts[-2:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The numbers that settling needs."""
+
+    backoff: Backoff
+    max_retry: int
+    keep_success_s: float
+    keep_failed_s: float
+
+
+KeepResult = Callable[[str, str, float], str | None]
+"""Keeps a text that is too large for a row: (key, text, expire_at) to a reference, or None for inline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One transition to write, and the event to emit once it is written."""
+
+    write: Write
+    event: events.TaskEvent
+
+
+def settle(
+    lease: Lease,
+    job: Job[Any],
+    outcome: Outcome,
+    *,
+    policy: Policy,
+    now: float,
+    seconds: float,
+    rng: random.Random,
+    keep: KeepResult,
+) -> Settlement | None:
+    """The one transition that an outcome means; None when the lease is lost and nothing may be written.
+
+    * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done; FAILED if it cannot be stored
+      and the job says so;
+    * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE, FAILED;
+    * an error: PENDING after a backoff, or FAILED when it is fatal or no retry is left;
+    * no slot of its limit was free: BLOCKED, in line; unknown, or its payload could not be read now: PENDING later,
+      nothing used up;
+    * stopped by a cancel: DONE; by the time limit: an error; by a drain: PENDING at once, nothing used up.
+    """
+    task = lease.task
+    fields = about(lease)
+    if job.keep_s is not None:
+        policy = replace(policy, keep_success_s=job.keep_s, keep_failed_s=job.keep_s)
+    match outcome:
+        case Refused(limit=(key, number)):
+            write = writes.stand_in_line(lease, limit_key=key, now=now)
+            return Settlement(write, events.TaskLimited(**fields, limit_key=key, limit=number))
+        case Undecided(delay_s=delay):
+            write = writes.put_back(lease, due=now + delay, now=now)
+            return Settlement(write, events.TaskSnoozed(**fields, delay_s=delay))
+        case Stopped(why=LeaseLost()):
+            return None
+        case Stopped(why=AgentDraining() | StreamHandedOff()):
+            return Settlement(writes.release(lease, now=now), events.TaskReleased(**fields))
+        case Stopped(why=StreamStopped()):
+            write = writes.stop(lease, now=now, expire_at=now + policy.keep_failed_s)
+            return Settlement(write, events.TaskClosed(**fields, reason=writes.STOPPED))
+        case Stopped(why=TaskCancelled() as why):
+            return _closed(lease, fields, str(why), policy, now)
+        case Stopped(why=why):
+            fatal = isinstance(why, job.fatal) if job.fatal else False
+            error = Raised(f"{type(why).__name__}: {why}", fatal, outcome.progressed)
+            return _failed(lease, job, error, fields, policy, now, rng)
+        case Raised():
+            return _failed(lease, job, outcome, fields, policy, now, rng)
+        case Returned(value=Snooze(seconds=delay)):
+            return Settlement(
+                writes.snooze(lease, due=now + max(0.0, delay), now=now),
+                events.TaskSnoozed(**fields, delay_s=delay),
+            )
+        case Returned(value=Cancel(reason=reason)):
+            return _closed(lease, fields, reason, policy, now)
+        case Returned(value=Fail(reason=reason)):
+            return _failed(lease, job, Raised(reason, fatal=True), fields, policy, now, rng)
+        case Returned(value=value):
+            expire_at = now + policy.keep_success_s
+            result, ref, note = _result(task, value, expire_at, keep)
+            if note is not None and job.on_bad_result == "fail":
+                return _failed(lease, job, Raised(note, fatal=True), fields, policy, now, rng)
+            if job.timeout_s is not None and seconds > job.timeout_s:
+                late = f"{RAN_OVER}{seconds:.1f} s, over its time limit of {job.timeout_s:g} s"
+                note = late if note is None else f"{note}; {late}"
+            write = writes.succeed(lease, now=now, expire_at=expire_at, result=result, result_ref=ref, note=note)
+            return Settlement(write, events.TaskSucceeded(**fields, seconds=seconds, note=note))
+
+
+def _closed(lease: Lease, fields: dict[str, Any], reason: str, policy: Policy, now: float) -> Settlement:
+    write = writes.close(lease, reason=reason, now=now, expire_at=now + policy.keep_success_s)
+    return Settlement(write, events.TaskClosed(**fields, reason=reason))
+
+
+def _failed(
+    lease: Lease,
+    job: Job[Any],
+    outcome: Raised,
+    fields: dict[str, Any],
+    policy: Policy,
+    now: float,
+    rng: random.Random,
+) -> Settlement:
+    task = replace(lease.task, retry_count=0) if outcome.progressed else lease.task
+    lease = replace(lease, task=task)
+    if outcome.fatal or task.retry_count >= _retries(task, job, policy):
+        write = writes.fail(lease, error=outcome.error, now=now, expire_at=now + policy.keep_failed_s)
+        return Settlement(write, events.TaskFailed(**fields, error=outcome.error))
+    delay = (job.backoff or policy.backoff).delay(task.retry_count, rng)
+    write = writes.retry(lease, due=now + delay, error=outcome.error, now=now)
+    return Settlement(write, events.TaskRetried(**fields, error=outcome.error, delay_s=delay))
+
+
+def _retries(task: Task, job: Job[Any], policy: Policy) -> int:
+    """Allowed retries: the task's own, else the job's, else the setting's."""
+    if task.max_retry is not None:
+        return task.max_retry
+    return policy.max_retry if job.max_retry is None else job.max_retry
+
+
+def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple[str | None, str | None, str | None]:
+    """Result, reference and note. A result that cannot be kept is noted; the task has succeeded all the same."""
+    try:
+        text = dump_result(value)
+        key = f"{task.task_id}#result.{task.fence}.{task.submitted_at:.3f}"  # after a purge, fences begin afresh
+        ref = None if text is None else keep(key, text, expire_at)
+    except (ValueError, ThunderAgentError) as error:
+        if isinstance(error, StoreUnavailable):
+            raise  # it passes: the outcome is kept and written later
+        return None, None, f"{NOT_STORED}{error}"
+    return (text, None, None) if ref is None else (None, ref, None)
+
+
+def about(lease: Lease) -> dict[str, Any]:
+    """The fields that every event of a task has."""
+    task = lease.task
+    return {
+        "task_id": task.task_id,
+        "job": task.job,
+        "queue": task.lane.queue,
+        "fence": lease.fence,
+        "attempt": task.attempt,
+        "trace_id": trace_id(task.traceparent),
+    }
+
+
+def in_words(outcome: Outcome | None) -> tuple[str, str | None]:
+    """What came of a handler, in a word; and its error, or why it ended."""
+    match outcome:
+        case Returned(value=Snooze()):
+            return "snoozed", None
+        case Returned(value=Cancel(reason=reason)):
+            return "cancelled", reason
+        case Returned(value=Fail(reason=reason)):
+            return "failed", reason
+        case Returned():
+            return "returned", None
+        case Raised(error=error):
+            return "raised", error
+        case Stopped(why=why):
+            return "stopped", f"{type(why).__name__}: {why}"
+        case _:
+            return "not run", None
+
+
+def time_limit(seconds: float) -> TimeLimitExceeded:
+    """The reason for which a handler is stopped that ran too long."""
+    return TimeLimitExceeded(f"the time limit of {seconds:g} s is over")
+
+
+def story(outcome: Outcome) -> str:
+    """What ended a run, in a line."""
+    match outcome:
+        case Stopped(why=why):
+            return str(why)
+        case Raised(error=error):
+            return error.partition("\n")[0]
+        case Refused() | Undecided():
+            return "the handler was not run"
+        case _:
+            return "the handler returned"

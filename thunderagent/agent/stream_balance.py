@@ -1,0 +1,204 @@
+"""Which agent takes which stream, so that a fleet shares them evenly without anybody who decides."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+from thunderagent.agent.poller import QueuePoller
+from thunderagent.model.clock import since_boot
+from thunderagent.model.pacing import OTHERS_S
+from thunderagent.model.task import STREAM, Candidate
+from thunderagent.model.unreadable import as_map
+from thunderagent.stores.tasks import AgentInfo, TaskStore
+
+AT_ONCE: Final = 50
+"""Streams that one look claims at most: batch tasks of the same agent are not to wait for hundreds of claims."""
+
+PAGE: Final = 100
+"""Index entries that one look for streams reads at least."""
+
+ABOVE_MEAN: Final = 1.2
+"""An agent with so many times the mean of the fleet takes no stream that another could take, and hands some off."""
+
+SLACK: Final = 5
+"""Streams above that which do not count: rows tell of the agents at different moments."""
+
+TAKE_BACK_S: Final = 5 * OTHERS_S
+"""An agent that handed a stream off for the balance does not take it back within this time: somebody else can."""
+
+FRESH_S: Final = 1.0
+"""How old the knowledge of the other agents may be when streams are to be shared out."""
+
+
+class Fleet:
+    """The agents that hold streams, as their rows tell.
+
+    Each stream belongs by a hash of its id to one of the agents that have room and not too many already. For a moment
+    it is left to that one; then anybody takes it.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        *,
+        owner: str,
+        max_streams: int,
+        jobs: Collection[str] = (),
+        monotonic: Callable[[], float] = since_boot,
+    ) -> None:
+        """Make one.
+
+        Args:
+            store: where the agents' rows are.
+            owner: this agent.
+            max_streams: how many streams it takes.
+            jobs: its jobs that are streams; agents that have none of them are none of its fleet.
+            monotonic: the clock of `refresh`.
+        """
+        self._store = store
+        self._owner = owner
+        self.max_streams = max_streams
+        """Streams that this agent holds at most."""
+        self._jobs = frozenset(jobs)
+        self._monotonic = monotonic
+        self._learnt = -FRESH_S
+        self._lost: dict[str, float] = {}
+        self._given: dict[str, float] = {}
+        self._told: int | None = None
+        self._seen: dict[str, float] = {}
+        self._others: dict[str, tuple[int, int]] = {}
+        self.held = 0
+        """Streams that this agent holds."""
+
+    @property
+    def size(self) -> int:
+        """Agents that hold streams, this one included."""
+        return 1 + len(self._others)
+
+    @property
+    def mean(self) -> float:
+        """Streams for each agent."""
+        return (self.held + sum(held for held, _ in self._others.values())) / self.size
+
+    def lost(self, agent: str, at: float) -> None:
+        """This agent has let a lease go that was good until `at`: it is gone, unless its row tells of it later.
+
+        We ourselves are not: ours are those that the end of a grant of our region has stopped.
+        """
+        if agent == self._owner:
+            return
+        self._lost[agent] = max(at, self._lost.get(agent, at))
+        if agent in self._others and self._seen.get(agent, 0.0) <= at:
+            del self._others[agent]
+
+    def learn(self, agents: Sequence[AgentInfo]) -> None:
+        """Take what the agents tell of themselves."""
+        self._learnt = self._monotonic()
+        self._seen = {agent.name: agent.seen_at for agent in agents}
+        here = next((_region(agent) for agent in agents if agent.name == self._owner), None)
+        self._lost = {name: at for name, at in self._lost.items() if self._seen.get(name, math.inf) <= at}
+        rows = {
+            agent.name: told
+            for agent in agents
+            if agent.name not in self._lost
+            and _region(agent) == here  # only one region's agents work, and rows of a lost one stay for a while
+            and (told := _told(agent, self._jobs)) is not None
+        }
+        self._told = rows.pop(self._owner, (None, 0))[0]
+        self._others = rows
+
+    def refresh(self) -> None:
+        """Ask the store if what is known is not fresh.
+
+        Raises:
+            StoreError: it did not answer.
+        """
+        if self._monotonic() - self._learnt >= FRESH_S:
+            self.learn(self._store.agents())
+
+    def is_ours(self, task_id: str) -> bool:
+        """True when this agent is the one to take the stream.
+
+        By what the rows tell, ours too: each agent has the same picture, and does not think that it alone has got more.
+        """
+        if self.held >= self.max_streams:
+            return False
+        held = self.held if self._told is None else self._told
+        loads = {**self._others, self._owner: (held, self.max_streams)}
+        limit = sum(held for held, _ in loads.values()) / self.size * ABOVE_MEAN + SLACK
+        takers = sorted(name for name, (held, most) in loads.items() if held < most and held <= limit)
+        if not takers:
+            return True
+        return takers[crc32(task_id.encode()) % len(takers)] == self._owner
+
+    def gave(self, task_id: str) -> None:
+        """This agent hands the stream off, as it has too many."""
+        now = self._monotonic()
+        self._given = {name: until for name, until in self._given.items() if until > now}
+        self._given[task_id] = now + TAKE_BACK_S
+
+    def may_take(self, task_id: str) -> bool:
+        """False for a while after this agent has handed the stream off."""
+        return not self._others or self._given.get(task_id, 0.0) <= self._monotonic()
+
+    def surplus(self) -> int:
+        """How many streams this agent holds above the mean, 0 while it is near it or alone."""
+        above = self.held - self.mean
+        return int(above) if self._others and above >= 2 and self.held > self.mean * ABOVE_MEAN else 0
+
+
+def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
+    """Streams that an agent holds, and how many it takes; None if it takes none of these jobs now."""
+    try:
+        told, health = agent.info["streams"], agent.info.get("health") or {}
+        held, most = int(told["held"]), int(told["max"])
+        can = not jobs or not jobs.isdisjoint(agent.info["jobs"])
+        takes = can and not health.get("draining") and not is_paused(agent)
+        return (held, most) if most > 0 and takes else None
+    except (LookupError, TypeError, ValueError, AttributeError):  # of another version, or made by hand
+        return None
+
+
+def _region(agent: AgentInfo) -> str | None:
+    """The region that an agent tells of."""
+    return as_map(agent.info.get("region")).get("name")
+
+
+def is_paused(agent: AgentInfo) -> bool:
+    """True when an agent tells that it claims nothing, as somebody has paused it."""
+    return bool(as_map(agent.info.get("health")).get("paused"))
+
+
+class StreamPoller(QueuePoller):
+    """Looks for streams in one queue; its slots are shared with the other queues of streams."""
+
+    def __init__(self, *args: Any, fleet: Fleet, rng: random.Random, **options: Any) -> None:
+        super().__init__(*args, kind=STREAM, rng=rng, **options)
+        self._fleet = fleet
+
+    reads_on_s = 1.0  # the batch tasks of a long queue are read past, but not as fast as the store can
+
+    def _wanted(self) -> int:
+        return min(self.free, AT_ONCE)
+
+    def _entries(self) -> int:
+        return max(2 * self._wanted(), PAGE)
+
+    def _eligible(self, found: list[Candidate]) -> list[Candidate]:
+        """Those that are ours, and those that nobody has taken for a while."""
+        if not found:
+            return found
+        self._fleet.refresh()
+        overdue = self._store.clock.earliest() - OTHERS_S
+        return [
+            one
+            for one in found
+            if self._fleet.may_take(one.task_id) and (one.created_at <= overdue or self._fleet.is_ours(one.task_id))
+        ]
+
+    def _pick(self, found: list[Candidate]) -> list[Candidate]:
+        return found[: self._wanted()]

@@ -1,0 +1,273 @@
+"""Gives live streams to other agents: at once and with a break, or, where two connections are fine, without one.
+
+With a break (`exclusive=True`): the handler is asked to end, its connection is closed, and one write releases the
+stream with its cursor. Without one:
+
+1. we offer: the task goes back to its queue, and we go on handling its messages under our old fence for a bounded time;
+2. whoever claims it connects, subscribes from the saved cursor and buffers, but hands nothing out; then it says so;
+3. we see that, handle what we have read, stop, and write where;
+4. the successor hands out what comes behind that place.
+
+No calls overlap: ours stop before our write, or at the latest when our time is over; the successor waits for the one or
+the other, on the clock that all share. If the successor dies, the stream is a lost agent's like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.settle import about
+from thunderagent.agent.stream_balance import Fleet
+from thunderagent.journal import read_cursor
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.conditions import Write
+from thunderagent.model.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
+from thunderagent.model.pacing import HANDOFF_S
+from thunderagent.model.task import Handoff, Task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.settings import LEASE_MARGIN
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.stream import StreamContext
+
+Call = Callable[[Callable[[], object]], None]
+"""Does something in the thread of the event loop."""
+
+
+class Handoffs:
+    """The streams that go from us to others, and those that come to us. All in the agent's loop."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        bus: EventBus,
+        *,
+        owner: str,
+        held: dict[str, Running],
+        heartbeat: Heartbeat,
+        fleet: Fleet,
+        guard_s: float,
+        let_go: Callable[[Running], None],
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._owner = owner
+        self._held = held
+        self._heartbeat = heartbeat
+        self._fleet = fleet
+        self._guard_s = guard_s
+        self._let_go = let_go
+        self._deadlines: dict[str, float] = {}
+        self._ended: list[Running] = []
+        self.offered: dict[str, Running] = {}
+        """Streams that we handle on, though they are in their queue or with another agent already."""
+        self.call: Call = _no_loop
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is offered and nothing waits for its former holder."""
+        return not self.offered and not any(self._waiting())
+
+    # From us
+
+    def leave(self, leaving: Sequence[Running], why: TaskStopped, *, lasts_s: float = HANDOFF_S) -> None:
+        """Give streams to other agents, all at once. Those that end first need no store to be asked.
+
+        Args:
+            leaving: streams that we hold.
+            why: told to handlers whose connection ends first.
+            lasts_s: for how long a stream without a break is handled on at most; 0: all with a break.
+        """
+        overlapping: list[Running] = []
+        for running in leaving:
+            if lasts_s > 0 and _can_overlap(running):
+                overlapping.append(running)
+            else:
+                self._break(running, why)
+        if overlapping and self._has_others():
+            self._offer(overlapping, why, lasts_s)
+        else:
+            for running in overlapping:
+                self._break(running, why)
+
+    def _has_others(self) -> bool:
+        """Whether somebody could take what we offer; in a deploy the next agent has often just begun."""
+        try:
+            if self._fleet.size == 1:
+                self._fleet.learn(self._store.agents())
+        except StoreError:
+            return False
+        return self._fleet.size > 1
+
+    def _break(self, running: Running, why: TaskStopped) -> None:
+        if running.settling or running.context.cancelled:  # it ends already
+            return
+        self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=False))
+        running.context.stop(why)
+
+    def _offer(self, offering: Sequence[Running], why: TaskStopped, lasts_s: float) -> None:
+        clock, sent = self._store.clock, self._store.monotonic()
+        now, until = clock.now(), clock.leases.latest() + lasts_s
+        deadline = sent + lasts_s * (1.0 - LEASE_MARGIN)
+        cursors = [one.context.unsaved_cursor() for one in offering]
+        batch = [
+            writes.with_cursor(writes.offer(one.lease, now=now, until=until), cursor)
+            for one, cursor in zip(offering, cursors, strict=True)
+        ]
+        for running in offering:
+            self._heartbeat.forget(running)  # a beat that is under way may be refused: that is no lost lease
+        answers = self._store.settle(batch)
+        if error := next((answer.error for answer in answers if answer.error), None):
+            self._bus.emit(events.StoreFailed(during="handoff", error=str(error), next_try_s=0.0))
+        for running, cursor, answer in zip(offering, cursors, answers, strict=True):
+            if answer.accepted:
+                running.context.cursor_saved(cursor)
+                self._heartbeat.watch_until(running, deadline)
+                self._deadlines[running.lease.task_id] = deadline
+                self.offered[running.lease.task_id] = running
+                self._let_go(running)
+                self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=True))
+                continue
+            if answer.error:  # perhaps it was written: end before a successor would begin
+                if deadline < running.deadline:
+                    self._heartbeat.watch_until(running, deadline)
+                self._break(running, why)
+            self._heartbeat.watch(running)  # the next beat tells what has become of the lease
+
+    def ended(self, running: Running) -> bool:
+        """The handler of a stream has ended; True if that was one that we had offered."""
+        if self.offered.get(running.lease.task_id) is not running:
+            return False
+        self._heartbeat.forget(running)
+        self._ended.append(running)
+        return True
+
+    def finish(self) -> None:
+        """Stop handling everything that we have offered."""
+        for running in self.offered.values():
+            self._flush(running)
+
+    def abandon(self) -> None:
+        """Nothing can be written without a grant of the region: those that have ended are not told of."""
+        ended, self._ended = self._ended, []
+        for running in ended:
+            self.offered.pop(running.lease.task_id, None)
+            self._deadlines.pop(running.lease.task_id, None)
+
+    # To us
+
+    def _waiting(self) -> list[Running]:
+        return [
+            one
+            for one in list(self._held.values())
+            if isinstance(one.context, StreamContext) and one.context.is_on_hold and not one.settling
+        ]
+
+    # Both
+
+    def look(self) -> None:
+        """See how far the handoffs are, and do what is next.
+
+        Raises:
+            StoreError: the store did not answer; nothing is lost, as every wait has an end of its own.
+        """
+        now = self._store.monotonic()
+        for task_id, running in self.offered.items():
+            if now >= self._deadlines[task_id] - 1.0:
+                self._flush(running)
+        self._write_ended()
+        waiting = self._waiting()
+        names = [*self.offered, *(one.lease.task_id for one in waiting)]
+        rows = self._store.peek(names) if names else {}
+        for task_id, running in self.offered.items():
+            task = rows.get(task_id)
+            if task is None or task.status.is_terminal or task.handoff_state != Handoff.OFFERED:
+                self._flush(running)
+        self._go_on([(one, task) for one in waiting if (task := _row_of(one, rows)) is not None])
+
+    def _go_on(self, waiting: Sequence[tuple[Running, Task]]) -> None:
+        """Say which successors are ready, and release those whose predecessors have stopped."""
+        now, over = self._store.clock.now(), self._store.clock.leases.earliest() - self._guard_s
+        asked: list[tuple[Running, Write]] = []
+        for running, task in waiting:
+            context = running.context
+            if not is_open(task, self._owner):
+                self._release(running, task)
+            elif (task.handoff_until or 0.0) <= over:
+                asked.append((running, writes.end_handoff(running.lease, now=now)))
+            elif task.handoff_state == Handoff.OFFERED and isinstance(context, StreamContext) and context.is_ready:
+                asked.append((running, writes.ready(running.lease, now=now)))
+        after = self._store.apply([write for _, write in asked], rejected=self._rejected)
+        for (running, _), left in zip(asked, after, strict=True):
+            if left is not None and not is_open(left, self._owner):
+                self._release(running, left)
+
+    def _release(self, running: Running, task: Task) -> None:
+        context = running.context
+        if isinstance(context, StreamContext):
+            try:
+                cursor = read_cursor(task)
+            except StreamFailed:
+                cursor = None  # go on where we know
+            self.call(lambda: context.release(cursor))
+
+    def _rejected(self, write: Write, error: StoreRejected) -> None:
+        self._bus.emit(events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
+
+    def _flush(self, running: Running) -> None:
+        context = running.context
+        if isinstance(context, StreamContext):
+            self.call(context.flush)
+
+    def _write_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        if not ended:
+            return
+        now = self._store.clock.now()
+        batch = [
+            writes.hand_over(one.lease.task_id, owner=self._owner, last_seq=_last(one.context), now=now)
+            for one in ended
+        ]
+        try:
+            self._store.apply(batch, rejected=self._rejected)
+        except StoreError:
+            self._ended += ended
+            raise
+        for running in ended:
+            self.offered.pop(running.lease.task_id, None)
+            self._deadlines.pop(running.lease.task_id, None)
+            cursor = str(_last(running.context) or "none")
+            self._bus.emit(events.StreamHandedOver(**about(running.lease), cursor=cursor))
+
+
+def is_open(task: Task, owner: str) -> bool:
+    """True while somebody else has not told that it has stopped handling the messages of this stream."""
+    return task.handoff_state in (Handoff.OFFERED, Handoff.READY) and task.handoff_owner != owner
+
+
+def _can_overlap(running: Running) -> bool:
+    context = running.context
+    return (
+        not running.job.exclusive
+        and isinstance(context, StreamContext)
+        and context.is_connected
+        and not context.is_on_hold
+        and not (running.settling or running.lost or context.cancelled)
+    )
+
+
+def _row_of(running: Running, rows: Mapping[str, Task]) -> Task | None:
+    """The row of a task as long as it is ours."""
+    task = rows.get(running.lease.task_id)
+    return task if task is not None and task.fence == running.lease.fence else None
+
+
+def _last(context: object) -> dict[str, object] | None:
+    cursor = context.cursor if isinstance(context, StreamContext) else None
+    return None if cursor is None else cursor.to_map()
+
+
+def _no_loop(do: Callable[[], object]) -> None:
+    raise LookupError("no event loop runs yet")

@@ -1,0 +1,169 @@
+"""What an agent does for its streams beside holding them: journals, the gauge, takeovers in time, balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from thunderagent.agent.executors.executor import Running
+from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.stream_balance import Fleet
+from thunderagent.agent.sweep import Janitor
+from thunderagent.journal import keep_journals
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.clock import on_host
+from thunderagent.model.errors import AgentDraining, StreamHandedOff
+from thunderagent.model.pacing import HANDOFF_S, OTHERS_S
+from thunderagent.model.task import Lane, Task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.settings import Settings
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.stream import StreamContext
+
+AWAY: Final = 3
+"""Streams without a connection that the agent's row names."""
+AWAY_BYTES: Final = 120
+
+LOST_KEPT_S: Final = 3600.0
+"""How long an agent remembers when it saw first that the lease of a task was over: longer than any lap of sweeps."""
+
+Room = Callable[[Task], float | None]
+"""How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
+
+
+class Streams:
+    """The streams of one agent. Called in the agent's loop."""
+
+    def __init__(
+        self, store: TaskStore, settings: Settings, bus: EventBus, *, workload: Workload, janitor: Janitor
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._bus = bus
+        self._workload = workload
+        self._janitor = janitor
+        self._lost_since: dict[tuple[str, int], float] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """The agents that hold streams."""
+        return self._workload.fleet
+
+    @property
+    def connections(self) -> int:
+        """The gauge ActiveConnections: streams of this agent with an open connection."""
+        return sum(context.is_connected for _, context in self._contexts())
+
+    def told(self) -> dict[str, Any]:
+        """What the agent's row tells of its streams, with the first that are not connected."""
+        counts = {"held": self.fleet.held, "max": self.fleet.max_streams, "connections": self.connections}
+        away = [
+            (running.lease.task_id, link)
+            for running, context in self._contexts()
+            if (link := context.journal.link) is not None and not link.is_connected
+        ]
+        away = sorted(away, key=lambda one: one[1].since)[:AWAY]
+        shown = [
+            {"stream": name, **asdict(replace(link, reason=writes.cut(link.reason, AWAY_BYTES)))} for name, link in away
+        ]
+        return {**counts, **({"away": shown} if shown else {})}
+
+    def gauge(self) -> None:
+        """Tell how many connections are open."""
+        self._bus.emit(events.ActiveConnections(connections=self.connections, streams=self.fleet.held))
+
+    def keep_journals(self) -> None:
+        """Write what has happened since the last call; after an error it is written with the next.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        closed, self._workload.closed = self._workload.closed, []
+        told = [
+            (context.journal, info)
+            for context in (*(context for _, context in self._contexts()), *map(_context, closed))
+            if context is not None
+            and (info := context.journal.take(self._store.monotonic(), **context.counts)) is not None
+        ]
+        try:
+            keep_journals(
+                self._store,
+                {journal.journal_id: info for journal, info in told},
+                keep_s=self._settings.keep_failed_days * 86400,
+            )
+        except BaseException:
+            self._workload.closed += closed
+            for journal, _ in told:
+                journal.keep()
+            raise
+
+    def take_lost(self, lanes: Sequence[Lane] | None, room: Room, others_s: Callable[[Task], float]) -> None:
+        """Take the tasks of lost agents; those that are ours first.
+
+        Args:
+            lanes: where to look for leases that are new to us; None: only at those whose time should be over.
+            room: see `Room`.
+            others_s: how long a batch task is left to other agents.
+        """
+        now = self._store.monotonic()
+        self._lost_since = {one: since for one, since in self._lost_since.items() if since > now - LOST_KEPT_S}
+
+        def ours(task: Task) -> float | None:
+            since = self._lost_since.setdefault((task.task_id, task.fence), now)
+            if task.is_stream:
+                self.fleet.lost(task.lease_owner or "", on_host(self._store.clock, task.lock_time or 0.0))
+                left_s = 0.0 if self.fleet.is_ours(task.task_id) else OTHERS_S
+            else:
+                left_s = others_s(task)
+            if now - since < left_s:
+                return None
+            return room(task)
+
+        leases = self._janitor.take_over(lanes, ours, self._workload.doubts.add)
+        self._workload.begin_all(leases, how="taken over from a lost agent")
+
+    def rebalance(self) -> None:
+        """Hand streams off when this agent has many more than the others, so that new agents get some."""
+        number = min(self.fleet.surplus(), self._settings.rebalance_streams)
+        movable = [
+            running
+            for running, context in self._contexts()
+            if context.is_connected
+            and not (context.cancelled or context.is_on_hold or running.settling)
+            # what is paused goes on here, and could not go on elsewhere
+            and not self._workload.controls.is_paused(running.lease.task.queue, running.job.name)
+        ]
+        leaving = movable[-number:] if number > 0 else []
+        for running in leaving:
+            self.fleet.gave(running.lease.task_id)
+        self._workload.handoffs.leave(leaving, StreamHandedOff())
+
+    def leave(self, announce: Callable[[], object] | None) -> None:
+        """Hand all streams off, as the agent stops.
+
+        Args:
+            announce: says so, that nobody leaves to us what we offer; None: the store does not answer anyway, so all
+                streams go with a break.
+        """
+        lasts_s = min(HANDOFF_S, max(2.0, self._settings.drain_s - 5.0)) if announce else 0.0
+        why = AgentDraining("the agent is stopping")
+        # the last one first: what waits behind another's turn to connect must not get that turn now
+        held = [running for running, _ in reversed(self._contexts())]
+        self._workload.handoffs.leave([one for one in held if one.job.exclusive], why)
+        if announce:
+            announce()
+        self._workload.handoffs.leave([one for one in held if not one.job.exclusive], why, lasts_s=lasts_s)
+
+    def _contexts(self) -> list[tuple[Running, StreamContext]]:
+        return [
+            (running, context)
+            for running in list(self._workload.held.values())
+            if (context := _context(running)) is not None
+        ]
+
+
+def _context(running: Running) -> StreamContext | None:
+    context: Any = running.context
+    return context if isinstance(context, StreamContext) else None
