@@ -22,7 +22,7 @@ from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.errors import NotAllowed, WaitTimeout
 from thunderagent.model.pacing import KEY_SETTLES_S, wait_delays
 from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
-from thunderagent.orders import ordering
+from thunderagent.regions.client_gate import ordering
 from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats

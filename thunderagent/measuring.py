@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from thunderagent.gate import Gate
 from thunderagent.metrics import MOST_LABELS
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.model.task import Lane, Status
+from thunderagent.regions.gate import Gate
 from thunderagent.stores.tasks import TaskStore
 
 MEASURE_S: Final = 60.0

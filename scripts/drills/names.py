@@ -18,7 +18,7 @@ from typing import Final
 from drills.pace import Pace
 from thunderagent.canary.probe import Prober
 from thunderagent.canary.tokens import Tokens
-from thunderagent.hysteresis import Hysteresis
+from thunderagent.regions.hysteresis import Hysteresis
 
 TRY_S: Final = 60.0
 """Time between two looks of the canary: a Lambda function of a rule `rate(1 minute)`."""

@@ -21,7 +21,7 @@ from drills.workloads import FOLLOW, Load
 from drills.world import AGENTS, OTHER, PRIMARY, SCOPE, World, rows_of
 from thunderagent.model.fleet_events import CanaryDown, CanaryUp, GrantAsked, GrantBegan, GrantDrains, GrantEnded
 from thunderagent.model.task import Status
-from thunderagent.region_commands import Regions
+from thunderagent.regions.commands import Regions
 from thunderagent.websocket_writes import state_id
 
 LOOK_S: Final = 0.02

@@ -19,12 +19,12 @@ from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.canary.making import make_watch
 from thunderagent.client import Client
-from thunderagent.gate import Gate
 from thunderagent.globaltable import GlobalTableSim
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.events import Event
+from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

@@ -13,11 +13,11 @@ from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.doctor.regions import look_at_region
 from thunderagent.findings import State
-from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.iam import Role, policy, resources
 from thunderagent.model.errors import ConfigurationError, NotAllowed
-from thunderagent.region_commands import Regions
-from thunderagent.region_writes import beat, first_row, vacate
+from thunderagent.regions.commands import Regions
+from thunderagent.regions.grant import Record, RegionState, scope_id
+from thunderagent.regions.writes import beat, first_row, vacate
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.opening import open_store

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from tests.engine.support import LONG_S, a_job, seen, settings
 from thunderagent.agent.loop import Agent
 from thunderagent.client import BULK, Client
-from thunderagent.grants import scope_id
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -31,6 +30,7 @@ from thunderagent.model.schedules import schedule_id
 from thunderagent.model.task import Lane, Lease, Page, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import CONTROL_ID, key_id, limit_id, sentinel_id
+from thunderagent.regions.grant import scope_id
 from thunderagent.stores.dynamo.batches import PROBE_ID
 from thunderagent.stores.dynamo.engine import LANES_ID
 from thunderagent.stores.engine import Applied

@@ -12,8 +12,6 @@ import pytest
 from tests.engine.support import LONG_S, serving
 from tests.stands import eventually, patience
 from thunderagent.faults import Fault
-from thunderagent.gate import Gate, GatedEngine
-from thunderagent.grants import Grant, no_grant
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.measuring import QueueMeasure
@@ -22,6 +20,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.task import Candidate, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.regions.gate import Gate, GatedEngine
+from thunderagent.regions.grant import Grant, no_grant
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted

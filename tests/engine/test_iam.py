@@ -48,7 +48,7 @@ from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.model.ticks import every
 from thunderagent.model.writes.tasks import request_cancel
-from thunderagent.region_writes import first_row
+from thunderagent.regions.writes import first_row
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table

@@ -22,7 +22,6 @@ from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
 from thunderagent.dependents import Dependents
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.grants import Grant
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -42,6 +41,7 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.regions.grant import Grant
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText
 from thunderagent.stores.large_texts import DAY_S

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from thunderagent.client import Client
-from thunderagent.grants import Record, scope_id
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.pacing import REGION_LOOK_S
 from thunderagent.model.task import Status
-from thunderagent.orders import AskedGate
-from thunderagent.region_writes import first_row, hand_over, vacate
+from thunderagent.regions.client_gate import AskedGate
+from thunderagent.regions.grant import Record, scope_id
+from thunderagent.regions.writes import first_row, hand_over, vacate
 from thunderagent.stores import open_engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock, FaultyEngine

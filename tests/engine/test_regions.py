@@ -17,8 +17,6 @@ from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_entry, region_watch
 from thunderagent.client import Client
-from thunderagent.gate import Gate
-from thunderagent.grants import Grant
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -27,7 +25,9 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Candidate
 from thunderagent.model.writes import tasks as writes
-from thunderagent.sentinel import Sentinel
+from thunderagent.regions.gate import Gate
+from thunderagent.regions.grant import Grant
+from thunderagent.regions.sentinel import Sentinel
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Wanted

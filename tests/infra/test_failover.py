@@ -12,9 +12,9 @@ from moto import mock_aws
 from tests.infra.rendering import ACCOUNT, Rendered
 from thunderagent.alarms import ALARMS
 from thunderagent.canary.tokens import WARN_DAYS
-from thunderagent.hysteresis import Hysteresis
 from thunderagent.metrics import CANARY_BLIND, CANARY_HEALTHY, CANARY_TOKEN_DAYS
 from thunderagent.model.canary_targets import TokenSource
+from thunderagent.regions.hysteresis import Hysteresis
 
 GIVEN: Final = {
     "CodeBucket": "artefacts",

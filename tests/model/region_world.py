@@ -22,15 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent import region_writes
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.settle import Outcome, Policy, Undecided, settle
 from thunderagent.agent.sweep import Janitor
-from thunderagent.authority import Arbiter
 from thunderagent.dependents import Dependents
-from thunderagent.gate import Gate
-from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -41,6 +37,10 @@ from thunderagent.model.errors import RegionPassive, StoreError, StoreRejected, 
 from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regionengine import RegionClock
+from thunderagent.regions import writes as region_writes
+from thunderagent.regions.arbiter import Arbiter
+from thunderagent.regions.gate import Gate
+from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.engine import Applied, Engine, KeptText

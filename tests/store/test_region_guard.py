@@ -9,10 +9,10 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from tests.stands import Stand
-from thunderagent.gate import Gate, GatedEngine
-from thunderagent.grants import Grant, no_grant
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.task import Candidate
+from thunderagent.regions.gate import Gate, GatedEngine
+from thunderagent.regions.grant import Grant, no_grant
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore, Wanted
 

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from tests.stands import eventually, seen
-from thunderagent import region_writes
 from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.sweep import LostLeases
-from thunderagent.authority import Arbiter
-from thunderagent.gate import AT_ONCE, Gate
-from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regionengine import RegionClock
+from thunderagent.regions import writes as region_writes
+from thunderagent.regions.arbiter import Arbiter
+from thunderagent.regions.gate import AT_ONCE, Gate
+from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.engine import Engine

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from thunderagent import region_writes
-from thunderagent.authority import BACK_DWELL_S, Arbiter
 from thunderagent.faults import Fault
-from thunderagent.grants import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.events import StoreFailed, StoreRecovered
 from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.model.task import Row
+from thunderagent.regions import writes as region_writes
+from thunderagent.regions.arbiter import BACK_DWELL_S, Arbiter
+from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder

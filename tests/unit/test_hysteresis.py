@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.hysteresis import Hysteresis
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.regions.hysteresis import Hysteresis
 
 RESULTS = st.lists(st.booleans(), max_size=60)
 NUMBERS = st.integers(min_value=1, max_value=6)

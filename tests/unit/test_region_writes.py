@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thunderagent import region_writes
-from thunderagent.grants import Grant, Record, RegionState, scope_id
 from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Candidate, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.regions import writes as region_writes
+from thunderagent.regions.grant import Grant, Record, RegionState, scope_id
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted

@@ -8,11 +8,11 @@ from typing import Final, cast
 
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.in_flight import Workload
-from thunderagent.gate import Gate, GatedEngine
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining
 from thunderagent.model.pacing import HURRY_S
+from thunderagent.regions.gate import Gate, GatedEngine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 

@@ -21,7 +21,6 @@ from typing import Final
 
 from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.settle import about, time_limit
-from thunderagent.gate import Gate
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
@@ -37,6 +36,7 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.model.task import Desired
+from thunderagent.regions.gate import Gate
 from thunderagent.stores.tasks import Beat, Renewal, TaskStore
 
 CANCELLED: Final = "cancelled"

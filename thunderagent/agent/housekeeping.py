@@ -20,7 +20,6 @@ from thunderagent.agent.streams import Streams
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.tally import Tally, units_of
 from thunderagent.agent.text_sweep import TextSweep
-from thunderagent.gate import Gate
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -31,6 +30,7 @@ from thunderagent.model.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S
 from thunderagent.model.task import BATCH, STREAM, Lane, Task
 from thunderagent.model.version import __version__
 from thunderagent.periodic import Periodic
+from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 

@@ -38,7 +38,6 @@ from thunderagent.commands import Commands
 from thunderagent.dependents import Dependents
 from thunderagent.doorbell import Doorbell
 from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.gate import Gate
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -46,6 +45,7 @@ from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.pacing import HURRY_S, first_poll
 from thunderagent.model.task import BATCH
 from thunderagent.periodic import Periodic
+from thunderagent.regions.gate import Gate
 from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.agent.companion import Repeated
-from thunderagent.authority import Arbiter, Authority, Wellness
-from thunderagent.gate import Gate
-from thunderagent.grants import Grant
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import REGION_HURRY_S, REGION_LOOK_S
-from thunderagent.sentinel import Sentinel, TableWellness
+from thunderagent.regions.arbiter import Arbiter, Authority, Wellness
+from thunderagent.regions.gate import Gate
+from thunderagent.regions.grant import Grant
+from thunderagent.regions.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult, Unjudged
 from thunderagent.canary.tokens import WARN_DAYS
-from thunderagent.hysteresis import Hysteresis
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryTokenEnds, CanaryUp
 from thunderagent.model.pacing import CANARY_END_S, CANARY_FIRST_S, jittered
+from thunderagent.regions.hysteresis import Hysteresis
 
 OTHERS: Final = 2
 """Other regions are tried at each second turn: what is decided here depends on the own one."""

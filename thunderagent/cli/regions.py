@@ -12,9 +12,9 @@ import typer
 from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, errors, moment, notes, out, tell
-from thunderagent.grants import TAKER_SHARE, Record, RegionState
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
-from thunderagent.region_commands import Regions
+from thunderagent.regions.commands import Regions
+from thunderagent.regions.grant import TAKER_SHARE, Record, RegionState
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import AgentInfo

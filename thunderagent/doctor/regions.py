@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from thunderagent.agent.region_parts import region_of
 from thunderagent.findings import Finding, State
-from thunderagent.grants import TAKER_SHARE
 from thunderagent.model.errors import StoreError, ThunderAgentError
-from thunderagent.region_commands import Regions
+from thunderagent.regions.commands import Regions
+from thunderagent.regions.grant import TAKER_SHARE
 from thunderagent.settings import PREFIX, Settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import AgentInfo, TaskStore

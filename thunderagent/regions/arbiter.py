@@ -13,16 +13,6 @@ import random
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from thunderagent import region_writes
-from thunderagent.grants import (
-    HOLDER_SHARE,
-    TAKER_SHARE,
-    Grant,
-    Record,
-    RegionState,
-    no_grant,
-    scope_id,
-)
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.conditions import Write
@@ -31,6 +21,8 @@ from thunderagent.model.events import StoreFailed, StoreRecovered
 from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.model.pacing import REGION_LOOK_S, jittered
 from thunderagent.model.task import Row
+from thunderagent.regions import writes as region_writes
+from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, no_grant, scope_id
 from thunderagent.stores.engine import Engine
 
 ASKING: Final = "asking the arbiter"

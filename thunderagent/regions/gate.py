@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-from thunderagent.grants import NO_REGIONS, Grant, no_grant
 from thunderagent.model.clock import since_boot
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import RegionPassive
 from thunderagent.model.task import Row
-from thunderagent.region_writes import in_region, reasserted
+from thunderagent.regions.grant import NO_REGIONS, Grant, no_grant
+from thunderagent.regions.writes import in_region, reasserted
 from thunderagent.stores.engine import Applied, Engine, Overdue
 
 OWN_ROW: Final = "agent:"

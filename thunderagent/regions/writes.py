@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.grants import Record, RegionState, scope_id
 from thunderagent.model.conditions import Absent, Below, Condition, Either, Is, Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row, timestamp
+from thunderagent.regions.grant import Record, RegionState, scope_id
 
 SWITCHES_KEPT: Final = 3
 

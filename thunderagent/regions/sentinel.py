@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from thunderagent.grants import Record
-from thunderagent.hysteresis import Hysteresis
 from thunderagent.model.errors import StoreError
 from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import shared as shared_writes
+from thunderagent.regions.grant import Record
+from thunderagent.regions.hysteresis import Hysteresis
 from thunderagent.stores.tasks import TaskStore
 
 

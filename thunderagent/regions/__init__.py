@@ -1,0 +1,1 @@
+"""The grant of a region: who may write, and how it moves."""
