@@ -17,11 +17,11 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import cron, every
 from thunderagent.model.version import __version__
 from thunderagent.settings import Settings
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Span
-from thunderagent.streaming.endpoint import Attempt, Endpoint
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.endpoint import Attempt, Endpoint
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor, Gap, GapAction, Span
 
 __all__ = [
     "Agent",

@@ -9,7 +9,6 @@ from typing import Final
 from thunderagent.dependents import Dependents, Ended, statuses_of
 from thunderagent.doorbell import Doorbell
 from thunderagent.intake import Intake
-from thunderagent.journal import Run, read_journals
 from thunderagent.keys import Keys
 from thunderagent.model.arguments import check, is_storable, seconds_problem, shown, whole_problem
 from thunderagent.model.bus import EventBus
@@ -24,6 +23,7 @@ from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings
 from thunderagent.stores.large_texts import LEFT_S
 from thunderagent.stores.tasks import TaskStore
+from thunderagent.streams.journal import Run, read_journals
 
 MOST_RUNS: Final = 10_000
 """Runs of a stream that are asked for at once."""

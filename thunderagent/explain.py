@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from thunderagent.journal import Run, read_journals
 from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.traceparent import trace_id
@@ -20,6 +19,7 @@ from thunderagent.model.unreadable import as_number
 from thunderagent.model.writes.tasks import ERRORS_KEPT
 from thunderagent.pauses import Pause, PauseKind, read_pauses
 from thunderagent.stores.tasks import TaskStore
+from thunderagent.streams.journal import Run, read_journals
 from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
 
 LOOKED_THROUGH: Final = 200

@@ -32,7 +32,7 @@ from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
 from thunderagent.travel import Travel, serves
 from thunderagent.waiting import NO_AGENT, why
 

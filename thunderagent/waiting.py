@@ -13,7 +13,6 @@ from typing import Any, Final
 from thunderagent.agent.health.judgement import DEAD_S, TOLD
 from thunderagent.agent.housekeeping import ANNOUNCE_S
 from thunderagent.agent.stream_balance import is_paused
-from thunderagent.journal import Link
 from thunderagent.key_rows import holds
 from thunderagent.limits import holders_of
 from thunderagent.model.clock import on_host
@@ -23,6 +22,7 @@ from thunderagent.model.unreadable import Unreadable, as_map, as_number
 from thunderagent.model.writes.shared import key_id, limit_id
 from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.stores.tasks import AgentInfo, TaskStore
+from thunderagent.streams.journal import Link
 
 LISTED: Final = 10
 """Parents and holders that are looked at one by one."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from thunderagent.model.pacing import SPREAD_S, reconnect_delay
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.governor import Governor
 from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions
 
 CLIENTS: Final = 30_000

@@ -8,13 +8,13 @@ from typing import Final
 from benchmarks.streams_jobs import LEASE_S, Source, follow
 from benchmarks.units import UNIT_BYTES, item_bytes, write_units
 from thunderagent.client import Client
-from thunderagent.journal import Journal, journal_id, keep_journals
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Candidate, Lease, Row
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import Beat, Wanted
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import State
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.journal import Journal, journal_id, keep_journals
 
 OWNER: Final = "bench-host:00000:00000000"
 URL: Final = "wss://feed.example.com/v1/market/ticker?symbol=EURUSD"

@@ -20,8 +20,8 @@ from typing import Any, Final
 from drills.pace import LEAST_S, Pace, hasten
 from thunderagent.chaos import ChaosServer
 from thunderagent.model.errors import ThunderAgentError
-from thunderagent.streaming.endpoint import Attempt
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.governor import Governor
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Resubmitted
 
 MESSAGES_A_SECOND: Final = 5.0

@@ -20,10 +20,10 @@ from thunderagent.jobs.job import make_job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import STREAM
-from thunderagent.stream import StreamContext
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.cursor import Cursor
 
 ORDER: Final = "drill.order"
 FOLLOW: Final = "drill.follow"

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.acceptance.streamjobs import Peer, follow
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 
 
 class Piece(BaseModel):

@@ -21,11 +21,11 @@ from pydantic import BaseModel, Field
 
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.endpoint import Attempt
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor
 
 LEASE_S = 3.0
 HEARTBEAT_S = 0.5

@@ -23,8 +23,8 @@ from thunderagent.chaos import ChaosServer
 from thunderagent.jobs.job import Job
 from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S
 from thunderagent.model.task import Handoff, Lease, Status, Task
-from thunderagent.stream import StreamContext
-from thunderagent.streaming.cursor import Cursor
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.cursor import Cursor
 
 pytestmark = pytest.mark.processes
 

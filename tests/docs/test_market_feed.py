@@ -23,8 +23,8 @@ from thunderagent.client import Client
 from thunderagent.model.task import Status
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.stream import StreamContext
-from thunderagent.streaming.cursor import Cursor
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.cursor import Cursor
 from thunderagent.testing import run_stream
 
 ROOT: Final = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from thunderagent.streaming import options
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection import options
+from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.testing import ChaosServer, run_stream
 
 ROOT = Path(__file__).parents[2]

@@ -23,11 +23,11 @@ from thunderagent.model.task import Lease, Page, Row, Status, Task
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.verdicts import FATAL
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.verdicts import FATAL
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor
 from thunderagent.testing import memory_store
 
 T = TypeVar("T")

@@ -22,16 +22,16 @@ from thunderagent.cli import app
 from thunderagent.cli.output import moment, notes, out
 from thunderagent.cli.story import begin_of, lines_of, summed
 from thunderagent.client import Client
-from thunderagent.journal import MOVES_KEPT, Link, Missed, Move, journal_id, keep_journals
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.journal import MOVES_KEPT, Link, Missed, Move, journal_id, keep_journals
 from thunderagent.waiting import link_text
 
 AGENT: Final = "host-1:4711:0a1b2c3d"

@@ -28,7 +28,7 @@ from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status
 from thunderagent.ringer import Ringer
 from thunderagent.rings import Ring, Verb
 from thunderagent.stores.tasks import TaskStore, Wanted
-from thunderagent.stream import stream
+from thunderagent.streams.context import stream
 from thunderagent.testing import FakeClock, memory_store
 
 SLOTS: Final = 3

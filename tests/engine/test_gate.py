@@ -25,7 +25,7 @@ from thunderagent.regions.grant import Grant, no_grant
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
 
 HERE = "eu-central-1"

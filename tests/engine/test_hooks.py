@@ -32,7 +32,7 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock
 
 

@@ -54,7 +54,7 @@ from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.s3 import S3Blobs
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 
 WHOLE = Resources(
     table="TaskTable",

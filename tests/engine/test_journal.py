@@ -15,7 +15,14 @@ from tests.stands import eventually
 from thunderagent.agent import housekeeping
 from thunderagent.chaos import Close, Feed
 from thunderagent.faults import Fault
-from thunderagent.journal import (
+from thunderagent.model import events
+from thunderagent.model.errors import StoreUnavailable, StreamFailed
+from thunderagent.model.task import Status
+from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.streams.connection.ending import CAUGHT_UP
+from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.journal import (
     COUNTS_S,
     GAPS_KEPT,
     MOVES_KEPT,
@@ -29,13 +36,6 @@ from thunderagent.journal import (
     read_journals,
     read_links,
 )
-from thunderagent.model import events
-from thunderagent.model.errors import StoreUnavailable, StreamFailed
-from thunderagent.model.task import Status
-from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.stores.tasks import TaskStore
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import CAUGHT_UP
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from thunderagent.stores.dynamo.expressions import encode_row
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
 
 Payload = dict[str, Any]

@@ -51,10 +51,10 @@ from thunderagent.model.task import Desired, Lane, Status
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.cursor import Cursor, Span
-from thunderagent.streaming.ending import State
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor, Span
 from thunderagent.testing import FakeClock, memory_store
 
 ENDLESS = StreamOptions(proxy=False, stable_after_messages=2, backoff_base_s=0.05, backoff_cap_s=0.1)

@@ -23,7 +23,6 @@ from thunderagent.chaos import Refuse
 from thunderagent.dependents import Dependents
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.journal import Link
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Present, Write
@@ -32,7 +31,8 @@ from thunderagent.model.pacing import OTHERS_S, PollPace
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.overview import overview
 from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.journal import Link
 from thunderagent.testing import FakeClock, memory_store
 
 IDS = [f"stream-{number}" for number in range(1000)]

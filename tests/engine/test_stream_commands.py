@@ -21,8 +21,8 @@ from thunderagent.model.errors import NotAllowed, TaskNotFound
 from thunderagent.model.task import Candidate, Desired, Lane, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore, Wanted
-from thunderagent.stream import StreamContext
-from thunderagent.streaming.cursor import Cursor
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.cursor import Cursor
 
 
 @pytest.fixture

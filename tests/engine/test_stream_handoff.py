@@ -20,11 +20,11 @@ from thunderagent.jobs.job import Job
 from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Handoff, Status, Task
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import State
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor
 
 SHORT: dict[str, Any] = {"drain_s": 8.0}
 """With this drain an offer lasts 3 s, of which the one who offers uses 1.4 at most."""

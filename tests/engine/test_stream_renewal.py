@@ -26,9 +26,9 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.governor import Governor
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
 
 STUCK_SOON = StreamOptions(proxy=False, handler_timeout_s=0.3, close_timeout_s=0.2)

@@ -28,7 +28,6 @@ from tests.engine.support import LONG_S, claimed, put
 from thunderagent.cli import app
 from thunderagent.cli.top import draw, frame_data, watch
 from thunderagent.client import Client
-from thunderagent.journal import Link
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane
 from thunderagent.overview import AgentView, Cost, Overview, Slots, overview
@@ -36,6 +35,7 @@ from thunderagent.prices import store_dollars
 from thunderagent.settings import Settings
 from thunderagent.statistics import QueueStats
 from thunderagent.stores.opening import open_store
+from thunderagent.streams.journal import Link
 
 STARTED_S: Final = 60.0
 """A process of its own is given so long on a machine that is overloaded."""

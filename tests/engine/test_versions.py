@@ -27,7 +27,7 @@ from thunderagent.pause_commands import doubt
 from thunderagent.rings import Ring
 from thunderagent.statistics import queue_stats
 from thunderagent.stores.tasks import AgentInfo
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import why
 

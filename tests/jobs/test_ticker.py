@@ -27,7 +27,7 @@ from thunderagent.model import events
 from thunderagent.model.errors import StreamStopped
 from thunderagent.model.task import Status
 from thunderagent.settings import Settings
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import Recorder, make_lease, memory_store
 
 LONG_S: Final = 20.0

@@ -28,7 +28,7 @@ from thunderagent.model.conditions import Write
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import Applied, Blobs
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.governor import Governor
 from thunderagent.testing import FakeClock
 
 T = TypeVar("T")

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent.faults import FaultyEngine
-from thunderagent.journal import Missed
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LOOP_LATE_S
 from thunderagent.model.task import Row, Status
 from thunderagent.stores.engine import Applied, Engine
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.journal import Missed
 from thunderagent.testing import FakeClock
 
 Place = tuple[int, int]

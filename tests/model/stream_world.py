@@ -39,10 +39,10 @@ from thunderagent.settings import Settings
 from thunderagent.stores.engine import KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext, stream
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.cursor import Cursor, Gap, GapAction
 from thunderagent.testing import FakeClock
 
 LEASE_S: Final = 6.0

@@ -16,14 +16,14 @@ import pytest
 from tests import stands
 from tests.stands import Stand, open_stand, seen
 from tests.store.billing import size, write_units
-from thunderagent.journal import Journal, keep_journals
 from thunderagent.model.task import Lane, Status
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.consumed import Consumed
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
-from thunderagent.streaming.cursor import Cursor, joined_cursor
+from thunderagent.streams.cursor import Cursor, joined_cursor
+from thunderagent.streams.journal import Journal, keep_journals
 
 ENQUEUE = (2, 1)
 CLAIM = SUCCEED = RETRY = (3, 2)

@@ -42,10 +42,10 @@ from thunderagent.stores.sqlite import engine as sqlite
 from thunderagent.stores.sqlite import link as sqlite_link
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.sqlite_file import look_at_file
-from thunderagent.streaming.endpoint import Endpoint
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.resolver import Resolver
-from thunderagent.streaming.transport import abort_connection, open_connection
+from thunderagent.streams.connection.endpoint import Endpoint
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.resolver import Resolver
+from thunderagent.streams.connection.transport import abort_connection, open_connection
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

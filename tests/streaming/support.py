@@ -14,13 +14,13 @@ from typing import Any, Final
 from thunderagent.chaos import ChaosServer
 from thunderagent.fasttime import run_fast
 from thunderagent.model.errors import LeaseLost
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction
-from thunderagent.streaming.ending import State
-from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.feed import Feed
-from thunderagent.streaming.governor import Governor
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.feed import Feed
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.cursor import Cursor, Gap, GapAction
 
 Message = dict[str, Any]
 Handle = Callable[[Message], Awaitable[object]]

@@ -8,8 +8,8 @@ import pytest
 
 from tests.streaming.support import run
 from thunderagent.model.errors import StreamFailed
-from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.options import OnFull
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.options import OnFull
 
 
 def filled(messages: int, size: int, on_full: OnFull, count: int, *, each: int = 1) -> Buffer:

@@ -31,14 +31,14 @@ from thunderagent.chaos import (
 )
 from thunderagent.model import pacing
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
-from thunderagent.streaming import feed as feeds
-from thunderagent.streaming import pump
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor, GapAction
-from thunderagent.streaming.ending import ConnectionEnd, State
-from thunderagent.streaming.endpoint import Attempt
-from thunderagent.streaming.transport import open_connection
-from thunderagent.streaming.verdicts import Verdict
+from thunderagent.streams.connection import feed as feeds
+from thunderagent.streams.connection import pump
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import ConnectionEnd, State
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.transport import open_connection
+from thunderagent.streams.connection.verdicts import Verdict
+from thunderagent.streams.cursor import Cursor, GapAction
 
 ERRORS: list[BaseException] = [
     OSError("no route"),
@@ -485,7 +485,7 @@ def test_ten_thousand_reconnects_leave_nothing_behind(
     async def main() -> None:
         options = replace(PROMPT, backoff_base_s=1e-9, backoff_cap_s=1e-9)
         if not is_real:
-            monkeypatch.setattr("thunderagent.streaming.pump.open_connection", opening)
+            monkeypatch.setattr("thunderagent.streams.connection.pump.open_connection", opening)
         async with ChaosServer(Feed(ending=Close(code=1000))) as server:
             keeper = Keeper()
             chance = governor(rate=1e9)

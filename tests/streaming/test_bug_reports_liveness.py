@@ -16,7 +16,7 @@ import pytest
 
 from tests.streaming.support import HOUR_S, PROMPT, Keeper, Message, now, run, streaming
 from thunderagent.chaos import ChaosServer, Feed, Silence
-from thunderagent.streaming.ending import State
+from thunderagent.streams.connection.ending import State
 
 SEED_MESSAGES: Final = 3
 

@@ -28,11 +28,11 @@ from thunderagent.chaos import (
 )
 from thunderagent.model.errors import StreamFailed
 from thunderagent.model.pacing import FLOOR_S, SLOW_S
-from thunderagent.streaming.ending import State
-from thunderagent.streaming.endpoint import Attempt
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.pump import ROTATION_RETRY_S
-from thunderagent.streaming.transport import open_connection
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.pump import ROTATION_RETRY_S
+from thunderagent.streams.connection.transport import open_connection
 
 DEFAULT = StreamOptions(proxy=False)
 EARLY = 1e-3
@@ -285,7 +285,7 @@ def test_five_hundred_streams_come_back_one_after_the_other(monkeypatch: pytest.
         begun.append(now())
         return open_connection(*arguments)
 
-    monkeypatch.setattr("thunderagent.streaming.pump.open_connection", opening)
+    monkeypatch.setattr("thunderagent.streams.connection.pump.open_connection", opening)
 
     async def main() -> None:
         chance = governor(rate=1e6, concurrency=16, spread_s=1.0)

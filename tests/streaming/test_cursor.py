@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.journal import REASON_BYTES
 from thunderagent.model.errors import StreamFailed
-from thunderagent.streaming.cursor import CURSOR_BYTES, Cursor, Gap, Span, joined_cursor, place_of
-from thunderagent.streaming.track import BEGIN_DROPPED, MANY_DROPPED, MOST_KEYS, Doubts, Track, Tracks
+from thunderagent.streams.connection.track import BEGIN_DROPPED, MANY_DROPPED, MOST_KEYS, Doubts, Track, Tracks
+from thunderagent.streams.cursor import CURSOR_BYTES, Cursor, Gap, Span, joined_cursor, place_of
+from thunderagent.streams.journal import REASON_BYTES
 
 epochs = st.none() | st.integers(0, 3) | st.sampled_from(["a", "b"])
 cursors = st.builds(Cursor, st.integers(0, 50), epochs)

@@ -19,13 +19,13 @@ from tests.streaming.support import PROMPT, Keeper, governor, now, run, streamin
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 from thunderagent.chaos.frames import accepting, parse_request
 from thunderagent.model.errors import ConfigurationError, StreamFailed
-from thunderagent.streaming import transport
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import Cause, State, end_of
-from thunderagent.streaming.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.resolver import Resolver
+from thunderagent.streams.connection import transport
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import Cause, State, end_of
+from thunderagent.streams.connection.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.resolver import Resolver
+from thunderagent.streams.cursor import Cursor
 
 FIRST = Attempt(number=1)
 

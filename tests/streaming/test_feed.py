@@ -14,11 +14,11 @@ from websockets.exceptions import ConnectionClosedOK
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
-from thunderagent.streaming import feed as feeds
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction
-from thunderagent.streaming.ending import State
-from thunderagent.streaming.verdicts import FATAL
+from thunderagent.streams.connection import feed as feeds
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.verdicts import FATAL
+from thunderagent.streams.cursor import Cursor, Gap, GapAction
 
 SKIPPING = Feed(skip={3, 4})
 

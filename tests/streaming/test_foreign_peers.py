@@ -13,9 +13,9 @@ import pytest
 
 from tests.streaming.foreign import foreign_server
 from tests.streaming.support import PROMPT, Message, governor, run, streaming
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import State
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.cursor import Cursor
 
 QUICK = replace(PROMPT, backoff_base_s=0.01, backoff_cap_s=0.05)
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.streaming.support import now, run
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.governor import Governor
 
 PEER = "ws://peer.test/feed"
 

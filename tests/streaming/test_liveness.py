@@ -13,9 +13,9 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 
 from tests.streaming.support import now, run
-from thunderagent.streaming.ending import Cause
-from thunderagent.streaming.liveness import Liveness
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.ending import Cause
+from thunderagent.streams.connection.liveness import Liveness
+from thunderagent.streams.connection.options import StreamOptions
 
 
 class Peer:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.ending import Cause, ConnectionEnd, State
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.verdicts import FATAL, SLOW, Verdict
+from thunderagent.streams.connection.ending import Cause, ConnectionEnd, State
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.verdicts import FATAL, SLOW, Verdict
 
 END = ConnectionEnd(cause=Cause.CLOSED, state=State.LIVE, code=1013)
 

@@ -15,13 +15,13 @@ from tests.streaming.support import PROMPT, Keeper, Message, governor, now, run,
 from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence, Unanswered
 from thunderagent.model.errors import StreamFailed
 from thunderagent.model.pacing import FLOOR_S, SLOW_S, SPREAD_S
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import NEXT_ATTEMPT, Cause, ConnectionEnd, State
-from thunderagent.streaming.endpoint import Attempt
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.pump import LONGEST_S, ROTATION_RETRY_S
-from thunderagent.streaming.verdicts import FATAL, PLANNED, REFUSED_S, SPREAD, UNKNOWN_S, Verdict
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import NEXT_ATTEMPT, Cause, ConnectionEnd, State
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.pump import LONGEST_S, ROTATION_RETRY_S
+from thunderagent.streams.connection.verdicts import FATAL, PLANNED, REFUSED_S, SPREAD, UNKNOWN_S, Verdict
+from thunderagent.streams.cursor import Cursor
 
 DEFAULT = StreamOptions(proxy=False)
 

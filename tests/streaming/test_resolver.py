@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.streaming.support import now, run
-from thunderagent.streaming.resolver import THREADS, Resolver
+from thunderagent.streams.connection.resolver import THREADS, Resolver
 
 
 class Names:

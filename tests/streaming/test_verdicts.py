@@ -24,8 +24,16 @@ from websockets.frames import Close
 from websockets.http11 import Response
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.ending import Cause, ConnectionEnd, State, end_of
-from thunderagent.streaming.verdicts import PROFILES, REFUSED_S, UNKNOWN_S, Pace, Verdict, profile_named, verdict_of
+from thunderagent.streams.connection.ending import Cause, ConnectionEnd, State, end_of
+from thunderagent.streams.connection.verdicts import (
+    PROFILES,
+    REFUSED_S,
+    UNKNOWN_S,
+    Pace,
+    Verdict,
+    profile_named,
+    verdict_of,
+)
 
 NOW = 1_700_000_000.0
 

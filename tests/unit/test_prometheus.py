@@ -15,7 +15,7 @@ from thunderagent.metrics import METRICS, Kind
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.prometheus import FRESH_S, prometheus_text
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock
 
 

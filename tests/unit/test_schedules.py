@@ -34,7 +34,7 @@ from thunderagent.model.schedules import (
     tick_task,
 )
 from thunderagent.model.ticks import Spec, between
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
 
 NOON = int(datetime(2026, 11, 29, 12, tzinfo=UTC).timestamp())
 TEN_MINUTES = Schedule(spec=every(10).minutes)

@@ -27,7 +27,7 @@ from thunderagent.model.ticks import every
 from thunderagent.rings import Ring
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.stores.tasks import Wanted
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import make_lease, memory_store
 
 

@@ -29,7 +29,7 @@ from thunderagent.model.errors import (
 from thunderagent.pushes import AT_ONCE, ManagementApi, Pusher
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.stream import StreamContext, stream
+from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import make_lease, run_stream
 from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, Joiner
 from thunderagent.websocket_writes import connection_id_of, connections_id

@@ -29,8 +29,8 @@ from tests.wsapi.support import Api
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.errors import ChangeRefused, VersionConflict
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.streaming.ending import State
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.governor import Governor
 from thunderagent.websocket_messages import CHANGES_KEPT, merge_patch
 from thunderagent.websocket_writes import state_id
 from thunderagent.wsapi import gateway_events

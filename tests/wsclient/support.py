@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from tests.streaming.support import run as run  # bounded; nothing may be left, and no error be unseen
 from tests.wsclient.server import Api
-from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.governor import Governor
 from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsclient import Client, ClientOptions
 

@@ -24,7 +24,7 @@ from thunderagent.model.errors import (
     VersionConflict,
 )
 from thunderagent.model.pacing import LONGEST_PAUSE_S
-from thunderagent.streaming.endpoint import Attempt
+from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.websocket_messages import CHANGES_KEPT
 from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted, Throttled
 

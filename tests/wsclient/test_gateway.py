@@ -14,7 +14,7 @@ from typing import Any
 from tests.wsclient.support import PROMPT, connected, governor, run, until
 from thunderagent.pushes import Pusher
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.streaming.endpoint import Attempt
+from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.wsapi.gateway import Gateway
 from thunderagent.wsapi.gateway_events import Limits
 from thunderagent.wsapi.issuer import Issuer

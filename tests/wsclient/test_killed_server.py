@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.wsclient.support import PROMPT, connected, run, until
-from thunderagent.streaming.endpoint import Attempt
+from thunderagent.streams.connection.endpoint import Attempt
 
 START_S = 30.0
 

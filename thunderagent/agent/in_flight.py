@@ -64,7 +64,7 @@ from thunderagent.regions.gate import Gate
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.stores.large_texts import LEFT_S, Texts
 from thunderagent.stores.tasks import Exchanged, TaskStore, Wanted
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
 
 CLOSED_KEPT: Final = 1000
 """Streams that have ended of which the last entry of the journal waits for a store that takes it."""

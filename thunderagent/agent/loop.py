@@ -50,7 +50,7 @@ from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
 
 LONGEST_WAIT_S: Final = 10.0
 

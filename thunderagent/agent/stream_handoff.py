@@ -20,7 +20,6 @@ from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.settle import about
 from thunderagent.agent.stream_balance import Fleet
-from thunderagent.journal import read_cursor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
@@ -30,7 +29,8 @@ from thunderagent.model.task import Handoff, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.journal import read_cursor
 
 Call = Callable[[Callable[[], object]], None]
 """Does something in the thread of the event loop."""

@@ -10,7 +10,6 @@ from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.in_flight import Workload
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
-from thunderagent.journal import keep_journals
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import on_host
@@ -20,7 +19,8 @@ from thunderagent.model.task import Lane, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.stream import StreamContext
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.journal import keep_journals
 
 AWAY: Final = 3
 """Streams without a connection that the agent's row names."""

@@ -33,10 +33,10 @@ from thunderagent.model.canary_targets import is_region
 from thunderagent.model.clock import since_boot
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.unreadable import is_number
-from thunderagent.streaming.endpoint import Endpoint
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.resolver import Resolver
-from thunderagent.streaming.transport import abort_connection, open_connection
+from thunderagent.streams.connection.endpoint import Endpoint
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.resolver import Resolver
+from thunderagent.streams.connection.transport import abort_connection, open_connection
 from thunderagent.websocket_messages import MESSAGE_BYTES, Action, Kind
 
 BUDGET_S: Final = 10.0

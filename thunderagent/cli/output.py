@@ -17,7 +17,6 @@ from rich.table import Table
 
 from thunderagent.agent.settle import RAN_OVER
 from thunderagent.client import Client
-from thunderagent.journal import Link
 from thunderagent.model.errors import (
     ConfigurationError,
     JobImportError,
@@ -33,6 +32,7 @@ from thunderagent.model.errors import (
 from thunderagent.model.jsondata import NOT_STORED
 from thunderagent.model.task import Desired, Handoff, Status, Task
 from thunderagent.model.traceparent import trace_id
+from thunderagent.streams.journal import Link
 from thunderagent.waiting import at_text
 
 REFUSED: Final = 1

@@ -44,9 +44,9 @@ from thunderagent.cli.story import (
     summed,
 )
 from thunderagent.client import Client
-from thunderagent.journal import read_links
 from thunderagent.model.errors import ConfigurationError, NotAllowed, TaskNotFound, WaitTimeout
 from thunderagent.model.task import STREAM, Candidate, Desired, Status, Task
+from thunderagent.streams.journal import read_links
 from thunderagent.waiting import link_text, on_the_clock
 
 streams_app = typer.Typer(help="See, stop and start streams, and ask why they did what they did.", no_args_is_help=True)

@@ -35,10 +35,10 @@ from thunderagent.cli.output import (
 )
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
-from thunderagent.journal import read_links
 from thunderagent.model.errors import PayloadInvalid, TaskUnreadable
 from thunderagent.model.task import Row, Status, Task
 from thunderagent.model.unreadable import is_set
+from thunderagent.streams.journal import read_links
 from thunderagent.waiting import link_text, on_the_clock, status_text, why
 
 WIDE: Final = 120

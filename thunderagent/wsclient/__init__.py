@@ -15,7 +15,7 @@ options      every number, and what the ends of connections mean
 """
 
 from thunderagent.model.errors import ChangeRefused, ClientClosed, TooManyChanges, VersionConflict
-from thunderagent.streaming.endpoint import Attempt
+from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.wsclient.client import Client
 from thunderagent.wsclient.happenings import (
     Closed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from thunderagent.streaming.connection import Connection
+from thunderagent.streams.connection.connection import Connection
 from thunderagent.websocket_messages import Action, Kind
 from thunderagent.wsclient.talk import Request, Talk, is_throttled
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from thunderagent.streaming.pump import seen
+from thunderagent.streams.connection.pump import seen
 
 
 @asynccontextmanager

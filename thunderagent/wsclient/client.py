@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from thunderagent.model.errors import ClientClosed, StreamFailed, TooManyChanges
 from thunderagent.model.pacing import ASK_AGAIN_S
-from thunderagent.streaming.ending import Cause
-from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.ending import Cause
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.governor import Governor
 from thunderagent.wsclient.bounds import bound, ended, known
 from thunderagent.wsclient.credentials import TokenSource, check_source
 from thunderagent.wsclient.happenings import Closed, CloseReason, Ended, Event

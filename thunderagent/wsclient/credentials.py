@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
+from thunderagent.streams.connection.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
 
 TokenSource = str | Callable[[Attempt], str | Awaitable[str]]
 """A token, or better a function that gives one for each attempt; `attempt.auth_failed`: the last was refused."""

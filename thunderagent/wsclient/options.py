@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.ending import Cause, ConnectionEnd
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.verdicts import RETRY, SPREAD, Verdict
+from thunderagent.streams.connection.ending import Cause, ConnectionEnd
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.verdicts import RETRY, SPREAD, Verdict
 
 CONNECTS_A_SECOND: Final = 500.0
 """New connections that API Gateway takes in a second, of an account in a region, unless a quota was raised.

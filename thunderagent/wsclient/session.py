@@ -12,14 +12,14 @@ from typing import Final
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ClientClosed
 from thunderagent.model.pacing import PASSING, PASSING_LEAST_S
-from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.connection import Connection
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import CAUGHT_UP, ConnectionEnd, State
-from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.governor import Governor
-from thunderagent.streaming.pump import Pump
-from thunderagent.streaming.verdicts import Verdict
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import CAUGHT_UP, ConnectionEnd, State
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.pump import Pump
+from thunderagent.streams.connection.verdicts import Verdict
+from thunderagent.streams.cursor import Cursor
 from thunderagent.websocket_messages import Action, Kind
 from thunderagent.wsclient.beats import Beats
 from thunderagent.wsclient.credentials import Credentials, TokenSource

@@ -10,7 +10,7 @@ from typing import Final
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ChangeRefused, VersionConflict
 from thunderagent.model.pacing import OVERTAKEN, PASSING, PASSING_LEAST_S
-from thunderagent.streaming.connection import Connection
+from thunderagent.streams.connection.connection import Connection
 from thunderagent.websocket_messages import CHANGES_KEPT, Action, Kind, Problem
 from thunderagent.wsclient.replica import Change, Replica
 from thunderagent.wsclient.session import Session

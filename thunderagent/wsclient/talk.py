@@ -12,7 +12,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 
 from thunderagent.model.pacing import ASK_AGAIN_S, LONGEST_PAUSE_S
-from thunderagent.streaming.connection import Connection
+from thunderagent.streams.connection.connection import Connection
 from thunderagent.websocket_messages import Action, ChunkRefused, Joiner, Kind, Problem, encode, frames
 
 Message = dict[str, Any]

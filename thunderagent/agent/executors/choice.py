@@ -10,7 +10,7 @@ from thunderagent.agent.executors.executor import Done, Executors, LoopExecutor,
 from thunderagent.agent.executors.process import ProcessExecutor
 from thunderagent.jobs.registry import Registry
 from thunderagent.settings import Settings
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.governor import Governor
 
 
 def make_executors(

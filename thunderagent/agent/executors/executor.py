@@ -22,8 +22,8 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.model.pacing import LOOP_JOIN_S, LOOP_TICK_S
 from thunderagent.model.task import Lease
-from thunderagent.stream import StreamContext
-from thunderagent.streaming.governor import Governor
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.context import StreamContext
 
 Failed = Callable[[str, str], None]
 """Told the name of a hook, or of another part of a scope, and what went wrong in it."""

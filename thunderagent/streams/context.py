@@ -12,7 +12,6 @@ from thunderagent.agent.settle import about
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, make_job
 from thunderagent.jobs.versions import Upcaster
-from thunderagent.journal import Journal, Missed, read_cursor
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
@@ -28,14 +27,15 @@ from thunderagent.model.errors import (
 from thunderagent.model.pacing import LOOP_LATE_S, Backoff
 from thunderagent.model.task import STREAM, Lease
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction, PositionOf
-from thunderagent.streaming.ending import CAUGHT_UP, State
-from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.feed import Feed
-from thunderagent.streaming.governor import Governor
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.pump import OnOpen
-from thunderagent.streaming.sequencer import OnGap, Snapshot
+from thunderagent.streams.connection.ending import CAUGHT_UP, State
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.feed import Feed
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.pump import OnOpen
+from thunderagent.streams.connection.sequencer import OnGap, Snapshot
+from thunderagent.streams.cursor import Cursor, Gap, GapAction, PositionOf
+from thunderagent.streams.journal import Journal, Missed, read_cursor
 
 P = TypeVar("P")
 M = TypeVar("M")

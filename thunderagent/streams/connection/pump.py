@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from thunderagent.model.errors import StreamFailed, TaskStopped
 from thunderagent.model.pacing import SLOW_S, SPREAD_S, reconnect_delay
-from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.connection import Connection, Dialect
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import (
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.connection import Connection, Dialect
+from thunderagent.streams.connection.ending import (
     CAUGHT_UP,
     NEXT_ATTEMPT,
     Cause,
@@ -23,12 +22,13 @@ from thunderagent.streaming.ending import (
     State,
     end_of,
 )
-from thunderagent.streaming.endpoint import Attempt, EndpointSource, resolve_endpoint
-from thunderagent.streaming.governor import Governor
-from thunderagent.streaming.liveness import Pings
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.transport import open_connection
-from thunderagent.streaming.verdicts import UNKNOWN, Pace, Verdict
+from thunderagent.streams.connection.endpoint import Attempt, EndpointSource, resolve_endpoint
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.liveness import Pings
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.transport import open_connection
+from thunderagent.streams.connection.verdicts import UNKNOWN, Pace, Verdict
+from thunderagent.streams.cursor import Cursor
 
 OnOpen = Callable[[Connection, Cursor | None], Awaitable[object]]
 Moved = Callable[[State, str], None]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import ConnectionEnd
+from thunderagent.streams.connection.ending import ConnectionEnd
+from thunderagent.streams.cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from websockets.proxy import get_proxy
 
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.forks import of_this_process
-from thunderagent.streaming.endpoint import Endpoint
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.resolver import Resolver
+from thunderagent.streams.connection.endpoint import Endpoint
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.resolver import Resolver
 
 KEEPALIVE: Final[tuple[tuple[str, int], ...]] = (
     ("TCP_KEEPIDLE", 10),

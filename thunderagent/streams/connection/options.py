@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 from thunderagent.model.arguments import choice_problem, seconds_problem, whole_problem
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.ending import ConnectionEnd
-from thunderagent.streaming.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
+from thunderagent.streams.connection.ending import ConnectionEnd
+from thunderagent.streams.connection.verdicts import PROFILES, Profile, Verdict, profile_named, verdict_of
 
 OnFull = Literal["pause", "drop_oldest", "fail"]
 Restart = Literal["accept", "fail"]

@@ -12,15 +12,15 @@ from websockets.exceptions import ConnectionClosed
 
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ConfigurationError, StreamFailed, TaskStopped
-from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.connection import Connection, Dialect
-from thunderagent.streaming.cursor import Cursor, Gap, GapAction, Place, PositionOf, place_of
-from thunderagent.streaming.ending import CAUGHT_UP, Cause, FunctionFailed, State
-from thunderagent.streaming.endpoint import EndpointSource
-from thunderagent.streaming.governor import Governor
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.pump import OnOpen, Pump, is_cancelled, seen
-from thunderagent.streaming.sequencer import OnGap, Sequencer, Snapshot
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.connection import Connection, Dialect
+from thunderagent.streams.connection.ending import CAUGHT_UP, Cause, FunctionFailed, State
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.pump import OnOpen, Pump, is_cancelled, seen
+from thunderagent.streams.connection.sequencer import OnGap, Sequencer, Snapshot
+from thunderagent.streams.cursor import Cursor, Gap, GapAction, Place, PositionOf, place_of
 
 M = TypeVar("M")
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Final
 
 from thunderagent.model.errors import StreamFailed
-from thunderagent.streaming.cursor import RESTART, Cursor, Gap, Place
+from thunderagent.streams.cursor import RESTART, Cursor, Gap, Place
 
 MOST_KEYS: Final = 10_000
 """Sequences that a feed tells apart in memory; more are messages that were taken for sequences."""

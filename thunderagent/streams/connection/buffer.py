@@ -8,7 +8,7 @@ from collections import deque
 from websockets.typing import Data
 
 from thunderagent.model.errors import StreamFailed
-from thunderagent.streaming.options import OnFull
+from thunderagent.streams.connection.options import OnFull
 
 
 class Buffer:

@@ -20,11 +20,11 @@ from websockets.typing import Data
 from thunderagent.model.arguments import seconds_problem
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.redaction import Redactor
-from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.ending import Cause, ConnectionEnd, FunctionFailed, State, end_of
-from thunderagent.streaming.liveness import Liveness, Pings
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.transport import abort_connection, close_connection
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.ending import Cause, ConnectionEnd, FunctionFailed, State, end_of
+from thunderagent.streams.connection.liveness import Liveness, Pings
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.transport import abort_connection, close_connection
 
 ANSWER_S: Final = 10.0
 """How long a peer may take no answer to its ping; then it is given up."""

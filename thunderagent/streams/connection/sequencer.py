@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from thunderagent.model.errors import ConfigurationError, StreamFailed
-from thunderagent.streaming.buffer import Buffer
-from thunderagent.streaming.cursor import RESTART, Cursor, Gap, GapAction, Place, joined_cursor
-from thunderagent.streaming.options import StreamOptions
-from thunderagent.streaming.track import Doubts, Track, Tracks
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.track import Doubts, Track, Tracks
+from thunderagent.streams.cursor import RESTART, Cursor, Gap, GapAction, Place, joined_cursor
 
 OnGap = GapAction | Callable[[Gap], GapAction | Awaitable[GapAction]]
 Snapshot = Callable[[Gap], Cursor | int | Awaitable[Cursor | int]]

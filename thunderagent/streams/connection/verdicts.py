@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.streaming.ending import Cause, ConnectionEnd
+from thunderagent.streams.connection.ending import Cause, ConnectionEnd
 
 REFUSED_S: Final = 300.0
 """A peer that restarts refuses for a minute or two: an ingress without a backend answers 404."""

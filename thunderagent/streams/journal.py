@@ -18,8 +18,8 @@ from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.streaming.cursor import Cursor
-from thunderagent.streaming.ending import CAUGHT_UP, NEXT_ATTEMPT, State
+from thunderagent.streams.connection.ending import CAUGHT_UP, NEXT_ATTEMPT, State
+from thunderagent.streams.cursor import Cursor
 
 MOVES_KEPT: Final = 50
 GAPS_KEPT: Final = 100

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from thunderagent.streaming.resolver import Resolver
+from thunderagent.streams.connection.resolver import Resolver
 
 
 class Governor:

@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from thunderagent.streaming.ending import Cause
-from thunderagent.streaming.options import StreamOptions
+from thunderagent.streams.connection.ending import Cause
+from thunderagent.streams.connection.options import StreamOptions
 
 _SLACK: Final = 0.05
 """Of a tick: so much may be missing, or a limit that is a whole number of ticks would take one more."""
