@@ -23,12 +23,12 @@ from typing import Any
 
 from thunderagent.canary.making import make_prober, observer_of
 from thunderagent.canary.watch import Judge
-from thunderagent.cloudwatch import CloudWatch, data_of
-from thunderagent.meter import Meter
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings, load_settings
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry.cloudwatch import CloudWatch, data_of
+from thunderagent.telemetry.logs import Telemetry, configure_logging
+from thunderagent.telemetry.meter import Meter
 
 
 class Canary:

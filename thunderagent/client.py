@@ -28,7 +28,7 @@ from thunderagent.settings import load_settings
 from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import AgentInfo, Enqueued
-from thunderagent.tracing import enqueuing
+from thunderagent.telemetry.tracing import enqueuing
 
 P = TypeVar("P")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent.prices import MONTH_S, SQS_DOLLARS, SQS_FREE, store_dollars
+from thunderagent.telemetry.prices import MONTH_S, SQS_DOLLARS, SQS_FREE, store_dollars
 
 PARTS: Final = ("latency", "idle", "race", "units")
 STORES: Final = ("sqlite", "ministack")

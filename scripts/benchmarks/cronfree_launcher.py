@@ -20,7 +20,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
 
 JOBS: Final = "benchmarks.cronfree_jobs"
 

@@ -27,8 +27,8 @@ from benchmarks.processes import BenchFailed
 from benchmarks.streams_children import Child, children
 from thunderagent.client import Client
 from thunderagent.settings import PREFIX, load_settings
-from thunderagent.spans import is_installed
 from thunderagent.stores.opening import open_store
+from thunderagent.telemetry.spans import is_installed
 
 WARM_SHARE: Final = 0.15
 """Of the tasks, those that are not measured."""

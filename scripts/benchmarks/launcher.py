@@ -26,7 +26,7 @@ from thunderagent.settings import load_settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.opening import open_store
-from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
 
 JOBS: Final = "benchmarks.nojobs"
 _BAD: Final = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from thunderagent.prices import MONTH_S, store_dollars
+from thunderagent.telemetry.prices import MONTH_S, store_dollars
 
 PHASES: Final = ("memory", "cpu", "reconnect", "takeover", "flap", "units")
 HOLDING: Final = frozenset(PHASES[:3])

@@ -23,7 +23,7 @@ from thunderagent.model.events import Event
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Beat, Renewal, TaskStore
-from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
 
 JOBS: Final = "benchmarks.streams_jobs"
 

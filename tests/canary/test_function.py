@@ -17,10 +17,10 @@ from moto import mock_aws
 from tests.canary.support import REGION, Api, an_api
 from thunderagent import canary_function
 from thunderagent.canary_function import Canary, handler
-from thunderagent.cloudwatch import CloudWatch
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from thunderagent.settings import load_settings
-from thunderagent.telemetry import configure_logging
+from thunderagent.telemetry.cloudwatch import CloudWatch
+from thunderagent.telemetry.logs import configure_logging
 
 OTHER = "eu-west-1"
 

@@ -14,13 +14,13 @@ from thunderagent.agent.companion import Companions
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import STALE_TURNS, CanaryWatch
-from thunderagent.meter import Meter
-from thunderagent.metrics import CANARY_HEALTHY, CANARY_LATENCY
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, ThreadDied
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
-from thunderagent.readings import Reader
-from thunderagent.telemetry import LEVELS
+from thunderagent.telemetry.logs import LEVELS
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import CANARY_HEALTHY, CANARY_LATENCY
+from thunderagent.telemetry.readings import Reader
 from thunderagent.testing import FakeClock, Recorder
 
 OWN, OTHER = "eu-central-1", "eu-west-1"

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from tests.docs.test_readme import README, ROOT
 from thunderagent.cli import app
 from thunderagent.cli.examples import EXAMPLES, words_of
-from thunderagent.metrics import METRICS
 from thunderagent.settings import PREFIX, Settings
+from thunderagent.telemetry.metrics import METRICS
 
 PAGES: Final = {str(page.relative_to(ROOT)): page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))}
 TESTS: Final = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from thunderagent.alarms import ALARMS
-from thunderagent.metrics import METRICS, Group, Kind
-from thunderagent.prices import METRIC_DOLLARS, PUT_DOLLARS
 from thunderagent.stores.purposes import MEANING
+from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.metrics import METRICS, Group, Kind
+from thunderagent.telemetry.prices import METRIC_DOLLARS, PUT_DOLLARS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thunderagent.telemetry import LEVELS
+from thunderagent.telemetry.logs import LEVELS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text(encoding="utf-8")
 ALARMING = sorted({message for level, message in LEVELS.values() if level in ("WARNING", "ERROR")})

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thunderagent.cli import app, output
-from thunderagent.metrics import METRICS
+from thunderagent.telemetry.metrics import METRICS
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

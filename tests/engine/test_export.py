@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from tests.engine.support import EPOCH, LONG_S, Recorder
-from thunderagent import cloudwatch, metrics
-from thunderagent.cloudwatch import MOST_BYTES, MOST_DATA, MOST_VALUES, CloudWatch, data_of, portions_of
-from thunderagent.export import FLUSH_S, Export
-from thunderagent.meter import Meter
-from thunderagent.metrics import METRICS, MOST_LABELS, Kind
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.readings import Distribution, Reading
+from thunderagent.telemetry import cloudwatch, metrics
+from thunderagent.telemetry.cloudwatch import MOST_BYTES, MOST_DATA, MOST_VALUES, CloudWatch, data_of, portions_of
+from thunderagent.telemetry.export import FLUSH_S, Export
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import METRICS, MOST_LABELS, Kind
+from thunderagent.telemetry.readings import Distribution, Reading
 
 
 def about(**changes: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from tests.stands import eventually, patience
 from thunderagent.faults import Fault
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.measuring import QueueMeasure
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import RegionPassive
@@ -26,6 +25,7 @@ from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.streams.context import StreamContext, stream
+from thunderagent.telemetry.queue_gauges import QueueMeasure
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
 
 HERE = "eu-central-1"

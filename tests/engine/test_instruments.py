@@ -16,13 +16,13 @@ from tests.stands import Stand, eventually, open_stand
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.cloudwatch import CloudWatch
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.overview import Cost, overview
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.purposes import Purpose
+from thunderagent.telemetry.cloudwatch import CloudWatch
 
 
 def whole_cost(stand: Stand, tasks: int) -> Cost | None:

@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 
 from tests.engine.support import Recorder, a_job, put, serving
-from thunderagent import measuring, metrics, prometheus
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.instruments import cloudwatch_place, make_meter, measuring_companions
 from thunderagent.faults import Fault, FaultyEngine
-from thunderagent.measuring import TURN_S, QueueMeasure, measure
-from thunderagent.meter import Meter
-from thunderagent.metrics import MOST_LABELS
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
@@ -25,6 +21,11 @@ from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.consumed import Consumed
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
+from thunderagent.telemetry import metrics, prometheus
+from thunderagent.telemetry import queue_gauges as measuring
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import MOST_LABELS
+from thunderagent.telemetry.queue_gauges import TURN_S, QueueMeasure, measure
 from thunderagent.testing import FakeClock, memory_store
 
 

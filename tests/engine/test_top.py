@@ -31,11 +31,11 @@ from thunderagent.client import Client
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane
 from thunderagent.overview import AgentView, Cost, Overview, Slots, overview
-from thunderagent.prices import store_dollars
 from thunderagent.settings import Settings
 from thunderagent.statistics import QueueStats
 from thunderagent.stores.opening import open_store
 from thunderagent.streams.journal import Link
+from thunderagent.telemetry.prices import store_dollars
 
 STARTED_S: Final = 60.0
 """A process of its own is given so long on a machine that is overloaded."""

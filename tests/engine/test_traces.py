@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 
 from tests.engine import traced_jobs
 from tests.engine.support import LONG_S, serving
-from thunderagent import spans
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
@@ -36,7 +35,8 @@ from thunderagent.model.task import Task
 from thunderagent.model.traceparent import checked, continuing, trace_id
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.telemetry import Telemetry, configure_logging, task_scope
+from thunderagent.telemetry import spans
+from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
 from thunderagent.testing import memory_client
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -30,7 +30,9 @@ from thunderagent.client import Client
 from thunderagent.doctor.aws import INDEX_UNITS, TABLE_UNITS
 from thunderagent.local import stop
 from thunderagent.model.task import Status
-from thunderagent.prices import (
+from thunderagent.stores import open_engine
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.telemetry.prices import (
     ALARM_DOLLARS,
     INSIGHTS_EVENT_DOLLARS,
     INSIGHTS_RULE_DOLLARS,
@@ -39,8 +41,6 @@ from thunderagent.prices import (
     PROVISIONED_WRITE_DOLLARS,
     store_dollars,
 )
-from thunderagent.stores import open_engine
-from thunderagent.stores.tasks import TaskStore
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

@@ -19,8 +19,8 @@ from tests.acceptance.processes import until
 from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import AGENTS, SECRET, WITH_ALL
 from tests.metadata_service import STATE, MetadataService, metadata_service
-from thunderagent.logwriter import utc
 from thunderagent.settings import load_settings
+from thunderagent.telemetry.logwriter import utc
 
 SCRIPT: Final = ROOT / "scripts" / "complete-termination"
 INSTANCE: Final = "/latest/meta-data/instance-id"

@@ -22,13 +22,9 @@ from tests.infra.recorded_agent import RECORD
 from tests.infra.rendering import Rendered
 from tests.infra.test_templates import AGENTS
 from tests.infra.world import REGION, World, artefacts, engine, parameters_of, resources_of
-from thunderagent import metrics
 from thunderagent.client import Client
-from thunderagent.cloudwatch import CloudWatch, data_of
 from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.iam import ARBITER_ACTIONS, Role, policy, resources
-from thunderagent.measuring import QueueMeasure, measure
-from thunderagent.meter import Meter
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AccessDenied, TaskNotFound
 from thunderagent.model.task import Status
@@ -36,6 +32,10 @@ from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.tasks import TaskStore
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.cloudwatch import CloudWatch, data_of
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.queue_gauges import QueueMeasure, measure
 
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 

@@ -16,16 +16,16 @@ from tests.infra.test_failover import GIVEN as FAILOVER
 from tests.infra.test_failover import NAMES
 from tests.infra.test_wsapi import DOMAIN
 from tests.infra.test_wsapi import GIVEN as WSAPI
-from thunderagent import metrics
-from thunderagent.alarms import ALARMS
 from thunderagent.iam import Resources, Role, policy
-from thunderagent.metrics import Metric
 from thunderagent.model import events, fleet_events, router_events
 from thunderagent.model.events import Event
 from thunderagent.router.deployed import DETAIL_TYPE
 from thunderagent.stores.dynamo.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
-from thunderagent.telemetry import LEVELS
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.logs import LEVELS
+from thunderagent.telemetry.metrics import Metric
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

@@ -12,7 +12,7 @@ from loguru import logger
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry.logs import Telemetry, configure_logging
 
 ABOUT: dict[str, Any] = {"job": "test.job", "queue": "default", "fence": 1, "attempt": 1}
 ENDED = [events.TaskSucceeded(task_id=f"task-{number}", seconds=0.1, **ABOUT) for number in range(5)]

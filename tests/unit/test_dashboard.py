@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
-from thunderagent import metrics
-from thunderagent.alarms import ALARMS
-from thunderagent.dashboard import dashboard
-from thunderagent.metrics import METRICS, Dimension
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.dashboard import dashboard
+from thunderagent.telemetry.metrics import METRICS, Dimension
 
 BODY = dashboard("Shop/Tasks", "eu-central-1")
 WIDGETS: list[dict[str, Any]] = [widget for widget in BODY["widgets"] if widget["type"] == "metric"]

@@ -14,11 +14,11 @@ import pytest
 from loguru import logger
 
 from tests.unit.test_telemetry import a_sample
-from thunderagent import telemetry
-from thunderagent.logwriter import Stamps
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
-from thunderagent.telemetry import LEVELS, Telemetry, configure_logging
+from thunderagent.telemetry import logs as telemetry
+from thunderagent.telemetry.logs import LEVELS, Telemetry, configure_logging
+from thunderagent.telemetry.logwriter import Stamps
 
 SUCCEEDED = events.TaskSucceeded(task_id="a", job="b", queue="c", fence=1, attempt=1, seconds=0.25)
 STAMP = len("2026-07-14 09:30:00.250Z")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from thunderagent import metrics
-from thunderagent.meter import Meter
-from thunderagent.metrics import MOST_LABELS, OTHER
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
-from thunderagent.prices import store_dollars
-from thunderagent.readings import Reader, two_digits
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import MOST_LABELS, OTHER
+from thunderagent.telemetry.prices import store_dollars
+from thunderagent.telemetry.readings import Reader, two_digits
 from thunderagent.testing import FakeClock
 
 

@@ -8,17 +8,17 @@ import re
 
 import pytest
 
-from thunderagent import metrics
-from thunderagent.alarms import ALARMS
-from thunderagent.meter import _NOTES, Meter
-from thunderagent.metrics import METRICS, Kind, Metric, Unit
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.model.task import StatusValue
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write
-from thunderagent.telemetry import LEVELS
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.logs import LEVELS
+from thunderagent.telemetry.meter import _NOTES, Meter
+from thunderagent.telemetry.metrics import METRICS, Kind, Metric, Unit
 
 PROMETHEUS = re.compile(r"thunderagent_[a-z0-9_]+")
 OF_SOURCES = {

@@ -21,7 +21,7 @@ from thunderagent.agent.health.judgement import Facts, Limits, judge
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.outlet import Outlet, dropped_lines, end_lines, outlet_of, said, without_waiting
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry.logs import Telemetry, configure_logging
 
 LONG_S = 20.0
 LINE = b"a line of a log that nobody reads %06d\n"

@@ -8,14 +8,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.support import Stage, a_job
-from thunderagent import prometheus
 from thunderagent.agent.instruments import make_meter
-from thunderagent.meter import Meter
-from thunderagent.metrics import METRICS, Kind
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
-from thunderagent.prometheus import FRESH_S, prometheus_text
 from thunderagent.streams.context import StreamContext, stream
+from thunderagent.telemetry import prometheus
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import METRICS, Kind
+from thunderagent.telemetry.prometheus import FRESH_S, prometheus_text
 from thunderagent.testing import FakeClock
 
 

@@ -18,7 +18,7 @@ from tests.unit.test_telemetry import ABOUT, ALL, a_sample
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import HIDDEN, SECRET_NAMES, Redactor
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry.logs import Telemetry, configure_logging
 
 REDACTOR = Redactor()
 SECRET = "s3cr" + "et"

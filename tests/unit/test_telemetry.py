@@ -19,7 +19,7 @@ from thunderagent.jobs.job import job
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, TaskEvent
-from thunderagent.telemetry import COUNTED, LEVELS, Telemetry, adopt_lines, configure_logging, task_scope
+from thunderagent.telemetry.logs import COUNTED, LEVELS, Telemetry, adopt_lines, configure_logging, task_scope
 
 ALL: Final = [
     one

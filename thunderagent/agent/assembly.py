@@ -17,7 +17,7 @@ from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.canary.making import make_watch
-from thunderagent.prometheus import is_installed, prometheus_text
+from thunderagent.telemetry.prometheus import is_installed, prometheus_text
 
 if TYPE_CHECKING:
     from thunderagent.agent.loop import Agent

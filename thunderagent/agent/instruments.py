@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent import metrics
 from thunderagent.agent.companion import Companion, Repeated
-from thunderagent.measuring import MEASURE_S, QueueMeasure
-from thunderagent.meter import Meter
-from thunderagent.metrics import Metric
 from thunderagent.model.outlet import dropped_lines
-from thunderagent.prometheus import is_installed
 from thunderagent.settings import Settings
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import Metric
+from thunderagent.telemetry.prometheus import is_installed
+from thunderagent.telemetry.queue_gauges import MEASURE_S, QueueMeasure
 
 if TYPE_CHECKING:
     from thunderagent.agent.loop import Agent
@@ -39,8 +39,8 @@ def measuring_companions(agent: Agent, meter: Meter) -> list[Companion]:
     companions: list[Companion] = [Repeated("measure", MEASURE_S, queues.look)]
     if agent.settings.cloudwatch_namespace:
         # boto3 is slow to import, and an embedded store does not need it
-        from thunderagent.cloudwatch import CloudWatch
-        from thunderagent.export import HALF_MINUTE_S, Export
+        from thunderagent.telemetry.cloudwatch import CloudWatch
+        from thunderagent.telemetry.export import HALF_MINUTE_S, Export
 
         where = cloudwatch_place(agent.settings)
         to = CloudWatch(agent.settings.cloudwatch_namespace, now=agent.store.clock.now, **where)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from thunderagent import spans
 from thunderagent.agent.companion import Companion
 from thunderagent.agent.delivery import Complaints, Delivery
 from thunderagent.agent.executors.executor import Failed, Running, Scope, no_scope, outcome_of
@@ -20,7 +19,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings
 from thunderagent.stores import fixed
-from thunderagent.tracing import carrying, run_spans
+from thunderagent.telemetry import spans
+from thunderagent.telemetry.tracing import carrying, run_spans
 
 
 def scope_of(

@@ -35,7 +35,7 @@ from thunderagent.pauses import Pause, PauseKind
 from thunderagent.settings import load_settings
 from thunderagent.statistics import overdue_text
 from thunderagent.stores.opening import open_store
-from thunderagent.telemetry import Telemetry, configure_logging, task_scope, warn
+from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope, warn
 from thunderagent.waiting import pause_text
 
 NARROW: Final = 80

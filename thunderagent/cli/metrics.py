@@ -11,10 +11,10 @@ from rich.markup import escape
 
 from thunderagent.agent.instruments import cloudwatch_place
 from thunderagent.cli.output import JsonOption, errors, make_table, out, tell
-from thunderagent.dashboard import dashboard as make_dashboard
-from thunderagent.metrics import METRICS
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
+from thunderagent.telemetry.dashboard import dashboard as make_dashboard
+from thunderagent.telemetry.metrics import METRICS
 
 WIDE: Final = 120
 """Columns of a terminal that has room for kind, unit and dimension beside the names and the meaning."""

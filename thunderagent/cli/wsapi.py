@@ -15,7 +15,7 @@ from thunderagent.cli.output import JsonOption, errors, out
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import has_package, load_settings
-from thunderagent.telemetry import Telemetry, adopt_lines, configure_logging
+from thunderagent.telemetry.logs import Telemetry, adopt_lines, configure_logging
 
 if TYPE_CHECKING:  # an extra
     from thunderagent.wsapi.local_regions import LocalRegion

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from thunderagent import spans
 from thunderagent.client import Client
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
@@ -39,7 +38,8 @@ from thunderagent.router.shapes import (
     SqsMessage,
 )
 from thunderagent.settings import load_settings
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry import spans
+from thunderagent.telemetry.logs import Telemetry, configure_logging
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.pushes import ManagementApi
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine
-from thunderagent.telemetry import Telemetry, configure_logging
+from thunderagent.telemetry.logs import Telemetry, configure_logging
 from thunderagent.wsapi.authorizer import Authorizer
 from thunderagent.wsapi.handler import WebSocketApi
 from thunderagent.wsapi.keys import Keys, fetch_url, read_jwks

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from thunderagent.metrics import MOST_LABELS
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
@@ -13,6 +12,7 @@ from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.model.task import Lane, Status
 from thunderagent.regions.gate import Gate
 from thunderagent.stores.tasks import TaskStore
+from thunderagent.telemetry.metrics import MOST_LABELS
 
 MEASURE_S: Final = 60.0
 TURN_S: Final = 55.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from thunderagent.metrics import Metric
+from thunderagent.telemetry.metrics import Metric
 
 Series = tuple[Metric, str]
 """A metric with the value of its dimension; the empty string when it has none."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from thunderagent import spans
 from thunderagent.agent.executors.executor import Running, Scope
 from thunderagent.agent.settle import Outcome, Stopped, in_words
 from thunderagent.model.errors import LeaseLost, StreamWedged, TimeLimitExceeded
 from thunderagent.model.pacing import CHILD_SPANS_S
 from thunderagent.model.traceparent import CURRENT, checked, continuing
-from thunderagent.spans import Attributes, Ending
+from thunderagent.telemetry import spans
+from thunderagent.telemetry.spans import Attributes, Ending
 
 SYSTEM: Final = "thunderagent"
 _NOTHING: Final = nullcontext()

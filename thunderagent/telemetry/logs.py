@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from loguru import logger
 
 from thunderagent.agent.executors.executor import Running
-from thunderagent.logwriter import LogWriter, utc
 from thunderagent.model import events, fleet_events, router_events, websocket_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
@@ -29,6 +28,7 @@ from thunderagent.model.forks import renewed
 from thunderagent.model.outlet import outlet_of, without_waiting
 from thunderagent.model.redaction import Redactor
 from thunderagent.model.traceparent import CURRENT, trace_id
+from thunderagent.telemetry.logwriter import LogWriter, utc
 
 if TYPE_CHECKING:
     from loguru import Record

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from thunderagent import metrics
-from thunderagent.metrics import BETWEEN, MOST_LABELS, OTHER, Dimension, Kind, Metric
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.events import Event
-from thunderagent.prices import store_dollars
-from thunderagent.readings import Distribution, Reading, Series, two_digits
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.metrics import BETWEEN, MOST_LABELS, OTHER, Dimension, Kind, Metric
+from thunderagent.telemetry.prices import store_dollars
+from thunderagent.telemetry.readings import Distribution, Reading, Series, two_digits
 
 Source = Callable[[], Iterable[tuple[Metric, str, float]]]
 """Tells counters and gauges as they are now, counters since the start; asked before each reading."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from thunderagent import metrics
-from thunderagent.alarms import ALARMS
-from thunderagent.metrics import METRICS, Group, Kind, Metric
-from thunderagent.prices import READ_DOLLARS, WRITE_DOLLARS
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.metrics import METRICS, Group, Kind, Metric
+from thunderagent.telemetry.prices import READ_DOLLARS, WRITE_DOLLARS
 
 PERIOD_S: Final = 60
 _COLUMNS: Final = 3

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from thunderagent import metrics
-from thunderagent.cloudwatch import CloudWatch, data_of, portions_of
-from thunderagent.meter import Meter
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ThunderAgentError
-from thunderagent.readings import Reader, Reading
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.cloudwatch import CloudWatch, data_of, portions_of
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.readings import Reader, Reading
 
 HALF_MINUTE_S: Final = 30.0
 FLUSH_S: Final = 2.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent import metrics
-from thunderagent.metrics import Metric
+from thunderagent.telemetry import metrics
+from thunderagent.telemetry.metrics import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from typing import Any, Final
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
 
-from thunderagent.metrics import OTHER, Metric
 from thunderagent.model.errors import (
     AccessDenied,
     ConfigurationError,
@@ -21,10 +20,11 @@ from thunderagent.model.errors import (
     StoreUnavailable,
     ThunderAgentError,
 )
-from thunderagent.readings import Distribution, Reading, Series
 from thunderagent.stores.dynamo.batches import chunks
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, THROTTLES, code_of
+from thunderagent.telemetry.metrics import OTHER, Metric
+from thunderagent.telemetry.readings import Distribution, Reading, Series
 
 MOST_DATA: Final = 1000
 """Data of one request."""

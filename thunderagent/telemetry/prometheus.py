@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from thunderagent.meter import Meter
-from thunderagent.metrics import METRICS, Kind, Metric
 from thunderagent.model.version import __version__
-from thunderagent.readings import Distribution, Reading
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import METRICS, Kind, Metric
+from thunderagent.telemetry.readings import Distribution, Reading
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
