@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast, overload
 
-from thunderagent.commands import id_of
-from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.drain_commands import DrainCommands
-from thunderagent.intake import NewTask
 from thunderagent.jobs.job import Job
-from thunderagent.lines import line_value, open_lines
 from thunderagent.model.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
 from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.errors import NotAllowed, WaitTimeout
 from thunderagent.model.pacing import KEY_SETTLES_S, wait_delays
 from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
+from thunderagent.queue.commands import id_of
+from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.drain_commands import DrainCommands
+from thunderagent.queue.enqueue import NewTask
+from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.schedules.commands import ScheduleCommands
+from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.regions.client_gate import ordering
-from thunderagent.schedule_commands import ScheduleCommands
 from thunderagent.settings import load_settings
-from thunderagent.statistics import QueueStats, queue_stats
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import AgentInfo, Enqueued
 from thunderagent.telemetry.tracing import enqueuing

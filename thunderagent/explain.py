@@ -17,7 +17,7 @@ from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.traceparent import trace_id
 from thunderagent.model.unreadable import as_number
 from thunderagent.model.writes.tasks import ERRORS_KEPT
-from thunderagent.pauses import Pause, PauseKind, read_pauses
+from thunderagent.queue.pauses import Pause, PauseKind, read_pauses
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.journal import Run, read_journals
 from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why

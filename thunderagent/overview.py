@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderagent.model.unreadable import as_map, as_number
-from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
-from thunderagent.statistics import QueueStats, queue_stats
+from thunderagent.queue.pauses import Pause, PauseKind, names_of, read_pauses
+from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import Link, read_link
 from thunderagent.telemetry.prices import store_dollars

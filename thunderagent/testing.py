@@ -21,7 +21,6 @@ from thunderagent.faults import Fault as Fault
 from thunderagent.faults import FaultyEngine as FaultyEngine
 from thunderagent.globaltable import GlobalTableSim as GlobalTableSim
 from thunderagent.jobs.job import Job
-from thunderagent.lines import line_value, open_lines
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock, since_boot
@@ -29,6 +28,7 @@ from thunderagent.model.errors import ConfigurationError, StreamStopped, WaitTim
 from thunderagent.model.events import Event
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.task import Lane, Lease, Status, Task
+from thunderagent.queue.limits.lines import line_value, open_lines
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

@@ -14,10 +14,10 @@ from typing import Final
 
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.lines import open_lines
 from thunderagent.model import events
 from thunderagent.model.events import Event
 from thunderagent.model.task import Status, Task
+from thunderagent.queue.limits.lines import open_lines
 
 QUIET_POLLS: Final = 5
 """After so many looks at each queue that found nothing to do, nothing is on its way any more."""

@@ -13,14 +13,14 @@ from typing import Any, Final
 from thunderagent.agent.health.judgement import DEAD_S, TOLD
 from thunderagent.agent.housekeeping import ANNOUNCE_S
 from thunderagent.agent.stream_balance import is_paused
-from thunderagent.key_rows import holds
-from thunderagent.limits import holders_of
 from thunderagent.model.clock import on_host
 from thunderagent.model.names import plain_job
 from thunderagent.model.task import Status, Task, UniqueScope
 from thunderagent.model.unreadable import Unreadable, as_map, as_number
 from thunderagent.model.writes.shared import key_id, limit_id
-from thunderagent.pauses import Pause, PauseKind, names_of, read_pauses
+from thunderagent.queue.key_rows import holds
+from thunderagent.queue.limits.slots import holders_of
+from thunderagent.queue.pauses import Pause, PauseKind, names_of, read_pauses
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import Link
 

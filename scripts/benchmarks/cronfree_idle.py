@@ -23,8 +23,8 @@ from benchmarks.cronfree_jobs import note
 from benchmarks.cronfree_ledger import Ledger, LedgerEngine
 from benchmarks.processes import BenchFailed
 from thunderagent.agent.loop import Agent
-from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.jobs.registry import Registry
+from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

@@ -26,7 +26,7 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.schedules import State, schedule_id, tick_id
 from thunderagent.model.task import Lane, Status
-from thunderagent.periodic import Periodic
+from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.settings import load_settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine

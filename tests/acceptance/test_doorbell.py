@@ -18,8 +18,8 @@ from tests.acceptance.conftest import Measured, Place, Start
 from tests.acceptance.processes import LONG_S, until
 from tests.stands import patience
 from thunderagent.client import Client
-from thunderagent.doorbells.local import FOLDER
 from thunderagent.model.task import Status
+from thunderagent.queue.doorbell.unix import FOLDER
 
 SELDOM: dict[str, Any] = {
     "poll_min_s": 30,

@@ -14,10 +14,10 @@ from tests.engine.test_cli_pauses import AGENT, Stand, columns, words
 from tests.stands import eventually
 from tests.store.billing import size
 from thunderagent.cli import app
-from thunderagent.drains import drains_of
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.queue.drains import drains_of
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock

@@ -23,7 +23,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.model.ticks import cron, every
-from thunderagent.periodic import Periodic
+from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 

@@ -14,7 +14,6 @@ import pytest
 from tests.engine.support import LONG_S, Stage, put, seen, serving, settings
 from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
-from thunderagent.dependents import Dependents, Ended
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
@@ -25,6 +24,7 @@ from thunderagent.model.dependencies import MOST_LINKED, linked_bytes
 from thunderagent.model.errors import NotAllowed, ParentNotFound, StoreUnavailable, TooManyDependents
 from thunderagent.model.task import Lane, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.dependents import Dependents, Ended
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

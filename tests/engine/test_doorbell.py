@@ -17,16 +17,16 @@ from thunderagent.agent.listener import Listener
 from thunderagent.agent.poller import QueuePoller, Room
 from thunderagent.agent.rung import HEARD, HELD, STALE_S, Rung
 from thunderagent.client import Client
-from thunderagent.doorbell import Wanted as WantedRing
-from thunderagent.doorbells.memory import MemoryDoorbell
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.pacing import BEAT_AGAIN_S, PollPace
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
-from thunderagent.ringer import Ringer
-from thunderagent.rings import Ring, Verb
+from thunderagent.queue.doorbell.memory import MemoryDoorbell
+from thunderagent.queue.doorbell.message import Ring, Verb
+from thunderagent.queue.doorbell.port import Wanted as WantedRing
+from thunderagent.queue.doorbell.sender import Ringer
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.streams.context import stream
 from thunderagent.testing import FakeClock, memory_store

@@ -19,8 +19,6 @@ from tests.engine.support import LONG_S, Recorder, settings
 from tests.stands import eventually
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.doorbell import Wanted
-from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
 from thunderagent.jobs.context import Context, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -29,7 +27,9 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.task import Candidate, Status, Task
-from thunderagent.rings import Ring, Verb, pack
+from thunderagent.queue.doorbell.memory import MemoryDoorbell, MemoryHub
+from thunderagent.queue.doorbell.message import Ring, Verb, pack
+from thunderagent.queue.doorbell.port import Wanted
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore

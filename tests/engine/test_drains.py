@@ -17,8 +17,6 @@ from tests.stands import Stand, together
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.drain_commands import FORGOTTEN_S, MOST_DRAINS
-from thunderagent.drains import OLD_S, drain_asked, drains_of
 from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
@@ -29,6 +27,8 @@ from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeou
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID, control_row
+from thunderagent.queue.drain_commands import FORGOTTEN_S, MOST_DRAINS
+from thunderagent.queue.drains import OLD_S, drain_asked, drains_of
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store

@@ -27,7 +27,6 @@ from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.client import Client
-from thunderagent.doorbells.memory import MemoryDoorbell, MemoryHub
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -35,7 +34,8 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Page, Status
-from thunderagent.rings import Ring
+from thunderagent.queue.doorbell.memory import MemoryDoorbell, MemoryHub
+from thunderagent.queue.doorbell.message import Ring
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite import access as sqlite_access
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

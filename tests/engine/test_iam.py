@@ -23,7 +23,6 @@ from thunderagent.agent.assembly import equip
 from thunderagent.agent.loop import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.iam import (
     ARBITER_ACTIONS,
     BUCKET_ACTIONS,
@@ -48,6 +47,7 @@ from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.model.ticks import every
 from thunderagent.model.writes.tasks import request_cancel
+from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.regions.writes import first_row
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.engine import DynamoEngine

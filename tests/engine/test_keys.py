@@ -16,12 +16,10 @@ from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
-from thunderagent.dependents import Dependents
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
-from thunderagent.keys import OWED, Keys
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
@@ -42,6 +40,8 @@ from thunderagent.model.task import TERMINAL, Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import key_id
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.unique import OWED, Keys
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Enqueued, TaskStore, Wanted

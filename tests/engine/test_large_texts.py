@@ -20,13 +20,10 @@ from thunderagent.agent.settle import Outcome, Raised, Undecided
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
-from thunderagent.dependents import Dependents
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
-from thunderagent.limits import Limit
-from thunderagent.lines import keep_line_open
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
@@ -41,6 +38,9 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.limits.lines import keep_line_open
+from thunderagent.queue.limits.slots import Limit
 from thunderagent.regions.grant import Grant
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText

@@ -26,8 +26,6 @@ from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
-from thunderagent.limits import Limit, Slots, holders_of, limit_of
-from thunderagent.lines import keep_line_open
 from thunderagent.model import events
 from thunderagent.model.conditions import Above, Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError
@@ -36,6 +34,8 @@ from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LIMIT_LIVES_S, LINE_STATUS
+from thunderagent.queue.limits.lines import keep_line_open
+from thunderagent.queue.limits.slots import Limit, Slots, holders_of, limit_of
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.expressions import encode_row
 from thunderagent.stores.engine import Applied, Engine

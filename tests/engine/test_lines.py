@@ -15,9 +15,6 @@ from thunderagent.agent.settle import Outcome, Raised, Returned
 from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Snooze
 from thunderagent.jobs.job import job
-from thunderagent.limits import Limit, Slots, holders_of
-from thunderagent.line_sweep import LineSweep
-from thunderagent.lines import candidate_of, keep_line_open, let_out, line_value
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
@@ -25,6 +22,9 @@ from thunderagent.model.task import Lane, Page, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import LINE_STATUS, close_line, limit_row
+from thunderagent.queue.limits.line_sweep import LineSweep
+from thunderagent.queue.limits.lines import candidate_of, keep_line_open, let_out, line_value
+from thunderagent.queue.limits.slots import Limit, Slots, holders_of
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store

@@ -22,7 +22,7 @@ from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Status, Task
-from thunderagent.rings import Ring
+from thunderagent.queue.doorbell.message import Ring
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

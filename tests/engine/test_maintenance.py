@@ -16,8 +16,6 @@ import pytest
 
 from tests.engine.support import Recorder, Rejecting, claimed, put, seen
 from thunderagent.agent.sweep import RECHECKED, Janitor, LostLeases
-from thunderagent.dependents import Dependents
-from thunderagent.limits import holders_of
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import DateClock, SharedClock, process_start
@@ -26,6 +24,8 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_row
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.limits.slots import holders_of
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Beat, Doubt, TaskStore, Wanted
 from thunderagent.testing import FakeClock

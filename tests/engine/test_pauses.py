@@ -27,9 +27,9 @@ from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable
 from thunderagent.model.task import Lane, Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.pause_commands import MOST_PAUSES, doubt
-from thunderagent.pauses import Pause, PauseKind, pauses_of
-from thunderagent.rings import Ring
+from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.pause_commands import MOST_PAUSES, doubt
+from thunderagent.queue.pauses import Pause, PauseKind, pauses_of
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store

@@ -12,10 +12,10 @@ import pytest
 from tests.engine.support import settings
 from thunderagent.client import Client
 from thunderagent.faults import FaultyEngine
-from thunderagent.lines import line_value
 from thunderagent.model.task import Lane, Page, Row, Status
 from thunderagent.model.writes.shared import LINE_STATUS, limit_row
-from thunderagent.statistics import LINES_COUNTED
+from thunderagent.queue.limits.lines import line_value
+from thunderagent.queue.stats import LINES_COUNTED
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore

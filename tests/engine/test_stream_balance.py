@@ -20,7 +20,6 @@ from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, 
 from thunderagent.agent.streams import AWAY_BYTES
 from thunderagent.agent.sweep import Janitor
 from thunderagent.chaos import Refuse
-from thunderagent.dependents import Dependents
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events
@@ -30,6 +29,7 @@ from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import OTHERS_S, PollPace
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.overview import overview
+from thunderagent.queue.dependents import Dependents
 from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.journal import Link

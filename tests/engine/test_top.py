@@ -31,8 +31,8 @@ from thunderagent.client import Client
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane
 from thunderagent.overview import AgentView, Cost, Overview, Slots, overview
+from thunderagent.queue.stats import QueueStats
 from thunderagent.settings import Settings
-from thunderagent.statistics import QueueStats
 from thunderagent.stores.opening import open_store
 from thunderagent.streams.journal import Link
 from thunderagent.telemetry.prices import store_dollars

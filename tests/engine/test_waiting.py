@@ -13,7 +13,7 @@ from thunderagent.client import Client
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import holder, key_row, limit_row
-from thunderagent.pauses import Pause, PauseKind
+from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.stores.tasks import Beat, TaskStore
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why

@@ -29,14 +29,14 @@ from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
-from thunderagent.limits import Limit, holders_of, limit_of, number_of
-from thunderagent.lines import keep_line_open, line_of
 from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.clock import HostClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.model.task import Page, Row, Status, Task
 from thunderagent.model.writes.shared import LINE_STATUS, free_slot, holder, limit_id, take_slot
+from thunderagent.queue.limits.lines import keep_line_open, line_of
+from thunderagent.queue.limits.slots import Limit, holders_of, limit_of, number_of
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

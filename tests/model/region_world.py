@@ -26,7 +26,6 @@ from thunderagent.agent.admission import Admission
 from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.settle import Outcome, Policy, Undecided, settle
 from thunderagent.agent.sweep import Janitor
-from thunderagent.dependents import Dependents
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -36,6 +35,7 @@ from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import RegionPassive, StoreError, StoreRejected, StoreUnavailable
 from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.dependents import Dependents
 from thunderagent.regionengine import RegionClock
 from thunderagent.regions import writes as region_writes
 from thunderagent.regions.arbiter import Arbiter

@@ -41,7 +41,6 @@ from thunderagent.agent.admission import Admission
 from thunderagent.agent.settle import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
 from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
-from thunderagent.dependents import Dependents, Ended
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -59,6 +58,7 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Candidate, Lane, Lease, Row, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.dependents import Dependents, Ended
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table

@@ -14,11 +14,11 @@ from tests.engine.support import put, seen, settings
 from thunderagent.agent.sweep import LostLeases
 from thunderagent.client import Client
 from thunderagent.explain import explain
-from thunderagent.keys import Keys
 from thunderagent.model.clock import BootClock, HostClock, boot_id, on_host, since_boot
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.unique import Keys
 from thunderagent.stores.sqlite import boots
 from thunderagent.stores.sqlite.engine import LOST_S, SqliteEngine
 from thunderagent.stores.tasks import Beat, Enqueued, TaskStore, Wanted

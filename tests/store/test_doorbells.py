@@ -21,14 +21,14 @@ import pytest
 from botocore.config import Config
 
 from tests.stands import eventually, patience
-from thunderagent.doorbell import Doorbell
-from thunderagent.doorbells.local import BORN_S, FOLDER, SUFFIX, LocalDoorbell
-from thunderagent.doorbells.memory import MemoryDoorbell
-from thunderagent.doorbells.opening import open_doorbell
-from thunderagent.doorbells.sqs import BREAK_S, RECEIVES, SqsDoorbell
 from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.task import Status, Task
-from thunderagent.rings import Ring
+from thunderagent.queue.doorbell.memory import MemoryDoorbell
+from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sqs import BREAK_S, RECEIVES, SqsDoorbell
+from thunderagent.queue.doorbell.unix import BORN_S, FOLDER, SUFFIX, LocalDoorbell
 from thunderagent.settings import load_settings
 from thunderagent.testing import FakeClock
 
@@ -172,7 +172,7 @@ def bells_of(database: Path) -> list[str]:
 
 LISTENER = """
 import sys
-from thunderagent.doorbells.local import LocalDoorbell
+from thunderagent.queue.doorbell.unix import LocalDoorbell
 bell = LocalDoorbell(sys.argv[1])
 bell.listen(0.0, lambda ring: True)
 print("listening", flush=True)

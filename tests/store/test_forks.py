@@ -26,14 +26,14 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from tests.stands import eventually, patience
 from thunderagent.client import Client
-from thunderagent.doorbells.local import LocalDoorbell
-from thunderagent.doorbells.sqs import SqsDoorbell
 from thunderagent.findings import State
 from thunderagent.jobs.context import Context
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lease
-from thunderagent.rings import Ring, Verb
+from thunderagent.queue.doorbell.message import Ring, Verb
+from thunderagent.queue.doorbell.sqs import SqsDoorbell
+from thunderagent.queue.doorbell.unix import LocalDoorbell
 from thunderagent.stores.dynamo import connection
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table

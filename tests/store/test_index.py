@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.stands import Stand, eventually
 from thunderagent.model.task import Candidate, Lane, Page, Status, Task
-from thunderagent.statistics import queue_stats
+from thunderagent.queue.stats import queue_stats
 
 
 def _three_pages(stand: Stand, status_value: str, *, newest_first: bool = False) -> list[str]:

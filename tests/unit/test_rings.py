@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thunderagent.model.task import Lane, Status, Task
-from thunderagent.rings import MAX_BYTES, MAX_RINGS, Ring, Verb, pack, parse
+from thunderagent.queue.doorbell.message import MAX_BYTES, MAX_RINGS, Ring, Verb, pack, parse
 
 words = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=40)
 names = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)

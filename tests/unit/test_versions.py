@@ -16,15 +16,15 @@ from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.versions import bring_up
-from thunderagent.limits import Limit, Slots
-from thunderagent.lines import candidate_of
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, PayloadInvalid
 from thunderagent.model.names import NEWEST, has_version, job_value, parse_job, plain_job, wanted_job
 from thunderagent.model.schedules import Schedule, Tick, tick_task
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
-from thunderagent.rings import Ring
+from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.limits.lines import candidate_of
+from thunderagent.queue.limits.slots import Limit, Slots
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.stores.tasks import Wanted
 from thunderagent.streams.context import StreamContext, stream

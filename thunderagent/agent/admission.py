@@ -16,17 +16,17 @@ from typing import Final
 
 from thunderagent.agent.settle import Outcome, Raised, Refused, Undecided
 from thunderagent.agent.sifter import Sifter
-from thunderagent.free_slots import FreeSlots
 from thunderagent.jobs.registry import Registry
-from thunderagent.keys import Keys
-from thunderagent.limits import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
-from thunderagent.line_sweep import LineSweep
-from thunderagent.lines import keep_line_open
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
 from thunderagent.model.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
 from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope
+from thunderagent.queue.limits.freed import FreeSlots
+from thunderagent.queue.limits.line_sweep import LineSweep
+from thunderagent.queue.limits.lines import keep_line_open
+from thunderagent.queue.limits.slots import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
+from thunderagent.queue.unique import Keys
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted
 

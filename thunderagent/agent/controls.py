@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from thunderagent.agent.poller import QueuePoller
-from thunderagent.drains import ASKED, change_controls, drain_asked, without_drains
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import NotAllowed, StoreError
@@ -20,7 +19,8 @@ from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.pauses import Pause, PauseKind, names_of, pauses_of
+from thunderagent.queue.drains import ASKED, change_controls, drain_asked, without_drains
+from thunderagent.queue.pauses import Pause, PauseKind, names_of, pauses_of
 from thunderagent.stores.tasks import TaskStore
 
 

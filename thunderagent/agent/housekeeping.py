@@ -29,7 +29,7 @@ from thunderagent.model.memory import resident_mib
 from thunderagent.model.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
 from thunderagent.model.task import BATCH, STREAM, Lane, Task
 from thunderagent.model.version import __version__
-from thunderagent.periodic import Periodic
+from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore

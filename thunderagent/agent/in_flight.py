@@ -42,7 +42,6 @@ from thunderagent.agent.settle import (
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.stream_handoff import Handoffs, is_open
 from thunderagent.agent.suspects import Suspects
-from thunderagent.dependents import Dependents, Ended
 from thunderagent.jobs.context import Context, ParentResults
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.registry import Registry
@@ -60,6 +59,7 @@ from thunderagent.model.events import Event
 from thunderagent.model.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS_S, TEXTS_FAIL_S, text_delay
 from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.dependents import Dependents, Ended
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.stores.large_texts import LEFT_S, Texts

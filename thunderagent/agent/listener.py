@@ -14,14 +14,14 @@ from typing import Final
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.rung import Rung
-from thunderagent.doorbell import Doorbell
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.events import Event
 from thunderagent.model.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
 from thunderagent.model.task import BATCH
-from thunderagent.rings import Ring, Verb
+from thunderagent.queue.doorbell.message import Ring, Verb
+from thunderagent.queue.doorbell.port import Doorbell
 
 THREAD: Final = "doorbell"
 

@@ -34,19 +34,19 @@ from thunderagent.agent.signals import stopping_signals
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
 from thunderagent.canary.making import with_canary
-from thunderagent.commands import Commands
-from thunderagent.dependents import Dependents
-from thunderagent.doorbell import Doorbell
-from thunderagent.doorbells.opening import open_doorbell
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.pacing import HURRY_S, first_poll
 from thunderagent.model.task import BATCH
-from thunderagent.periodic import Periodic
+from thunderagent.queue.commands import Commands
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.regions.gate import Gate
-from thunderagent.ringer import Ringer
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import TaskStore

@@ -10,11 +10,11 @@ from thunderagent.agent.poller import QueuePoller, Room, Served
 from thunderagent.agent.settle import Policy
 from thunderagent.agent.stream_balance import Fleet, StreamPoller
 from thunderagent.jobs.registry import Registry
-from thunderagent.limits import conflicts
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import STREAM_POLL_S, PollPace
 from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
+from thunderagent.queue.limits.slots import conflicts
 from thunderagent.settings import Settings, lease_problems
 from thunderagent.stores.tasks import TaskStore
 

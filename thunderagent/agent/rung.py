@@ -19,7 +19,7 @@ from thunderagent.agent.poller import QueuePoller, Room, Served
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import MISSED_S, SHY_S
 from thunderagent.model.task import STREAM, Candidate
-from thunderagent.rings import Ring, Verb
+from thunderagent.queue.doorbell.message import Ring, Verb
 from thunderagent.stores.tasks import TaskStore, Wanted
 
 HEARD: Final = 1000

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from thunderagent.jobs.context import Cancel, Fail, Snooze
 from thunderagent.jobs.job import Job
-from thunderagent.limits import Limit
 from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import (
@@ -31,6 +30,7 @@ from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Lease, Task
 from thunderagent.model.traceparent import trace_id
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.limits.slots import Limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from thunderagent.jobs.registry import Registry
-from thunderagent.limits import Limit, Slots, job_limit
-from thunderagent.lines import keep_line_open
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreRejected
@@ -20,6 +18,8 @@ from thunderagent.model.pacing import LINE_TRIED_S
 from thunderagent.model.task import Candidate, Task, read_task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import limit_id
+from thunderagent.queue.limits.lines import keep_line_open
+from thunderagent.queue.limits.slots import Limit, Slots, job_limit
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
 REMEMBERED: Final = 2000

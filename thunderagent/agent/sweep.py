@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from thunderagent.agent.settle import about
-from thunderagent.dependents import Dependents, Ended, statuses_of
-from thunderagent.keys import Keys
-from thunderagent.limits import Limit, Taken, free_slots, limit_of
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import on_host, process_start, since_boot
@@ -23,8 +20,11 @@ from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import holder
+from thunderagent.queue.dependents import Dependents, Ended, statuses_of
+from thunderagent.queue.limits.slots import Limit, Taken, free_slots, limit_of
+from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
+from thunderagent.queue.unique import Keys
 from thunderagent.stores.tasks import Doubt, TaskStore
-from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 
 RECHECKED: Final = 500
 """Rows that one look at leases which should be over reads at most."""

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from thunderagent.lines import line_value, open_lines
 from thunderagent.model.task import Candidate, Lane, Status
+from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.sweeps import Rounds
 from thunderagent.stores.engine import MAX_TEXT_BYTES
 from thunderagent.stores.large_texts import DAY_S
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.sweeps import Rounds
 
 EVERY_S: Final = 10 * DAY_S
 """Time between two sweeps, each done by one agent of the fleet."""

@@ -11,12 +11,12 @@ from thunderagent.canary.probe import Prober
 from thunderagent.canary.tokens import Tokens
 from thunderagent.canary.watch import CanaryWatch
 from thunderagent.canary.work import CanaryWork
-from thunderagent.dependents import Dependents
-from thunderagent.doorbell import Doorbell
-from thunderagent.intake import Intake
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
-from thunderagent.ringer import Ringer
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.enqueue import Intake
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 

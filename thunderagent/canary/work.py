@@ -16,7 +16,6 @@ from typing import Any, Final
 from thunderagent.agent.queues import BUILT_IN_QUEUE
 from thunderagent.canary.probe import BUDGET_S, Prober
 from thunderagent.canary.result import ProbeResult, Step
-from thunderagent.intake import Intake, NewTask
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, make_job
 from thunderagent.jobs.periodic import periodic
@@ -28,7 +27,8 @@ from thunderagent.model.pacing import wait_delays
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
-from thunderagent.ringer import Ringer
+from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.enqueue import Intake, NewTask
 from thunderagent.stores.tasks import TaskStore
 
 JOB: Final = "thunderagent.canary"

@@ -12,7 +12,7 @@ from rich.text import Text
 from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width, make_table, moment, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.unreadable import as_map, as_number, is_number
-from thunderagent.pauses import PauseKind, names_of
+from thunderagent.queue.pauses import PauseKind, names_of
 from thunderagent.stores.tasks import AgentInfo
 from thunderagent.waiting import span_text
 

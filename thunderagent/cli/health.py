@@ -19,7 +19,7 @@ from thunderagent.agent.housekeeping import ANNOUNCE_S
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.unreadable import as_map
-from thunderagent.pauses import names_of
+from thunderagent.queue.pauses import names_of
 from thunderagent.stores.tasks import AgentInfo
 
 ASK_S: Final = 5.0

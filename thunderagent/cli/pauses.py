@@ -11,8 +11,8 @@ from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, StoreOption, choice, errors, moment, notes, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.pause_commands import doubt
-from thunderagent.pauses import Pause, PauseKind
+from thunderagent.queue.pause_commands import doubt
+from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.waiting import pause_text
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="queue, job or agent.")]

@@ -22,7 +22,7 @@ from thunderagent.cli.output import (
 )
 from thunderagent.cli.pauses import LastsOption, ReasonOption, duration
 from thunderagent.model.schedules import tick_text
-from thunderagent.schedule_commands import ScheduleInfo
+from thunderagent.queue.schedules.commands import ScheduleInfo
 
 schedules_app = typer.Typer(
     help="See the schedules of periodic jobs, run one now, pause and resume.", no_args_is_help=True

@@ -22,7 +22,7 @@ from thunderagent.cli.output import JsonOption, StoreOption, errors, opened, out
 from thunderagent.client import Client
 from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.overview import AgentView, Overview, overview
-from thunderagent.statistics import QueueStats
+from thunderagent.queue.stats import QueueStats
 from thunderagent.waiting import at_text, link_text, span_text
 
 LEAST_EVERY_S: Final = 1.0

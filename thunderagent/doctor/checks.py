@@ -28,8 +28,8 @@ from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.model.pacing import EXAMINED_S
 from thunderagent.model.version import __version__
+from thunderagent.queue.stats import overdue_text, queue_stats
 from thunderagent.settings import PREFIX, Settings, load_settings
-from thunderagent.statistics import overdue_text, queue_stats
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore

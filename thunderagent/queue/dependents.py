@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from thunderagent.keys import Keys
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
@@ -14,6 +13,7 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.task import Status, Task
 from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
+from thunderagent.queue.unique import Keys
 from thunderagent.stores.tasks import TaskStore
 
 AT_ONCE = 99

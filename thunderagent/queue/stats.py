@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.lines import line_value, open_lines
 from thunderagent.model.task import Lane, Status
+from thunderagent.queue.limits.lines import line_value, open_lines
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 NAMED: Final = 1000

@@ -6,10 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from thunderagent.dependents import Dependents, Ended, statuses_of
-from thunderagent.doorbell import Doorbell
-from thunderagent.intake import Intake
-from thunderagent.keys import Keys
 from thunderagent.model.arguments import check, is_storable, seconds_problem, shown, whole_problem
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
@@ -19,7 +15,11 @@ from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
-from thunderagent.ringer import Ringer
+from thunderagent.queue.dependents import Dependents, Ended, statuses_of
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.enqueue import Intake
+from thunderagent.queue.unique import Keys
 from thunderagent.settings import Settings
 from thunderagent.stores.large_texts import LEFT_S
 from thunderagent.stores.tasks import TaskStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thunderagent.doorbell import Doorbell
+from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.settings import Settings
 
 _FILE = "sqlite:///"
@@ -15,11 +15,11 @@ def open_doorbell(settings: Settings) -> Doorbell | None:
     The embedded store ignores the queue: an environment may be shared.
     """
     if settings.store.startswith(_FILE):
-        from thunderagent.doorbells.local import LocalDoorbell
+        from thunderagent.queue.doorbell.unix import LocalDoorbell
 
         return LocalDoorbell(settings.store.removeprefix(_FILE))
     if settings.wake_queue_url and settings.store.startswith("dynamodb://"):
-        from thunderagent.doorbells.sqs import SqsDoorbell  # boto3 is slow to import
+        from thunderagent.queue.doorbell.sqs import SqsDoorbell  # boto3 is slow to import
 
         return SqsDoorbell(settings.wake_queue_url)
     return None

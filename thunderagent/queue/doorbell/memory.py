@@ -6,10 +6,10 @@ import queue
 import threading
 from collections.abc import Sequence
 
-from thunderagent.doorbell import Wanted
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.forks import renewed
-from thunderagent.rings import Ring, pack, parse
+from thunderagent.queue.doorbell.message import Ring, pack, parse
+from thunderagent.queue.doorbell.port import Wanted
 
 HEARD = 1000
 """Messages that wait for a listener at most; what comes on top is lost."""

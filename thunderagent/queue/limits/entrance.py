@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from thunderagent.limits import Limit, holders_of, number_of, rows_of
-from thunderagent.lines import candidate_of, is_line_open, keep_line_open, let_out
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row, Status, Task
+from thunderagent.queue.limits.lines import candidate_of, is_line_open, keep_line_open, let_out
+from thunderagent.queue.limits.slots import Limit, holders_of, number_of, rows_of
 from thunderagent.stores.tasks import TaskStore
 
 

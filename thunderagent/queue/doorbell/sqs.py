@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from thunderagent.doorbell import Wanted
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.forks import renewed
 from thunderagent.model.pacing import EAGER_POLL_S, STAND_BACK_S
-from thunderagent.rings import Ring, Verb, pack, parse
+from thunderagent.queue.doorbell.message import Ring, Verb, pack, parse
+from thunderagent.queue.doorbell.port import Wanted
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 
 LONG_POLL_S: Final = 20

@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from thunderagent.drains import PREFIX, drain_entry, drains_of, without_drains, without_old
 from thunderagent.model.arguments import check, iterated, seconds_problem, text_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import Row
 from thunderagent.model.unreadable import as_map, is_number
-from thunderagent.pause_commands import LONGEST_NAME, PauseCommands, check_pause
-from thunderagent.pauses import Pause, PauseKind, info_of, names_of
+from thunderagent.queue.drains import PREFIX, drain_entry, drains_of, without_drains, without_old
+from thunderagent.queue.pause_commands import LONGEST_NAME, PauseCommands, check_pause
+from thunderagent.queue.pauses import Pause, PauseKind, info_of, names_of
 from thunderagent.stores.tasks import AgentInfo
 
 MOST_DRAINS: Final = 100

@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from thunderagent.doorbell import Wanted
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.forks import renewed
-from thunderagent.rings import MAX_BYTES, Ring, pack, parse
+from thunderagent.queue.doorbell.message import MAX_BYTES, Ring, pack, parse
+from thunderagent.queue.doorbell.port import Wanted
 
 FOLDER: Final = "-bells"
 SUFFIX: Final = ".bell"

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.commands import Commands
-from thunderagent.drains import change_controls
 from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import SHORTEST_S, check, seconds_problem, text_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
@@ -16,7 +14,9 @@ from thunderagent.model.names import plain_job
 from thunderagent.model.task import Lane, Row, timestamp
 from thunderagent.model.unreadable import as_map
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.pauses import Pause, PauseKind, info_of, names_of, pauses_of, read_pauses
+from thunderagent.queue.commands import Commands
+from thunderagent.queue.drains import change_controls
+from thunderagent.queue.pauses import Pause, PauseKind, info_of, names_of, pauses_of, read_pauses
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 MOST_PAUSES: Final = 100

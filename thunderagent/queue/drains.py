@@ -12,7 +12,7 @@ from thunderagent.model.errors import NotAllowed
 from thunderagent.model.task import Row, timestamp
 from thunderagent.model.unreadable import as_map, as_number
 from thunderagent.model.writes import shared as shared_writes
-from thunderagent.pauses import info_of
+from thunderagent.queue.pauses import info_of
 from thunderagent.stores.tasks import TaskStore
 
 PREFIX: Final = "drain:"

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from thunderagent.commands import Commands
 from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import check, whole_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, TaskNotFound
@@ -20,8 +19,9 @@ from thunderagent.model.task import Row, Task, timestamp
 from thunderagent.model.ticks import between
 from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule
-from thunderagent.pause_commands import check_pause
-from thunderagent.periodic import KEPT_S, is_open
+from thunderagent.queue.commands import Commands
+from thunderagent.queue.pause_commands import check_pause
+from thunderagent.queue.schedules.scheduler import KEPT_S, is_open
 
 MOST_TICKS: Final = 10_000
 """Ticks that are asked for at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from thunderagent.rings import Ring
+from thunderagent.queue.doorbell.message import Ring
 
 Wanted = Callable[[Ring], bool]
 """Whether a listener can do something with a ring now; called in the thread that listens."""

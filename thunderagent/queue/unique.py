@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from thunderagent.key_rows import KeyRow, end_of, has_key, look_at, promise_of
 from thunderagent.model.arguments import check, choice_problem
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import ConfigurationError, DuplicateTask, NotAllowed, StoreError, ThunderAgentError
@@ -32,6 +31,7 @@ from thunderagent.model.task import Lane, Row, Status, Task, UniqueScope, new_ta
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.shared import key_id
+from thunderagent.queue.key_rows import KeyRow, end_of, has_key, look_at, promise_of
 from thunderagent.stores.large_texts import payload_of
 from thunderagent.stores.tasks import Enqueued, TaskStore, passed_over
 

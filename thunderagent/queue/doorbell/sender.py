@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from thunderagent.doorbell import Doorbell
 from thunderagent.model import events
 from thunderagent.model.events import Event
 from thunderagent.model.task import Status, Task
-from thunderagent.rings import MAX_RINGS, Ring
+from thunderagent.queue.doorbell.message import MAX_RINGS, Ring
+from thunderagent.queue.doorbell.port import Doorbell
 
 A_LOOK: Final = 10
 """Tasks for each agent that is asked to look into a queue."""

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from thunderagent.limits import Slots, holders_of, number_of, rows_of
-from thunderagent.lines import PAGE, PAGES, keys_of, let_out, line_value
 from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.model.task import Candidate, Lane, Row, Task
 from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import LINE_STATUS
+from thunderagent.queue.limits.lines import PAGE, PAGES, keys_of, let_out, line_value
+from thunderagent.queue.limits.slots import Slots, holders_of, number_of, rows_of
+from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.stores.tasks import TaskStore, passed_over
-from thunderagent.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 
 AT_ONCE: Final = 100
 """Tasks of one line that one sweep lets out."""

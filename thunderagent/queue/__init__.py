@@ -1,0 +1,1 @@
+"""Rules on top of the store, which the client and the agent share."""

@@ -1,0 +1,1 @@
+"""Limits: how many tasks of a kind run at once."""
