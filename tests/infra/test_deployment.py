@@ -1107,7 +1107,7 @@ def test_the_page_names_all_that_the_commands_ask_of_aws(clean: World, monkeypat
 
 
 def test_the_page_names_the_stacks_their_defaults_and_what_an_event_may_say() -> None:
-    from thunderagent.router.deployed import DETAIL_TYPE, TaskDetail
+    from thunderagent.router.function import DETAIL_TYPE, TaskDetail
 
     page = (ROOT / "docs" / "guides" / "aws.md").read_text(encoding="utf-8")
     order = [page.index(f"`thunderagent-{one.name}`") for one in STACKS]

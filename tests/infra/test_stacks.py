@@ -28,7 +28,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AccessDenied, TaskNotFound
 from thunderagent.model.task import Status
 from thunderagent.queue.doorbell.sqs import SqsDoorbell
-from thunderagent.router.deployed import DETAIL_TYPE
+from thunderagent.router.function import DETAIL_TYPE
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.tasks import TaskStore

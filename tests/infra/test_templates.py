@@ -19,7 +19,7 @@ from tests.infra.test_wsapi import GIVEN as WSAPI
 from thunderagent.iam import Resources, Role, policy
 from thunderagent.model import events, fleet_events, router_events
 from thunderagent.model.events import Event
-from thunderagent.router.deployed import DETAIL_TYPE
+from thunderagent.router.function import DETAIL_TYPE
 from thunderagent.stores.dynamo.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
 from thunderagent.telemetry import metrics
@@ -514,7 +514,7 @@ def test_the_rule_takes_what_the_deployed_router_has_a_route_for() -> None:
     assert Rendered("doorbell", {**DOORBELL, "EventSources": "shop"}).properties("Rule")["EventPattern"]["source"] == [
         "shop"
     ]
-    assert made.properties("Router")["Handler"] == "thunderagent.router.deployed.handler"
+    assert made.properties("Router")["Handler"] == "thunderagent.router.function.handler"
     assert made.properties("RulePermission")["SourceArn"] == "<Rule.Arn>"
 
 

@@ -3,8 +3,7 @@
 from thunderagent.model.errors import EventRejected
 from thunderagent.router.answers import Tasks
 from thunderagent.router.enqueue import Enqueue
-from thunderagent.router.handler import Router
-from thunderagent.router.shapes import (
+from thunderagent.router.events import (
     EventBridgeEvent,
     HttpRequest,
     Invocation,
@@ -13,6 +12,7 @@ from thunderagent.router.shapes import (
     SnsRecord,
     SqsMessage,
 )
+from thunderagent.router.handler import Router
 
 __all__ = [
     "Enqueue",

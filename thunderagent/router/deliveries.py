@@ -12,10 +12,11 @@ from thunderagent.client import Client
 from thunderagent.model import router_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import EventRejected, StoreError
-from thunderagent.router import answers, shapes
+from thunderagent.router import answers
+from thunderagent.router import events as shapes
 from thunderagent.router.enqueue import event_key, put_all
+from thunderagent.router.events import EventBridgeEvent, Invocation, S3Event, SnsRecord, SqsMessage
 from thunderagent.router.routes import EventBridgeRoute, InvokeRoute, S3Route, SnsRoute, SqsRoute
-from thunderagent.router.shapes import EventBridgeEvent, Invocation, S3Event, SnsRecord, SqsMessage
 
 Delivery = EventBridgeEvent | SnsRecord | SqsMessage | S3Event | Invocation
 AnyRoute = EventBridgeRoute | SnsRoute | SqsRoute | S3Route | InvokeRoute

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote_plus, urlencode
 from pydantic import Field
 
 from thunderagent.model.errors import EventRejected
-from thunderagent.router.shapes import HttpRequest, Shape, read
+from thunderagent.router.events import HttpRequest, Shape, read
 
 BODY_LIMIT: Final = 256 * 1024
 """Bytes of the body of an HTTP request, after base64."""

@@ -12,9 +12,20 @@ from thunderagent.client import Client
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.traceparent import continuing, from_xray
-from thunderagent.router import requests, shapes
+from thunderagent.router import events as shapes
+from thunderagent.router import requests
 from thunderagent.router.answers import Tasks
 from thunderagent.router.deliveries import AnyRoute, Deliveries
+from thunderagent.router.events import (
+    KINDS,
+    EventBridgeEvent,
+    HttpRequest,
+    Invocation,
+    S3Event,
+    S3Kind,
+    SnsRecord,
+    SqsMessage,
+)
 from thunderagent.router.routes import (
     EventBridgeRoute,
     HttpRoute,
@@ -26,16 +37,6 @@ from thunderagent.router.routes import (
     one_address,
     one_http_path,
     parameter_types,
-)
-from thunderagent.router.shapes import (
-    KINDS,
-    EventBridgeEvent,
-    HttpRequest,
-    Invocation,
-    S3Event,
-    S3Kind,
-    SnsRecord,
-    SqsMessage,
 )
 from thunderagent.settings import load_settings
 from thunderagent.telemetry import spans

@@ -14,8 +14,8 @@ from thunderagent.model.traceparent import checked, continuing, from_xray
 from thunderagent.router import answers
 from thunderagent.router.enqueue import event_key, put_all
 from thunderagent.router.envelope import Envelope, body_of, in_its_form, read_http
+from thunderagent.router.events import HttpRequest
 from thunderagent.router.routes import AS_IT_IS, HttpRoute
-from thunderagent.router.shapes import HttpRequest
 
 KEY_HEADER: Final = "idempotency-key"
 LONGEST_KEY: Final = 255

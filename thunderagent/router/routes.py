@@ -14,8 +14,7 @@ from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, 
 from pydantic_core import to_json
 
 from thunderagent.model.errors import ConfigurationError, EventRejected
-from thunderagent.router.problems import listing, problems_of
-from thunderagent.router.shapes import (
+from thunderagent.router.events import (
     KINDS,
     S3,
     SCHEDULER,
@@ -27,6 +26,7 @@ from thunderagent.router.shapes import (
     SnsRecord,
     SqsMessage,
 )
+from thunderagent.router.problems import listing, problems_of
 
 _METHOD: Final = re.compile(r"[A-Z]{1,16}")
 _PARAMETER: Final = re.compile(r"\{(\w{1,40})\}")

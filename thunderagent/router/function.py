@@ -10,8 +10,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from thunderagent.router.enqueue import Enqueue, Options
+from thunderagent.router.events import EventBridgeEvent
 from thunderagent.router.handler import Router
-from thunderagent.router.shapes import EventBridgeEvent
 
 DETAIL_TYPE: Final = "ThunderAgent Task"
 """The detail type of an event that is a task."""
