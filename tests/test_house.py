@@ -125,7 +125,7 @@ AWAKE: Final[dict[str, str]] = {
     "cli.streams": "a command waits",
     "cli.top": "the pace of a picture",
     "agent.health.probes": "how long a request may stay open",
-    "local": "waits for a process",
+    "ops.local_engine": "waits for a process",
     "fasttime": "time in tests",
     "travel": "time in tests",
     "testing": "waits in tests",

@@ -28,13 +28,13 @@ from thunderagent.model.errors import ConfigurationError, StreamStopped, WaitTim
 from thunderagent.model.events import Event
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.task import Lane, Lease, Status, Task
+from thunderagent.ops.waiting import NO_AGENT, why
 from thunderagent.queue.limits.lines import line_value, open_lines
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
 from thunderagent.travel import Travel, serves
-from thunderagent.waiting import NO_AGENT, why
 
 E = TypeVar("E", bound=Event)
 

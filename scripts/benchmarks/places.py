@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import BenchFailed
-from thunderagent import local
 from thunderagent.model.task import DEFAULT_QUEUE
+from thunderagent.ops import local_engine as local
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table

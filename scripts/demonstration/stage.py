@@ -16,8 +16,8 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from thunderagent import local
 from thunderagent.client import Client
+from thunderagent.ops import local_engine as local
 from thunderagent.settings import PREFIX
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo.engine import DynamoEngine

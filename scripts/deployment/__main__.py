@@ -21,8 +21,8 @@ from deployment.errors import DeploymentError, WrongOption
 from deployment.local import running_engine, start_engine
 from deployment.plan import ROOT, STACKS, chosen
 from deployment.values import given
-from thunderagent.local import FOLDER
 from thunderagent.model.errors import ThunderAgentError
+from thunderagent.ops.local_engine import FOLDER
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
 

@@ -50,8 +50,8 @@ def start_engine(folder: str) -> str:
     Raises:
         DeploymentError: it does not start.
     """
-    from thunderagent import local
     from thunderagent.model.errors import ThunderAgentError
+    from thunderagent.ops import local_engine as local
 
     try:
         return local.start(folder).endpoint
@@ -65,7 +65,7 @@ def running_engine(folder: str) -> str:
     Raises:
         DeploymentError: it does not run.
     """
-    from thunderagent import local
+    from thunderagent.ops import local_engine as local
 
     engine = local.status(folder)
     if engine is None:

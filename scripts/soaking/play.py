@@ -19,9 +19,10 @@ from typing import Any, Final
 from soaking.ledger import Asked, Ledger, Violation, judge, rows
 from soaking.network import Network
 from soaking.soakjobs import LARGE, LEDGER, LIMIT
-from thunderagent import Client, local
+from thunderagent import Client
 from thunderagent.chaos import ChaosServer
 from thunderagent.model.errors import NotAllowed, StoreError
+from thunderagent.ops import local_engine as local
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table

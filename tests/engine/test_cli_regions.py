@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.doctor.regions import look_at_region
-from thunderagent.findings import State
-from thunderagent.iam import Role, policy, resources
 from thunderagent.model.errors import ConfigurationError, NotAllowed
+from thunderagent.ops.doctor.findings import State
+from thunderagent.ops.doctor.regions import look_at_region
+from thunderagent.ops.iam import Role, policy, resources
 from thunderagent.regions.commands import Regions
 from thunderagent.regions.grant import Record, RegionState, scope_id
 from thunderagent.regions.writes import beat, first_row, vacate

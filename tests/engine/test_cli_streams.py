@@ -25,6 +25,7 @@ from thunderagent.client import Client
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.ops.waiting import link_text
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
@@ -32,7 +33,6 @@ from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.cursor import Cursor
 from thunderagent.streams.journal import MOVES_KEPT, Link, Missed, Move, journal_id, keep_journals
-from thunderagent.waiting import link_text
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 OTHER: Final = "host-2:4712:4d3c2b1a"

@@ -21,18 +21,18 @@ from tests.powerless import needs_powerless, powerless
 from thunderagent.cli import app
 from thunderagent.cli import doctor as command
 from thunderagent.cli.output import out
-from thunderagent.doctor.checks import Doctor
-from thunderagent.doctor.doubts import doubts_about_settings
 from thunderagent.faults import FaultyEngine
-from thunderagent.findings import Finding, State
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.model.task import Status, Task
+from thunderagent.ops.doctor.checks import Doctor
+from thunderagent.ops.doctor.doubts import doubts_about_settings
+from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.ops.doctor.sqlite import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.opening import open_store
-from thunderagent.stores.sqlite_file import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
 
 CONF: Final = """
 [program:agent]
@@ -250,9 +250,11 @@ def test_a_path_is_no_package_and_its_name_is_told(
 
 
 def test_a_supervisor_of_others_is_told_and_not_judged(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.doctor.checks.find_conf", lambda environ: None)
-    monkeypatch.setattr("thunderagent.doctor.checks.find_others", lambda environ: [Path("/srv/other/supervisord.conf")])
-    monkeypatch.setattr("thunderagent.doctor.checks.look_at_agent_units", lambda settings: iter(()))
+    monkeypatch.setattr("thunderagent.ops.doctor.checks.find_conf", lambda environ: None)
+    monkeypatch.setattr(
+        "thunderagent.ops.doctor.checks.find_others", lambda environ: [Path("/srv/other/supervisord.conf")]
+    )
+    monkeypatch.setattr("thunderagent.ops.doctor.checks.look_at_agent_units", lambda settings: iter(()))
     [found] = [one for one in Doctor(store=url).examine() if one.check == "supervisor"]
     assert found.state is State.SKIPPED
     assert found.found == "a supervisord runs here with /srv/other/supervisord.conf, which does not run these agents"
@@ -467,7 +469,7 @@ def test_a_write_that_is_refused_leaves_nothing_behind(conf: Path, url: str) -> 
 
 
 def test_a_slow_store_is_a_warning(conf: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.doctor.checks.run_laps", lambda engine: ([0.01] * 5, [0.3] * 5))
+    monkeypatch.setattr("thunderagent.ops.doctor.checks.run_laps", lambda engine: ([0.01] * 5, [0.3] * 5))
     [found] = examine(conf, url)["latency"]
     assert found.state is State.WARNING
     assert "read 10.0 ms, write 300.0 ms: that is slow" in found.found

@@ -15,9 +15,9 @@ from tests.stands import eventually
 from thunderagent.cli import app
 from thunderagent.cli.output import notes, out
 from thunderagent.client import Client
-from thunderagent.explain import Explanation, explain, similar_ids
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.ops.explain import Explanation, explain, similar_ids
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Wanted

@@ -23,7 +23,18 @@ from thunderagent.agent.assembly import equip
 from thunderagent.agent.loop import Agent
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.iam import (
+from thunderagent.jobs.context import Context, Snooze
+from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.periodic import periodic
+from thunderagent.jobs.registry import Registry
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.errors import ConfigurationError, ParentNotFound, TaskNotFound
+from thunderagent.model.schedules import Tick
+from thunderagent.model.task import Status
+from thunderagent.model.ticks import every
+from thunderagent.model.writes.tasks import request_cancel
+from thunderagent.ops.iam import (
     ARBITER_ACTIONS,
     BUCKET_ACTIONS,
     INDEX_ACTIONS,
@@ -36,17 +47,6 @@ from thunderagent.iam import (
     policy,
     resources,
 )
-from thunderagent.jobs.context import Context, Snooze
-from thunderagent.jobs.job import Job, job
-from thunderagent.jobs.periodic import periodic
-from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
-from thunderagent.model.bus import EventBus
-from thunderagent.model.errors import ConfigurationError, ParentNotFound, TaskNotFound
-from thunderagent.model.schedules import Tick
-from thunderagent.model.task import Status
-from thunderagent.model.ticks import every
-from thunderagent.model.writes.tasks import request_cancel
 from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.regions.writes import first_row
 from thunderagent.settings import Settings

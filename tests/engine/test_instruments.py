@@ -19,7 +19,7 @@ from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
-from thunderagent.overview import Cost, overview
+from thunderagent.ops.overview import Cost, overview
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.purposes import Purpose
 from thunderagent.telemetry.cloudwatch import CloudWatch

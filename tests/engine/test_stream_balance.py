@@ -28,7 +28,7 @@ from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import OTHERS_S, PollPace
 from thunderagent.model.task import Lane, Status, Task
-from thunderagent.overview import overview
+from thunderagent.ops.overview import overview
 from thunderagent.queue.dependents import Dependents
 from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
 from thunderagent.streams.context import StreamContext, stream

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_readme import ROOT
-from thunderagent.doctor.supervision import (
+from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.ops.doctor.supervision import (
     find_conf,
     find_others,
     look_at_agent_units,
@@ -18,7 +19,6 @@ from thunderagent.doctor.supervision import (
     read_programs,
     span_of,
 )
-from thunderagent.findings import Finding, State
 from thunderagent.settings import Settings
 
 FINE = """

@@ -30,7 +30,7 @@ from thunderagent.cli.top import draw, frame_data, watch
 from thunderagent.client import Client
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane
-from thunderagent.overview import AgentView, Cost, Overview, Slots, overview
+from thunderagent.ops.overview import AgentView, Cost, Overview, Slots, overview
 from thunderagent.queue.stats import QueueStats
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store

@@ -29,7 +29,6 @@ from tests.stands import eventually
 from thunderagent.agent.sweep import Janitor
 from thunderagent.cli import app
 from thunderagent.client import Client
-from thunderagent.explain import explain
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.periodic import periodic
@@ -39,7 +38,8 @@ from thunderagent.model.errors import TaskNotFound, TaskUnreadable, ThunderAgent
 from thunderagent.model.task import Row, Status, Task, read_task
 from thunderagent.model.ticks import every
 from thunderagent.model.unreadable import NAMED, Unread, Unreadable
-from thunderagent.overview import overview
+from thunderagent.ops.explain import explain
+from thunderagent.ops.overview import overview
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.engine import DynamoEngine

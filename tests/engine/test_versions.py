@@ -23,13 +23,13 @@ from thunderagent.model.errors import ConfigurationError, DuplicateTask
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.model.writes import tasks as writes
+from thunderagent.ops.waiting import why
 from thunderagent.queue.doorbell.message import Ring
 from thunderagent.queue.pause_commands import doubt
 from thunderagent.queue.stats import queue_stats
 from thunderagent.stores.tasks import AgentInfo
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
-from thunderagent.waiting import why
 
 OLD = Old(month="2026-07")
 NEW = New(year=2026, month=7)

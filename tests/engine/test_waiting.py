@@ -13,10 +13,10 @@ from thunderagent.client import Client
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import holder, key_row, limit_row
+from thunderagent.ops.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why
 from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.stores.tasks import Beat, TaskStore
 from thunderagent.testing import FakeClock, memory_store
-from thunderagent.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why
 
 REPORTS: Final = Lane("reports")
 AGENT: Final = "host-1:4711:0a1b2c3d"

@@ -27,9 +27,9 @@ from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import CAPPED, PROVISIONED, STRONG, given
 from tests.infra.world import REGION, World, engine, parameters_of, resources_of
 from thunderagent.client import Client
-from thunderagent.doctor.aws import INDEX_UNITS, TABLE_UNITS
-from thunderagent.local import stop
 from thunderagent.model.task import Status
+from thunderagent.ops.doctor.aws import INDEX_UNITS, TABLE_UNITS
+from thunderagent.ops.local_engine import stop
 from thunderagent.stores import open_engine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.telemetry.prices import (

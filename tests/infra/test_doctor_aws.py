@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from tests.infra.test_stacks import ROOT_KEY, spoken_by_engine
 from tests.infra.world import REGION, World, artefacts, engine, resources_of
 from thunderagent.cli import app
-from thunderagent.iam import DOCTOR_ACTIONS, SECRET_ACTION, Resources, Role, policy
+from thunderagent.ops.iam import DOCTOR_ACTIONS, SECRET_ACTION, Resources, Role, policy
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 

@@ -23,10 +23,10 @@ from tests.infra.rendering import Rendered
 from tests.infra.test_templates import AGENTS
 from tests.infra.world import REGION, World, artefacts, engine, parameters_of, resources_of
 from thunderagent.client import Client
-from thunderagent.iam import ARBITER_ACTIONS, Role, policy, resources
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AccessDenied, TaskNotFound
 from thunderagent.model.task import Status
+from thunderagent.ops.iam import ARBITER_ACTIONS, Role, policy, resources
 from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.router.function import DETAIL_TYPE
 from thunderagent.settings import Settings

@@ -16,9 +16,9 @@ from tests.infra.test_failover import GIVEN as FAILOVER
 from tests.infra.test_failover import NAMES
 from tests.infra.test_wsapi import DOMAIN
 from tests.infra.test_wsapi import GIVEN as WSAPI
-from thunderagent.iam import Resources, Role, policy
 from thunderagent.model import events, fleet_events, router_events
 from thunderagent.model.events import Event
+from thunderagent.ops.iam import Resources, Role, policy
 from thunderagent.router.function import DETAIL_TYPE
 from thunderagent.stores.dynamo.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED

@@ -11,7 +11,7 @@ from botocore.validate import ParamValidator
 from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, Rendered
-from thunderagent.iam import CONNECTION_ACTIONS
+from thunderagent.ops.iam import CONNECTION_ACTIONS
 from thunderagent.websocket_messages import Action
 from thunderagent.websocket_writes import CONNECTION_S
 from thunderagent.wsapi.throttle import CONNECT_RATE, USER_BURST, USER_RATE

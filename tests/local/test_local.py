@@ -14,8 +14,8 @@ from typing import Any
 import boto3
 import pytest
 
-from thunderagent import local
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
+from thunderagent.ops import local_engine as local
 
 
 @pytest.fixture

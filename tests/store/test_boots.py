@@ -13,17 +13,17 @@ import pytest
 from tests.engine.support import put, seen, settings
 from thunderagent.agent.sweep import LostLeases
 from thunderagent.client import Client
-from thunderagent.explain import explain
 from thunderagent.model.clock import BootClock, HostClock, boot_id, on_host, since_boot
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
+from thunderagent.ops.explain import explain
+from thunderagent.ops.waiting import why
 from thunderagent.queue.unique import Keys
 from thunderagent.stores.sqlite import boots
 from thunderagent.stores.sqlite.engine import LOST_S, SqliteEngine
 from thunderagent.stores.tasks import Beat, Enqueued, TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
-from thunderagent.waiting import why
 
 LEASE_S: Final = 60.0
 GUARD_S: Final = 2.0

@@ -18,18 +18,18 @@ from moto import mock_aws
 
 from tests.acceptance.proxy import Proxy
 from tests.stands import Stand, patience
-from thunderagent.doctor.checks import Doctor
-from thunderagent.doctor.laps import probe_row
-from thunderagent.findings import Finding, State
-from thunderagent.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import AccessDenied
+from thunderagent.ops.doctor.checks import Doctor
+from thunderagent.ops.doctor.dynamo import ADD, look_at_table, try_actions
+from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.ops.doctor.laps import probe_row
+from thunderagent.ops.doctor.services import identify, look_at_bucket, look_at_metrics, look_at_queue
+from thunderagent.ops.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.errors import Place
 from thunderagent.stores.dynamo.table import create_table
-from thunderagent.stores.examination import ADD, look_at_table, try_actions
 from thunderagent.stores.s3 import PREFIX
-from thunderagent.stores.services import identify, look_at_bucket, look_at_metrics, look_at_queue
 
 ACTIONS: Final = ("PutItem", "GetItem", "BatchGetItem", "Query", "UpdateItem", "PartiQLInsert", "DeleteItem")
 PLACE: Final = Place("TaskTable", "eu-central-1")

@@ -26,11 +26,12 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from tests.stands import eventually, patience
 from thunderagent.client import Client
-from thunderagent.findings import State
 from thunderagent.jobs.context import Context
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lease
+from thunderagent.ops.doctor.findings import State
+from thunderagent.ops.doctor.sqlite import look_at_file
 from thunderagent.queue.doorbell.message import Ring, Verb
 from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.queue.doorbell.unix import LocalDoorbell
@@ -41,7 +42,6 @@ from thunderagent.stores.s3 import S3Blobs
 from thunderagent.stores.sqlite import engine as sqlite
 from thunderagent.stores.sqlite import link as sqlite_link
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.stores.sqlite_file import look_at_file
 from thunderagent.streams.connection.endpoint import Endpoint
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.resolver import Resolver

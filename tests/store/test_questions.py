@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.stands import Stand
-from thunderagent.explain import explain, similar_ids
 from thunderagent.model.task import Status
 from thunderagent.model.writes import tasks as writes
-from thunderagent.overview import overview
+from thunderagent.ops.explain import explain, similar_ids
+from thunderagent.ops.overview import overview
 
 AGENT = "host-1:4711:0a1b2c3d"
 

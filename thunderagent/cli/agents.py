@@ -12,9 +12,9 @@ from rich.text import Text
 from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width, make_table, moment, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.unreadable import as_map, as_number, is_number
+from thunderagent.ops.waiting import span_text
 from thunderagent.queue.pauses import PauseKind, names_of
 from thunderagent.stores.tasks import AgentInfo
-from thunderagent.waiting import span_text
 
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)
 

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from thunderagent.cli.output import REFUSED, STORE, JsonOption, StoreOption, errors, find_here, notes, out, tell
-from thunderagent.doctor.checks import Doctor
-from thunderagent.findings import Finding, State, worst
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.ops.doctor.checks import Doctor
+from thunderagent.ops.doctor.findings import Finding, State, worst
 
 _SIGNS: Final = {
     State.OK: "[green]ok[/green]",
@@ -91,8 +91,8 @@ def doctor(
 
 
 def _account(store: str | None, prefix: str, region: str | None) -> Doctor:
-    from thunderagent.doctor.account import Account  # boto3 is slow to import
-    from thunderagent.doctor.aws import LOOKS
+    from thunderagent.ops.doctor.account import Account  # boto3 is slow to import
+    from thunderagent.ops.doctor.aws import LOOKS
 
     return Account(store, prefix=prefix, region=region, looks=LOOKS)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from thunderagent import local as local_engine
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, notes, out, tell
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.ops import local_engine
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine
 

@@ -30,13 +30,13 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 from thunderagent.model.outlet import end_lines, open_outlets
+from thunderagent.ops.waiting import pause_text
 from thunderagent.queue.doorbell.opening import open_doorbell
 from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.queue.stats import overdue_text
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope, warn
-from thunderagent.waiting import pause_text
 
 NARROW: Final = 80
 """Columns of a terminal below which the tasks that cannot run yet are left out; --json always has them."""

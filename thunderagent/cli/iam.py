@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thunderagent.cli.output import JsonOption, StoreOption, errors
-from thunderagent.iam import Role, policy, resources
+from thunderagent.ops.iam import Role, policy, resources
 from thunderagent.settings import load_settings
 
 

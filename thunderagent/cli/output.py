@@ -32,8 +32,8 @@ from thunderagent.model.errors import (
 from thunderagent.model.jsondata import NOT_STORED
 from thunderagent.model.task import Desired, Handoff, Status, Task
 from thunderagent.model.traceparent import trace_id
+from thunderagent.ops.waiting import at_text
 from thunderagent.streams.journal import Link
-from thunderagent.waiting import at_text
 
 REFUSED: Final = 1
 WRONG: Final = 2

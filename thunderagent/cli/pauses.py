@@ -11,9 +11,9 @@ from rich.markup import escape
 
 from thunderagent.cli.output import JsonOption, StoreOption, choice, errors, moment, notes, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.ops.waiting import pause_text
 from thunderagent.queue.pause_commands import doubt
 from thunderagent.queue.pauses import Pause, PauseKind
-from thunderagent.waiting import pause_text
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="queue, job or agent.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name; of an agent, or of the host of several.")]

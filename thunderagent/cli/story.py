@@ -17,10 +17,10 @@ from thunderagent.agent.housekeeping import JOURNAL_S
 from thunderagent.cli.output import colour, cursor_text, handoff_text, out
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Desired, Status, Task
+from thunderagent.ops.waiting import link_text
 from thunderagent.streams.connection.ending import CAUGHT_UP, NEXT_ATTEMPT, State
 from thunderagent.streams.cursor import GapAction
 from thunderagent.streams.journal import MOVES_KEPT, Missed, Move, Run
-from thunderagent.waiting import link_text
 
 # The state
 

@@ -46,8 +46,8 @@ from thunderagent.cli.story import (
 from thunderagent.client import Client
 from thunderagent.model.errors import ConfigurationError, NotAllowed, TaskNotFound, WaitTimeout
 from thunderagent.model.task import STREAM, Candidate, Desired, Status, Task
+from thunderagent.ops.waiting import link_text, on_the_clock
 from thunderagent.streams.journal import read_links
-from thunderagent.waiting import link_text, on_the_clock
 
 streams_app = typer.Typer(help="See, stop and start streams, and ask why they did what they did.", no_args_is_help=True)
 

@@ -38,8 +38,8 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import PayloadInvalid, TaskUnreadable
 from thunderagent.model.task import Row, Status, Task
 from thunderagent.model.unreadable import is_set
+from thunderagent.ops.waiting import link_text, on_the_clock, status_text, why
 from thunderagent.streams.journal import read_links
-from thunderagent.waiting import link_text, on_the_clock, status_text, why
 
 WIDE: Final = 120
 """Columns of a terminal that has room for the queue and the times of each task."""

@@ -21,9 +21,9 @@ from rich.text import Text
 from thunderagent.cli.output import JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.client import Client
 from thunderagent.model.errors import StoreError, StoreUnavailable
-from thunderagent.overview import AgentView, Overview, overview
+from thunderagent.ops.overview import AgentView, Overview, overview
+from thunderagent.ops.waiting import at_text, link_text, span_text
 from thunderagent.queue.stats import QueueStats
-from thunderagent.waiting import at_text, link_text, span_text
 
 LEAST_EVERY_S: Final = 1.0
 WIDE: Final = 110

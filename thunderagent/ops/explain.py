@@ -17,10 +17,10 @@ from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.traceparent import trace_id
 from thunderagent.model.unreadable import as_number
 from thunderagent.model.writes.tasks import ERRORS_KEPT
+from thunderagent.ops.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
 from thunderagent.queue.pauses import Pause, PauseKind, read_pauses
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.journal import Run, read_journals
-from thunderagent.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
 
 LOOKED_THROUGH: Final = 200
 """Entries of each status that are looked through for ids like the one that was not found."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from thunderagent.findings import Finding, State
+from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.stores.sqlite.access import may, remedy_for, who
 from thunderagent.stores.sqlite.engine import MEMORY
 from thunderagent.stores.sqlite.schema import MIGRATIONS, USABLE_FROM, usable_from, version_of

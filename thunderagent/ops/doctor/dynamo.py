@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from thunderagent.findings import Finding, State
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
 from thunderagent.model.task import Row, Status
+from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.connection import is_loopback
 from thunderagent.stores.dynamo.differences import (

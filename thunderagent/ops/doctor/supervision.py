@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from thunderagent.findings import Finding, State
+from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.settings import PREFIX, Settings
 
 MARGIN_S: Final = 5.0

@@ -18,16 +18,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from thunderagent.agent.queues import check_leases
-from thunderagent.doctor.doubts import doubts_about_jobs, doubts_about_settings
-from thunderagent.doctor.laps import LAPS, probe_row, run_laps
-from thunderagent.doctor.regions import look_at_region
-from thunderagent.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
-from thunderagent.findings import Check, Finding, State
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
 from thunderagent.model.pacing import EXAMINED_S
 from thunderagent.model.version import __version__
+from thunderagent.ops.doctor.doubts import doubts_about_jobs, doubts_about_settings
+from thunderagent.ops.doctor.findings import Check, Finding, State
+from thunderagent.ops.doctor.laps import LAPS, probe_row, run_laps
+from thunderagent.ops.doctor.regions import look_at_region
+from thunderagent.ops.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
 from thunderagent.queue.stats import overdue_text, queue_stats
 from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.stores import open_engine
@@ -219,19 +219,19 @@ class Doctor:
     def _file(self) -> Iterator[Finding]:
         path = getattr(self._engine, "path", None)
         if path is not None:
-            from thunderagent.stores.sqlite_file import look_at_file
+            from thunderagent.ops.doctor.sqlite import look_at_file
 
             yield from look_at_file(path)
 
     def _credentials(self) -> Iterator[Finding]:
         if (engine := self._dynamo()) is not None:
-            from thunderagent.stores.services import identify
+            from thunderagent.ops.doctor.services import identify
 
             yield from identify(engine.connection.place, self._clients(engine.connection.place))
 
     def _table(self) -> Iterator[Finding]:
         if (engine := self._dynamo()) is not None:
-            from thunderagent.stores.examination import look_at_table
+            from thunderagent.ops.doctor.dynamo import look_at_table
 
             yield from look_at_table(engine)
 
@@ -241,7 +241,7 @@ class Doctor:
         if not self.is_reachable:
             yield self._skipped("permissions")
             return
-        from thunderagent.stores.examination import try_actions
+        from thunderagent.ops.doctor.dynamo import try_actions
 
         yield from try_actions(engine, probe_row(engine.clock.now()))
 
@@ -282,23 +282,23 @@ class Doctor:
             remedy = f"agents poll; with an SQS queue in {PREFIX}WAKE_QUEUE_URL they start tasks at once"
             yield Finding("wake queue", State.SKIPPED, "none is set", remedy)
             return
-        from thunderagent.stores.services import look_at_queue
+        from thunderagent.ops.doctor.services import look_at_queue
 
         parts = urlsplit(url)
         yield from look_at_queue(url, self._clients(engine.connection.place, f"{parts.scheme}://{parts.netloc}"))
 
     def _bucket(self) -> Iterator[Finding]:
         if self._settings.blob_bucket and (engine := self._dynamo()) is not None:
+            from thunderagent.ops.doctor.services import look_at_bucket
             from thunderagent.stores.s3 import PREFIX as OBJECTS
-            from thunderagent.stores.services import look_at_bucket
 
             yield from look_at_bucket(self._settings.blob_bucket, self._clients(engine.connection.place), OBJECTS)
 
     def _metrics(self) -> Iterator[Finding]:
         if namespace := self._settings.cloudwatch_namespace:
+            from thunderagent.ops.doctor.services import look_at_metrics
             from thunderagent.stores.dynamo.connection import is_loopback
             from thunderagent.stores.dynamo.errors import Place
-            from thunderagent.stores.services import look_at_metrics
 
             engine = self._dynamo()
             place = engine.connection.place if engine is not None else Place("")
@@ -332,7 +332,7 @@ class Doctor:
     def _clients(self, *where: Any, **options: Any) -> Callable[[str], Any]:
         if self.clients is not None:
             return self.clients(*where, **options)
-        from thunderagent.stores.services import clients_at
+        from thunderagent.ops.doctor.services import clients_at
 
         return clients_at(*where, **options)
 

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from thunderagent.findings import Finding, State
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.registry import Registry
+from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.settings import PREFIX, Settings
 
 

@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from thunderagent.doctor.account import FUNCTION, GROUP, SERVICE, Account, Stack
-from thunderagent.doctor.allowances import look_at_buckets, look_at_permissions, look_at_quotas, look_at_secrets
-from thunderagent.doctor.checks import judge_clock
-from thunderagent.findings import Finding, State
 from thunderagent.model.errors import TableMissing, ThunderAgentError
+from thunderagent.ops.doctor.account import FUNCTION, GROUP, SERVICE, Account, Stack
+from thunderagent.ops.doctor.allowances import look_at_buckets, look_at_permissions, look_at_quotas, look_at_secrets
+from thunderagent.ops.doctor.checks import judge_clock
+from thunderagent.ops.doctor.dynamo import look_at_table
+from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.ops.doctor.services import SIGN_IN, Unanswered
 from thunderagent.stores.dynamo.differences import describe, index_of, of_backups, of_expiry
-from thunderagent.stores.examination import look_at_table
-from thunderagent.stores.services import SIGN_IN, Unanswered
 
 TABLES: Final = ("AWS::DynamoDB::Table", "AWS::DynamoDB::GlobalTable")
 TABLE_UNITS, INDEX_UNITS = 3, 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from thunderagent.agent.region_parts import region_of
-from thunderagent.findings import Finding, State
 from thunderagent.model.errors import StoreError, ThunderAgentError
+from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.regions.commands import Regions
 from thunderagent.regions.grant import TAKER_SHARE
 from thunderagent.settings import PREFIX, Settings

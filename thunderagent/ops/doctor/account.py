@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.doctor.checks import Doctor
-from thunderagent.findings import Check, Finding
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.ops.doctor.checks import Doctor
+from thunderagent.ops.doctor.findings import Check, Finding
+from thunderagent.ops.doctor.services import Unanswered, ask
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import Place
-from thunderagent.stores.services import Unanswered, ask
 
 GROUP: Final = "AWS::AutoScaling::AutoScalingGroup"
 FUNCTION: Final = "AWS::Lambda::Function"

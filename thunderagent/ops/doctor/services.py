@@ -15,7 +15,7 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, InvalidRegionError
 
-from thunderagent.findings import Finding, State
+from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, Place, code_of
 
