@@ -15,7 +15,7 @@ from typing import Final
 
 from thunderagent.model.pacing import SPREAD_S, reconnect_delay
 from thunderagent.streams.connection.governor import Governor
-from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions
+from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions
 
 CLIENTS: Final = 30_000
 NAIVE_CAP_S: Final = 5.0
@@ -65,7 +65,7 @@ class Bucket:
 
 
 def resilient(fleet: int, rng: random.Random, *, sees_why: bool = True) -> Delay:
-    """The delays of `thunderagent.wsclient` with `fleet` set, before the first attempt and after each refusal.
+    """The delays of `thunderagent.websocket_api.client` with `fleet` set, before the first attempt and after each refusal.
 
     Args:
         fleet: what it is told.

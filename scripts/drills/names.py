@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from drills.pace import Pace
-from thunderagent.canary.probe import Prober
-from thunderagent.canary.tokens import Tokens
 from thunderagent.regions.hysteresis import Hysteresis
+from thunderagent.websocket_api.canary.probe import Prober
+from thunderagent.websocket_api.canary.tokens import Tokens
 
 TRY_S: Final = 60.0
 """Time between two looks of the canary: a Lambda function of a rule `rate(1 minute)`."""

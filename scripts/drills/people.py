@@ -22,7 +22,7 @@ from thunderagent.chaos import ChaosServer
 from thunderagent.model.errors import ThunderAgentError
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.streams.connection.governor import Governor
-from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Resubmitted
+from thunderagent.websocket_api.client import Client, ClientOptions, Connected, Disconnected, Resubmitted
 
 MESSAGES_A_SECOND: Final = 5.0
 """Of the feed, real ones."""

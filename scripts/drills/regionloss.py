@@ -22,7 +22,7 @@ from drills.world import AGENTS, OTHER, PRIMARY, SCOPE, World, rows_of
 from thunderagent.model.fleet_events import CanaryDown, CanaryUp, GrantAsked, GrantBegan, GrantDrains, GrantEnded
 from thunderagent.model.task import Status
 from thunderagent.regions.commands import Regions
-from thunderagent.websocket_writes import state_id
+from thunderagent.websocket_api.records import state_id
 
 LOOK_S: Final = 0.02
 STEADY_S: Final = 60.0

@@ -17,7 +17,6 @@ from drills.workloads import make_jobs
 from thunderagent.agent.companion import Companion
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_watch
-from thunderagent.canary.making import make_watch
 from thunderagent.client import Client
 from thunderagent.globaltable import GlobalTableSim
 from thunderagent.model import fleet_events
@@ -29,10 +28,11 @@ from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.wsapi.gateway import Gateway, in_thread
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.throttle import CONNECT_RATE, USER_RATE
+from thunderagent.websocket_api.canary.making import make_watch
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_RATE
 
 PRIMARY: Final = "eu-central-1"
 OTHER: Final = "eu-west-1"

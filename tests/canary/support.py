@@ -14,7 +14,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from thunderagent.websocket_messages import merge_patch
+from thunderagent.websocket_api.protocol import merge_patch
 
 REGION: Final = "eu-central-1"
 LIMIT_S: Final = 20.0

@@ -15,12 +15,12 @@ from loguru import logger
 from moto import mock_aws
 
 from tests.canary.support import REGION, Api, an_api
-from thunderagent import canary_function
-from thunderagent.canary_function import Canary, handler
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from thunderagent.settings import load_settings
 from thunderagent.telemetry.cloudwatch import CloudWatch
 from thunderagent.telemetry.logs import configure_logging
+from thunderagent.websocket_api.canary import function as canary_function
+from thunderagent.websocket_api.canary.function import Canary, handler
 
 OTHER = "eu-west-1"
 

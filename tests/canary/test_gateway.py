@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.canary.support import run, until
-from thunderagent.canary.probe import SLOTS, Prober
-from thunderagent.canary.result import ProbeResult, Step
-from thunderagent.canary.tokens import Tokens
-from thunderagent.canary.watch import CanaryWatch
 from thunderagent.model.bus import EventBus
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FaultyEngine, GlobalTableSim
-from thunderagent.wsapi.gateway import Gateway, in_thread
-from thunderagent.wsapi.issuer import Issuer
+from thunderagent.websocket_api.canary.probe import SLOTS, Prober
+from thunderagent.websocket_api.canary.result import ProbeResult, Step
+from thunderagent.websocket_api.canary.tokens import Tokens
+from thunderagent.websocket_api.canary.watch import CanaryWatch
+from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
+from thunderagent.websocket_api.gateway.issuer import Issuer
 
 A, B = "eu-central-1", "eu-west-1"
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.canary.support import REGION, Api, an_api, run, until
-from thunderagent.canary.probe import SAVES, SLOTS, Prober
-from thunderagent.canary.result import ProbeResult, Step, Unjudged
-from thunderagent.canary.tokens import Tokens
 from thunderagent.chaos.behaviours import Garbage, HangUp, Refuse, Silence
 from thunderagent.testing import ChaosServer
+from thunderagent.websocket_api.canary.probe import SAVES, SLOTS, Prober
+from thunderagent.websocket_api.canary.result import ProbeResult, Step, Unjudged
+from thunderagent.websocket_api.canary.tokens import Tokens
 
 ALL = [Step.TOKEN, Step.CONNECT, Step.AUTH, Step.PING, Step.SET, Step.GET, Step.CLOSE]
 

@@ -11,9 +11,6 @@ import pytest
 
 from tests.canary.support import Api, an_api, run
 from thunderagent.agent.companion import Companions
-from thunderagent.canary.probe import BUDGET_S, Prober
-from thunderagent.canary.tokens import Tokens
-from thunderagent.canary.watch import STALE_TURNS, CanaryWatch
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, ThreadDied
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
@@ -22,6 +19,9 @@ from thunderagent.telemetry.meter import Meter
 from thunderagent.telemetry.metrics import CANARY_HEALTHY, CANARY_LATENCY
 from thunderagent.telemetry.readings import Reader
 from thunderagent.testing import FakeClock, Recorder
+from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
+from thunderagent.websocket_api.canary.tokens import Tokens
+from thunderagent.websocket_api.canary.watch import STALE_TURNS, CanaryWatch
 
 OWN, OTHER = "eu-central-1", "eu-west-1"
 EVERY_S = 30.0

@@ -14,9 +14,6 @@ from tests.canary.support import REGION, Api, an_api
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.queues import BUILT_IN_QUEUE
-from thunderagent.canary import work
-from thunderagent.canary.making import make_watch, observer_of, with_canary
-from thunderagent.canary.work import JOB, KEPT_S, PROBE_JOB
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -38,6 +35,9 @@ from thunderagent.testing import (
     memory_client,
     run_until_idle,
 )
+from thunderagent.websocket_api.canary import work
+from thunderagent.websocket_api.canary.making import make_watch, observer_of, with_canary
+from thunderagent.websocket_api.canary.work import JOB, KEPT_S, PROBE_JOB
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from typing import Final
 import pytest
 
 from thunderagent.agent.housekeeping import NEW_STREAMS_S
-from thunderagent.canary.probe import BUDGET_S
 from thunderagent.model.pacing import OTHERS_S, REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.regions.arbiter import MOST_SWITCHES, SWITCHES_S
 from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE
 from thunderagent.regions.hysteresis import Hysteresis
 from thunderagent.settings import Settings
-from thunderagent.websocket_messages import CHANGES_KEPT
-from thunderagent.wsclient.options import CONNECTS_A_SECOND, ClientOptions
+from thunderagent.websocket_api.canary.probe import BUDGET_S
+from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions
+from thunderagent.websocket_api.protocol import CHANGES_KEPT
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "guides" / "disaster-recovery.md").read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ import pytest
 from moto import mock_aws
 
 from tests.infra.rendering import ACCOUNT, Rendered
-from thunderagent.canary.tokens import WARN_DAYS
 from thunderagent.model.canary_targets import TokenSource
 from thunderagent.regions.hysteresis import Hysteresis
 from thunderagent.telemetry.alarms import ALARMS
 from thunderagent.telemetry.metrics import CANARY_BLIND, CANARY_HEALTHY, CANARY_TOKEN_DAYS
+from thunderagent.websocket_api.canary.tokens import WARN_DAYS
 
 GIVEN: Final = {
     "CodeBucket": "artefacts",

@@ -12,9 +12,9 @@ from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, Rendered
 from thunderagent.ops.iam import CONNECTION_ACTIONS
-from thunderagent.websocket_messages import Action
-from thunderagent.websocket_writes import CONNECTION_S
-from thunderagent.wsapi.throttle import CONNECT_RATE, USER_BURST, USER_RATE
+from thunderagent.websocket_api.protocol import Action
+from thunderagent.websocket_api.records import CONNECTION_S
+from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_BURST, USER_RATE
 
 REGIONS: Final = ("eu-central-1", "eu-west-1")
 GIVEN: Final = {

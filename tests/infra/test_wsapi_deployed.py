@@ -31,13 +31,13 @@ from tests.stands import eventually
 from tests.streaming.support import run
 from tests.wsclient.support import until
 from thunderagent.model.errors import AccessDenied, MessageTooLarge
-from thunderagent.pushes import make_pusher
-from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, Joiner, encode, frames
-from thunderagent.wsapi.connections import FLOOD_CONNECTS
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.throttle import CONNECT_RATE
-from thunderagent.wsclient import Client as ResilientClient
-from thunderagent.wsclient import ClientOptions
+from thunderagent.websocket_api.client import Client as ResilientClient
+from thunderagent.websocket_api.client import ClientOptions
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.protocol import FRAME_BYTES, MESSAGE_BYTES, Joiner, encode, frames
+from thunderagent.websocket_api.push import make_pusher
+from thunderagent.websocket_api.server.connections import FLOOD_CONNECTS
+from thunderagent.websocket_api.server.throttle import CONNECT_RATE
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

@@ -34,8 +34,8 @@ from websockets.typing import Subprotocol
 
 from tests.infra.rendering import INFRA
 from tests.stands import eventually, is_healthy
-from thunderagent.websocket_messages import BEARER, SUBPROTOCOL
-from thunderagent.wsapi.issuer import Issuer
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.protocol import BEARER, SUBPROTOCOL
 
 REGION: Final = "eu-central-1"
 BUCKET: Final = "artefacts"

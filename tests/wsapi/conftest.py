@@ -10,7 +10,7 @@ import pytest
 
 from tests import stands
 from tests.stands import Stand
-from thunderagent.wsapi import handler
+from thunderagent.websocket_api.server import handler
 
 
 @pytest.fixture(params=["sqlite-file", pytest.param("ministack", marks=pytest.mark.ministack)])

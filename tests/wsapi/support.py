@@ -16,11 +16,11 @@ from thunderagent.model.events import Event
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
-from thunderagent.websocket_messages import Joiner
-from thunderagent.wsapi import gateway_events
-from thunderagent.wsapi.gateway import Gateway
-from thunderagent.wsapi.handler import WebSocketApi
-from thunderagent.wsapi.issuer import Issuer
+from thunderagent.websocket_api.gateway import events as gateway_events
+from thunderagent.websocket_api.gateway.gateway import Gateway
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.protocol import Joiner
+from thunderagent.websocket_api.server.handler import WebSocketApi
 
 LONG_S: Final = 10.0
 """No wait of a test is longer."""

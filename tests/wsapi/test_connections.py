@@ -15,8 +15,8 @@ from thunderagent.model.errors import PushFailed, StoreError
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
-from thunderagent.websocket_messages import MESSAGE_BYTES, Chunk, ChunkRefused
-from thunderagent.websocket_writes import (
+from thunderagent.websocket_api.protocol import MESSAGE_BYTES, Chunk, ChunkRefused
+from thunderagent.websocket_api.records import (
     CHUNKS_S,
     CONNECTION_S,
     MOST_CONNECTIONS,
@@ -26,8 +26,8 @@ from thunderagent.websocket_writes import (
     connections_id,
     holders_of,
 )
-from thunderagent.wsapi.chunks import Chunks
-from thunderagent.wsapi.connections import PROBE_S, Connections
+from thunderagent.websocket_api.server.chunks import Chunks
+from thunderagent.websocket_api.server.connections import PROBE_S, Connections
 
 
 class World:

@@ -22,10 +22,10 @@ from websockets.exceptions import ConnectionClosed
 from tests.wsapi.support import LONG_S, Asking
 from thunderagent.cli import app
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.wsapi import authorizer, handler
-from thunderagent.wsapi.environment import make_api, make_authorizer, management_endpoint
-from thunderagent.wsapi.gateway_events import connect_event, message_event
-from thunderagent.wsapi.issuer import Issuer
+from thunderagent.websocket_api.gateway.events import connect_event, message_event
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.server import authorizer, handler
+from thunderagent.websocket_api.server.functions import make_api, make_authorizer, management_endpoint
 
 ISSUER = Issuer()
 
@@ -127,10 +127,10 @@ def test_in_lambda_all_modules_are_read_before_the_first_event() -> None:
     code = """
 import sys
 for name in ("handler", "authorizer"):
-    for one in [one for one in sys.modules if one.startswith("thunderagent.wsapi")]:
+    for one in [one for one in sys.modules if one.startswith("thunderagent.websocket_api")]:
         del sys.modules[one]
-    __import__(f"thunderagent.wsapi.{name}")
-    assert "thunderagent.wsapi.environment" in sys.modules, name
+    __import__(f"thunderagent.websocket_api.{name}")
+    assert "thunderagent.websocket_api.server.functions" in sys.modules, name
 """
     environment = {"AWS_LAMBDA_FUNCTION_NAME": "x"}
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=3 * LONG_S, check=True)

@@ -20,14 +20,14 @@ from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.model.errors import PushFailed
 from thunderagent.model.events import Event
 from thunderagent.model.websocket_events import ConnectionRefused, MessageFailed
-from thunderagent.pushes import ManagementApi
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.websocket_messages import MESSAGE_BYTES, frames
-from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of
-from thunderagent.wsapi.gateway import Gateway, in_thread
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.pages import Pages
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.gateway.pages import Pages
+from thunderagent.websocket_api.protocol import MESSAGE_BYTES, frames
+from thunderagent.websocket_api.push import ManagementApi
+from thunderagent.websocket_api.records import MOST_CONNECTIONS, connections_id, holders_of
 
 ISSUER = Issuer()
 

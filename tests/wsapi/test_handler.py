@@ -21,9 +21,9 @@ from thunderagent.model.websocket_events import (
     NotificationFailed,
 )
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
-from thunderagent.websocket_writes import MOST_CONNECTIONS, connections_id, holders_of, state_id
-from thunderagent.wsapi.handler import NOTIFY_S
+from thunderagent.websocket_api.protocol import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
+from thunderagent.websocket_api.records import MOST_CONNECTIONS, connections_id, holders_of, state_id
+from thunderagent.websocket_api.server.handler import NOTIFY_S
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def test_a_connection_that_takes_nothing_holds_up_a_reply_for_two_seconds_at_mos
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert NOTIFY_S == 2.0
-    monkeypatch.setattr("thunderagent.wsapi.handler.NOTIFY_S", 0.05)
+    monkeypatch.setattr("thunderagent.websocket_api.server.handler.NOTIFY_S", 0.05)
     api, release = Api(), threading.Event()
     api.connect()
     api.connect(connection="c2")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thunderagent.model.errors import MessageTooLarge
-from thunderagent.websocket_messages import (
+from thunderagent.websocket_api.protocol import (
     FRAME_BYTES,
     MESSAGE_BYTES,
     MOST_CHUNKS,

@@ -26,16 +26,16 @@ from thunderagent.model.errors import (
     PushFailed,
     StoreError,
 )
-from thunderagent.pushes import AT_ONCE, ManagementApi, Pusher
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import make_lease, run_stream
-from thunderagent.websocket_messages import FRAME_BYTES, MESSAGE_BYTES, Joiner
-from thunderagent.websocket_writes import connection_id_of, connections_id
-from thunderagent.wsapi.connections import Connections
-from thunderagent.wsapi.gateway import Gateway, in_thread
-from thunderagent.wsapi.issuer import Issuer
+from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.protocol import FRAME_BYTES, MESSAGE_BYTES, Joiner
+from thunderagent.websocket_api.push import AT_ONCE, ManagementApi, Pusher
+from thunderagent.websocket_api.records import connection_id_of, connections_id
+from thunderagent.websocket_api.server.connections import Connections
 
 ISSUER = Issuer()
 

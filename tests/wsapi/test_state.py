@@ -11,9 +11,9 @@ from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import StoreError
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.websocket_messages import CHANGES_KEPT, STATE_BYTES
-from thunderagent.websocket_writes import changes_of, state_id
-from thunderagent.wsapi.state import Conflict, Held, Saved, States, TooLarge, Unreadable
+from thunderagent.websocket_api.protocol import CHANGES_KEPT, STATE_BYTES
+from thunderagent.websocket_api.records import changes_of, state_id
+from thunderagent.websocket_api.server.state import Conflict, Held, Saved, States, TooLarge, Unreadable
 
 
 def states(stand: Stand, region: str = "eu-central-1") -> States:

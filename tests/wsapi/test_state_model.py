@@ -31,11 +31,11 @@ from thunderagent.model.errors import ChangeRefused, VersionConflict
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.governor import Governor
-from thunderagent.websocket_messages import CHANGES_KEPT, merge_patch
-from thunderagent.websocket_writes import state_id
-from thunderagent.wsapi import gateway_events
-from thunderagent.wsapi.handler import WebSocketApi
-from thunderagent.wsclient import Client, ClientOptions
+from thunderagent.websocket_api.client import Client, ClientOptions
+from thunderagent.websocket_api.gateway import events as gateway_events
+from thunderagent.websocket_api.protocol import CHANGES_KEPT, merge_patch
+from thunderagent.websocket_api.records import state_id
+from thunderagent.websocket_api.server.handler import WebSocketApi
 
 VERBS = ("get", "put", "save state")
 FAULTS = (Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.REPEATED, Fault.BROKEN_CALL)

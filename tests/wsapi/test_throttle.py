@@ -12,8 +12,6 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.stands import Stand
 from tests.wsapi.support import LONG_S, Api, asking, make_gateway, until
-from thunderagent.canary.probe import Prober
-from thunderagent.canary.tokens import Tokens
 from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.events import Event, StoreFailed
@@ -22,11 +20,13 @@ from thunderagent.model.websocket_events import ConnectionFlooded, MessageRefuse
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
-from thunderagent.websocket_writes import connection_id_of, connections_id
-from thunderagent.wsapi.connections import FLOOD_CONNECTS, Connections
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.throttle import CONNECT_BURST, FLOOD, FORGET_S, LOT, Throttle, Throttled
+from thunderagent.websocket_api.canary.probe import Prober
+from thunderagent.websocket_api.canary.tokens import Tokens
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.records import connection_id_of, connections_id
+from thunderagent.websocket_api.server.connections import FLOOD_CONNECTS, Connections
+from thunderagent.websocket_api.server.throttle import CONNECT_BURST, FLOOD, FORGET_S, LOT, Throttle, Throttled
 
 
 class Counting(SqliteEngine):

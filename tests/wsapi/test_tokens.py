@@ -23,12 +23,21 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import Event
 from thunderagent.model.websocket_events import ConnectionRefused
 from thunderagent.testing import FakeClock
-from thunderagent.wsapi import keys as keys_module
-from thunderagent.wsapi.authorizer import Authorizer, Unauthorized
-from thunderagent.wsapi.gateway_events import METHOD_ARN, connect_event
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.keys import MAX_AGE_S, REFETCH_S, RETRY_S, STALE_S, Keys, KeysUnavailable, fetch_url, read_jwks
-from thunderagent.wsapi.tokens import Identity, TokenRefused, UserRefused, Verifier
+from thunderagent.websocket_api.gateway.events import METHOD_ARN, connect_event
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.server import keys as keys_module
+from thunderagent.websocket_api.server.authorizer import Authorizer, Unauthorized
+from thunderagent.websocket_api.server.keys import (
+    MAX_AGE_S,
+    REFETCH_S,
+    RETRY_S,
+    STALE_S,
+    Keys,
+    KeysUnavailable,
+    fetch_url,
+    read_jwks,
+)
+from thunderagent.websocket_api.server.tokens import Identity, TokenRefused, UserRefused, Verifier
 
 
 @pytest.fixture(scope="module")

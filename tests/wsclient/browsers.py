@@ -12,10 +12,10 @@ import pytest
 
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.wsapi.gateway import Gateway, in_thread
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.pages import Pages
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.gateway.pages import Pages
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 from playwright.sync_api import Browser as Browser

@@ -15,7 +15,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from thunderagent.websocket_messages import Joiner, encode, frames, merge_patch
+from thunderagent.websocket_api.protocol import Joiner, encode, frames, merge_patch
 
 Message = dict[str, Any]
 INTERNAL_ERROR = {"message": "Internal server error", "connectionId": "c", "requestId": "r"}

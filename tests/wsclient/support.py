@@ -12,8 +12,8 @@ from tests.streaming.support import run as run  # bounded; nothing may be left, 
 from tests.wsclient.server import Api
 from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.governor import Governor
-from thunderagent.wsapi.gateway import Gateway
-from thunderagent.wsclient import Client, ClientOptions
+from thunderagent.websocket_api.client import Client, ClientOptions
+from thunderagent.websocket_api.gateway.gateway import Gateway
 
 PROMPT: Final = ClientOptions(proxy=False, close_timeout_s=0.3, backoff_base_s=0.2, backoff_cap_s=1.0)
 """Options of tests that do not look at delays."""

@@ -12,15 +12,15 @@ import pytest
 
 from tests.wsclient.browsers import Browser, Page, browser, gateways, issuer_of
 from thunderagent.model.conditions import Is, Write
-from thunderagent.pushes import Pusher
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock, GlobalTableSim
-from thunderagent.websocket_messages import Joiner, frames, merge_patch
-from thunderagent.websocket_writes import state_id
-from thunderagent.wsapi.gateway import Gateway
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsclient.options import ClientOptions
-from thunderagent.wsclient.replica import Replica
+from thunderagent.websocket_api.client.options import ClientOptions
+from thunderagent.websocket_api.client.replica import Replica
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.gateway import Gateway
+from thunderagent.websocket_api.protocol import Joiner, frames, merge_patch
+from thunderagent.websocket_api.push import Pusher
+from thunderagent.websocket_api.records import state_id
 
 pytestmark = pytest.mark.processes
 LONG_MS = 20_000

@@ -25,8 +25,17 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.pacing import LONGEST_PAUSE_S
 from thunderagent.streams.connection.endpoint import Attempt
-from thunderagent.websocket_messages import CHANGES_KEPT
-from thunderagent.wsclient import Client, ClientOptions, Connected, Disconnected, Dropped, Ended, Resubmitted, Throttled
+from thunderagent.websocket_api.client import (
+    Client,
+    ClientOptions,
+    Connected,
+    Disconnected,
+    Dropped,
+    Ended,
+    Resubmitted,
+    Throttled,
+)
+from thunderagent.websocket_api.protocol import CHANGES_KEPT
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.wsclient.support import PROMPT, connected, governor, run, until
-from thunderagent.pushes import Pusher
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streams.connection.endpoint import Attempt
-from thunderagent.wsapi.gateway import Gateway
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsclient import Client, Connected, Disconnected, Ended
+from thunderagent.websocket_api.client import Client, Connected, Disconnected, Ended
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.gateway import Gateway
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.push import Pusher
 
 
 @contextmanager

@@ -14,11 +14,11 @@ import pytest
 
 from tests.wsclient.support import PROMPT, connected, governor, run, until
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.wsapi.gateway import Gateway
-from thunderagent.wsapi.gateway_events import Limits
-from thunderagent.wsapi.issuer import Issuer
-from thunderagent.wsapi.pages import BROWSER
-from thunderagent.wsclient import Client, Disconnected, Throttled
+from thunderagent.websocket_api.client import Client, Disconnected, Throttled
+from thunderagent.websocket_api.gateway.events import Limits
+from thunderagent.websocket_api.gateway.gateway import Gateway
+from thunderagent.websocket_api.gateway.issuer import Issuer
+from thunderagent.websocket_api.gateway.pages import BROWSER
 
 NODE: Final = shutil.which("node")
 LONG_S: Final = 60.0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.wsclient.server import Row
-from thunderagent.wsclient.options import ClientOptions
-from thunderagent.wsclient.replica import Replica
+from thunderagent.websocket_api.client.options import ClientOptions
+from thunderagent.websocket_api.client.replica import Replica
 
 HERE, THERE = "eu-central-1", "eu-west-1"
 

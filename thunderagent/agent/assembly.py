@@ -16,8 +16,8 @@ from thunderagent.agent.instruments import make_meter, measuring_companions
 from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
-from thunderagent.canary.making import make_watch
 from thunderagent.telemetry.prometheus import is_installed, prometheus_text
+from thunderagent.websocket_api.canary.making import make_watch
 
 if TYPE_CHECKING:
     from thunderagent.agent.loop import Agent

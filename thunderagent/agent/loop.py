@@ -33,7 +33,6 @@ from thunderagent.agent.settle import Stopped
 from thunderagent.agent.signals import stopping_signals
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
-from thunderagent.canary.making import with_canary
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -51,6 +50,7 @@ from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
+from thunderagent.websocket_api.canary.making import with_canary
 
 LONGEST_WAIT_S: Final = 10.0
 

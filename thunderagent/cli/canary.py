@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from thunderagent.canary.making import make_prober
-from thunderagent.canary.result import ProbeResult
 from thunderagent.cli.output import REFUSED, JsonOption, errors, make_table, out, tell
 from thunderagent.model.canary_targets import target_problems
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
+from thunderagent.websocket_api.canary.making import make_prober
+from thunderagent.websocket_api.canary.result import ProbeResult
 
 GIVEN = "given"
 """Name of the target that is given by its URL."""

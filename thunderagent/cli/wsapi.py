@@ -18,7 +18,7 @@ from thunderagent.settings import has_package, load_settings
 from thunderagent.telemetry.logs import Telemetry, adopt_lines, configure_logging
 
 if TYPE_CHECKING:  # an extra
-    from thunderagent.wsapi.local_regions import LocalRegion
+    from thunderagent.websocket_api.gateway.local_regions import LocalRegion
 
 DEMO_REGIONS = ("eu-central-1", "eu-west-1")
 FIRST_PORT = 8765
@@ -53,8 +53,8 @@ def serve(
     with errors():
         if not has_package("jwt") or not has_package("cryptography"):
             raise ConfigurationError("the WebSocket API needs PyJWT: pip install 'thunderagent[wsapi]'")
-        from thunderagent.wsapi import local_regions
-        from thunderagent.wsapi.environment import authorizer_settings, make_verifier
+        from thunderagent.websocket_api.gateway import local_regions
+        from thunderagent.websocket_api.server.functions import authorizer_settings, make_verifier
 
         settings = load_settings()
         configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)

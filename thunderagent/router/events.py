@@ -224,7 +224,7 @@ def not_for_a_router(event: Mapping[str, Any]) -> EventRejected | None:
     if event.get("type") in ("TOKEN", "REQUEST") and {"methodArn", "routeArn"} & event.keys():
         what = "the event asks an authorizer of API Gateway: give the authorizer a function of its own"
     elif isinstance(context, Mapping) and "connectionId" in context and "http" not in context:
-        what = "the event is of a WebSocket API, which has no requests over HTTP: see thunderagent.wsapi"
+        what = "the event is of a WebSocket API, which has no requests over HTTP: see thunderagent.websocket_api"
     else:
         return None
     return EventRejected(f"{what}; a router takes {RECOGNISED}")

@@ -96,7 +96,7 @@ class _ChildContext(Context):
 
 def _push(place: tuple[str, str], user_id: str, message: Any) -> int:
     """Push from here; boto3 is read only by handlers that do."""
-    from thunderagent.pushes import make_pusher
+    from thunderagent.websocket_api.push import make_pusher
 
     pusher = make_pusher(*place)
     try:

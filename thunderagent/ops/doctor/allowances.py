@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from thunderagent.canary.tokens import WARN_DAYS, days_left
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 from thunderagent.model.unreadable import as_map
 from thunderagent.ops.doctor.account import FUNCTION, GROUP, SERVICE, Account
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.ops.doctor.services import Unanswered
 from thunderagent.ops.iam import Resources, Role, policy, resources
-from thunderagent.secret_texts import secret_text
+from thunderagent.websocket_api.canary.secret_texts import secret_text
+from thunderagent.websocket_api.canary.tokens import WARN_DAYS, days_left
 
 BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 STANDARD: Final = frozenset("acdhimrtz")

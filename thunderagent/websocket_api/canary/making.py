@@ -1,0 +1,85 @@
+"""Makes what an agent's settings ask for: the companion that watches, and the jobs that try each minute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from thunderagent.jobs.registry import Registry
+from thunderagent.model.bus import EventBus
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.enqueue import Intake
+from thunderagent.settings import Settings
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.websocket_api.canary.probe import Prober
+from thunderagent.websocket_api.canary.tokens import Tokens
+from thunderagent.websocket_api.canary.watch import CanaryWatch
+from thunderagent.websocket_api.canary.work import CanaryWork
+
+
+def observer_of(settings: Settings) -> str:
+    """Who looks: the region of the settings, else that of the table, else of the environment, else `local`."""
+    query = dict(parse_qsl(urlsplit(settings.store).query)) if settings.store.startswith("dynamodb://") else {}
+    names = (settings.region, query.get("region"), os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION"))
+    return next((name for name in names if name), "local")
+
+
+def make_prober(settings: Settings, who: str) -> Prober:
+    """The one that tries targets for somebody, with the token of the settings.
+
+    Raises:
+        ConfigurationError: the settings name no source of a token.
+    """
+    return Prober(observer_of(settings), Tokens(settings.canary_token_from), who=who)
+
+
+def make_watch(
+    settings: Settings,
+    bus: EventBus,
+    *,
+    who: str,
+    told: dict[str, Any] | None = None,
+    now: Callable[[], float],
+    monotonic: Callable[[], float],
+) -> CanaryWatch | None:
+    """The companion that watches the targets of the settings; None when there are none."""
+    if not settings.canary_targets:
+        return None
+    return CanaryWatch(
+        settings.canary_targets,
+        make_prober(settings, who),
+        bus,
+        own=observer_of(settings),
+        every_s=settings.canary_s,
+        told=told,
+        now=now,
+        monotonic=monotonic,
+    )
+
+
+def with_canary(
+    jobs: Registry, settings: Settings, store: TaskStore, bus: EventBus, *, who: str, doorbell: Doorbell | None
+) -> Registry:
+    """The jobs of an agent, and those of the canary if there are targets. The registry that is given stays as it is.
+
+    Raises:
+        ConfigurationError: another job has the name of one of them.
+    """
+    if not settings.canary_targets:
+        return jobs
+    keep = {"keep_success_s": settings.keep_success_days * 86400, "keep_failed_s": settings.keep_failed_days * 86400}
+    work = CanaryWork(
+        settings.canary_targets,
+        make_prober(settings, f"{who} job"),
+        store=store,
+        intake=Intake(store, settings, Dependents(store, bus, **keep)),
+        bus=bus,
+        ringer=Ringer(doorbell),
+    )
+    registry = Registry(*jobs.values(), *jobs.hooks, *work.jobs())
+    registry.packages = jobs.packages
+    return registry

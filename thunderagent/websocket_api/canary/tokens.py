@@ -1,0 +1,249 @@
+"""Gets the token with which a canary connects, anew for every attempt, so that one that was replaced is used at once.
+
+A token, and whatever it is made of, is in no message and no log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import os
+import shlex
+import subprocess
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+
+from thunderagent.model.canary_targets import From, TokenSource
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ThunderAgentError
+from thunderagent.model.unreadable import as_map, is_number
+
+LARGEST: Final = 16_384
+"""Bytes of a token, and of an answer that holds one."""
+
+ASK_S: Final = 5.0
+"""How long a command, or a server that gives tokens, may take."""
+
+EARLY_S: Final = 60.0
+"""A token that a server gave is replaced so long before its end."""
+
+TARGET_VARIABLE: Final = "THUNDERAGENT_CANARY_TARGET"
+"""Tells a command for which target the token is."""
+
+
+WARN_DAYS: Final = 7.0
+"""So many days before its end a token is told of that nothing seems to replace."""
+
+SHORT_DAYS: Final = 14.0
+"""A token of a shorter life is replaced by something, unless less than a tenth of its life is left."""
+
+
+class TokenUnavailable(ThunderAgentError):
+    """There is no token for a canary now; the message says why, and holds no secret."""
+
+
+class Tokens:
+    """The tokens of the targets of one process.
+
+    Args:
+        source: text of a `TokenSource`; None: targets want no token.
+        monotonic: the clock by which tokens of a server end.
+
+    Raises:
+        ConfigurationError: the text names no source.
+    """
+
+    def __init__(self, source: str | None, *, monotonic: Callable[[], float] = since_boot) -> None:
+        self._source = source
+        if source is not None:
+            TokenSource.parse(source)
+        self._monotonic = monotonic
+        self._kept: dict[str, tuple[str, float]] = {}
+        self._under_way: set[str] = set()
+
+    async def get(self, target: str) -> str | None:
+        """The token for a target; None when targets want none. Whoever waits may be cancelled at any moment.
+
+        Raises:
+            TokenUnavailable: there is none.
+        """
+        if self._source is None:
+            return None
+        token, ends = self._kept.get(target, ("", -math.inf))
+        if self._monotonic() < ends:
+            return token
+        source = TokenSource.parse(self._source, target)
+        token, lasts_s = await self._in_thread(target, source)
+        if lasts_s > EARLY_S:
+            self._kept[target] = (token, self._monotonic() + lasts_s - EARLY_S)
+        return token
+
+    def drop(self, target: str) -> None:
+        """The token was refused: the next is a new one."""
+        self._kept.pop(target, None)
+
+    def days_left(self, target: str, token: str, now: float) -> float | None:
+        """Days until a token is over; None: it does not say, or something replaces it in time."""
+        return None if target in self._kept else days_left(token, now)
+
+    async def _in_thread(self, target: str, source: TokenSource) -> tuple[str, float]:
+        """Fetch it in a thread that nobody waits for at the end; never in two for one target."""
+        if target in self._under_way:
+            raise TokenUnavailable(f"the last attempt to get the token from {source} has not ended yet")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[str, float]] = loop.create_future()
+
+        def tell(found: tuple[str, float] | None, error: Exception | None) -> None:
+            if answer.done():
+                return
+            if found is not None:
+                answer.set_result(found)
+            else:
+                answer.set_exception(error or TokenUnavailable())
+
+        def run() -> None:
+            found: tuple[str, float] | None = None
+            problem: Exception | None = None
+            try:
+                found = _fetch(source, target)
+            except Exception as error:  # whatever it is, the canary has no token
+                problem = error
+            self._under_way.discard(target)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, found, problem)
+
+        self._under_way.add(target)
+        try:
+            threading.Thread(target=run, name="canary-token", daemon=True).start()
+        except RuntimeError as error:  # the machine has no thread left
+            self._under_way.discard(target)
+            raise TokenUnavailable(f"no token from {source}: {error}") from None
+        return await answer
+
+
+def claims_of(token: str) -> Mapping[str, Any]:
+    """What a JWT claims, which only the API can verify; nothing for what is none."""
+    try:
+        body = token.split(".")[1]
+        return as_map(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
+    except (ValueError, LookupError):
+        return {}
+
+
+def days_left(token: str, now: float) -> float | None:
+    """Days until a JWT is over; None: it does not say, or its life is so short that something replaces it."""
+    claims = claims_of(token)
+    ends_at, made_at = claims.get("exp"), claims.get("iat")
+    if not is_number(ends_at):
+        return None
+    left = (ends_at - now) / 86400
+    life = (ends_at - made_at) / 86400 if is_number(made_at) else math.inf
+    return left if life >= SHORT_DAYS or left < life / 10 else None
+
+
+def _fetch(source: TokenSource, target: str) -> tuple[str, float]:
+    """The token, and for how many seconds it may be used again; 0: not at all."""
+    try:
+        match source.kind:
+            case From.FILE:
+                return _checked(_of_file(source.place), source), 0.0
+            case From.VARIABLE:
+                return _checked(os.environ.get(source.place, ""), source), 0.0
+            case From.COMMAND:
+                return _checked(_of_command(source, target), source), 0.0
+            case From.SECRET:
+                return _of_secret(source)
+    except OSError as error:
+        raise TokenUnavailable(f"no token from {source}: {error.strerror or type(error).__name__}") from None
+    except ValueError as error:  # of a text that may be the secret
+        raise TokenUnavailable(f"no token from {source}: it cannot be read ({type(error).__name__})") from None
+
+
+def _of_file(path: str) -> str:
+    with Path(path).open(encoding="utf-8") as file:
+        return file.read(LARGEST + 1)
+
+
+def _of_command(source: TokenSource, target: str) -> str:
+    """What a command prints. It is run without a shell, and its errors are not shown, as they may hold the token."""
+    try:
+        ran = subprocess.run(
+            shlex.split(source.place),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASK_S,
+            env={**os.environ, TARGET_VARIABLE: target},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TokenUnavailable(f"no token from {source}: it did not end within {ASK_S:g} s") from None
+    if ran.returncode:
+        raise TokenUnavailable(f"no token from {source}: it ended with exit code {ran.returncode}")
+    return ran.stdout[: LARGEST + 1].decode()
+
+
+def _of_secret(source: TokenSource) -> tuple[str, float]:
+    """The secret's text; or, if it is a JSON object, the token in it, or one that its server gives."""
+    from thunderagent.websocket_api.canary.secret_texts import secret_text  # boto3 is slow to import, and few need it
+
+    text = secret_text(source.place, region=source.region)
+    if not text.lstrip().startswith("{"):
+        return _checked(text, source), 0.0
+    told = json.loads(text)
+    if isinstance(token := told.get("token"), str):
+        return _checked(token, source), 0.0
+    if missing := [name for name in ("token_url", "client_id", "client_secret") if not isinstance(told.get(name), str)]:
+        raise TokenUnavailable(
+            f"no token from {source}: the secret is a JSON object with neither token nor {', '.join(missing)}"
+        )
+    return _of_server(source, told)
+
+
+def _of_server(source: TokenSource, told: dict[str, Any]) -> tuple[str, float]:
+    """A token by the grant "client credentials" of OAuth 2, from a server such as Amazon Cognito."""
+    url = told["token_url"]
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise TokenUnavailable(f"no token from {source}: its token_url must begin with https://")
+    more = {name: told[name] for name in ("scope", "audience") if isinstance(told.get(name), str)}
+    asked = {"grant_type": "client_credentials", "client_id": told["client_id"], **more}
+    body = urllib.parse.urlencode({**asked, "client_secret": told["client_secret"]}).encode()
+    opener = urllib.request.build_opener(_NoRedirect())
+    try:
+        with opener.open(urllib.request.Request(url, body), timeout=ASK_S) as reply:  # noqa: S310 - checked above
+            answer = json.loads(reply.read(LARGEST))
+    except urllib.error.HTTPError as error:
+        with error:
+            raise TokenUnavailable(f"no token from {source}: {parts.hostname} answered {error.code}") from None
+    except HTTPException as error:
+        raise TokenUnavailable(f"no token from {source}: {parts.hostname} speaks no HTTP ({error!r:.100})") from None
+    token, lasts_s = (answer.get("access_token"), answer.get("expires_in")) if isinstance(answer, dict) else (None, 0)
+    if not isinstance(token, str):
+        raise TokenUnavailable(f"no token from {source}: the answer of {parts.hostname} has no access_token")
+    return _checked(token, source), float(lasts_s) if isinstance(lasts_s, (int, float)) else 0.0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The client's secret goes to the server that is named, and to no other."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _checked(text: str, source: TokenSource) -> str:
+    """The token without the space around it, fit for a header."""
+    token = text.strip()
+    if not token:
+        raise TokenUnavailable(f"no token from {source}: it is empty")
+    if len(token) > LARGEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise TokenUnavailable(f"no token from {source}: what is there is no token (a line of letters without spaces)")
+    return token

@@ -1,0 +1,54 @@
+"""A client of the WebSocket API that survives the loss of its connection, of its server and of a region.
+
+client       Client: what an application talks to
+session      its connections, on the engine of the streams
+replica      the state as this client sees it, and its changes that a server may have lost: pure
+submitter    brings changes to the server
+talk         requests, answers, chunks
+beats        pings of the application, for the watch of a connection
+credentials  a URL and a token for each attempt
+news         what happens, told to everybody who listens
+outlet       events on their way to one handler: bounded
+happenings   the events, and why a client ended
+bounds       waits with a bound
+options      every number, and what the ends of connections mean
+"""
+
+from thunderagent.model.errors import ChangeRefused, ClientClosed, TooManyChanges, VersionConflict
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.websocket_api.client.client import Client
+from thunderagent.websocket_api.client.happenings import (
+    Closed,
+    CloseReason,
+    Connected,
+    Disconnected,
+    Dropped,
+    Ended,
+    Event,
+    Pushed,
+    Resubmitted,
+    StateChanged,
+    Throttled,
+)
+from thunderagent.websocket_api.client.options import ClientOptions
+
+__all__ = [
+    "Attempt",
+    "ChangeRefused",
+    "Client",
+    "ClientClosed",
+    "ClientOptions",
+    "CloseReason",
+    "Closed",
+    "Connected",
+    "Disconnected",
+    "Dropped",
+    "Ended",
+    "Event",
+    "Pushed",
+    "Resubmitted",
+    "StateChanged",
+    "Throttled",
+    "TooManyChanges",
+    "VersionConflict",
+]

@@ -1,0 +1,357 @@
+"""The client: state, changes and pushes over as many connections as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Self
+
+from thunderagent.model.errors import ClientClosed, StreamFailed, TooManyChanges
+from thunderagent.model.pacing import ASK_AGAIN_S
+from thunderagent.streams.connection.ending import Cause
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.websocket_api.client.bounds import bound, ended, known
+from thunderagent.websocket_api.client.credentials import TokenSource, check_source
+from thunderagent.websocket_api.client.happenings import Closed, CloseReason, Ended, Event
+from thunderagent.websocket_api.client.news import News
+from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions, is_refusal
+from thunderagent.websocket_api.client.outlet import Handler, hand_out
+from thunderagent.websocket_api.client.replica import Change, Make, Replica
+from thunderagent.websocket_api.client.session import Session
+from thunderagent.websocket_api.client.submitter import Submitter
+
+
+class Client:
+    """A client of the WebSocket API. `async with Client(url, token) as client`; for one event loop.
+
+    It connects by itself and stays connected. What is set while there is no server waits; what a server of another
+    region has lost is sent again.
+
+    Args:
+        url: of the API, `wss://…`; several, tried in turn; or a function that gives one for each attempt. Names are
+            looked up for each attempt, so that a fail-over by DNS is followed.
+        token: for each attempt; `attempt.auth_failed` tells the function that the last one was not accepted.
+        on_push: called with each message that was pushed; may be a coroutine function.
+        on_state: called with the state and its version when they have changed.
+        fleet: clients that may lose their connections together; the option of the same name.
+        options: every number.
+        governor: gives turns to connect, for many clients in one process.
+        clock: epoch seconds, for events.
+
+    Raises:
+        ConfigurationError: the URL is none, or the options cannot work.
+    """
+
+    def __init__(
+        self,
+        url: EndpointSource,
+        token: TokenSource,
+        *,
+        on_push: Handler | None = None,
+        on_state: Handler | None = None,
+        fleet: int | None = None,
+        options: ClientOptions | None = None,
+        governor: Governor | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        check_source(url)
+        options = options or ClientOptions()
+        self.options = options if fleet is None else replace(options, fleet=fleet)
+        self._on_push, self._on_state = on_push, on_state
+        governor = governor or Governor(spread_s=1.0 / CONNECTS_A_SECOND, fleet=lambda: self.options.fleet)
+        self._replica = Replica(self.options, self._settled)
+        self._news = News(self._replica, self.options.max_events, clock)
+        self._session = Session(
+            url,
+            token,
+            self.options,
+            replica=self._replica,
+            news=self._news,
+            governor=governor,
+            again=lambda: self._submitter.wake(),
+            rng=random.Random(governor.rng.random()),
+        )
+        self._submitter = Submitter(
+            self._replica, self._session, settled=self._settled, rng=random.Random(governor.rng.random())
+        )
+        self._answers: dict[str, asyncio.Future[int]] = {}
+        self._asked, self._progress = asyncio.Event(), asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._handing: asyncio.Task[None] | None = None
+
+    # Its life
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def start(self) -> None:
+        """Begin to connect; `async with` does it."""
+        if self._running is None and self.closed is None:
+            loop = asyncio.get_running_loop()
+            self._handing = loop.create_task(
+                hand_out(self._news.outlet(), self._on_push, self._on_state), name="WebSocket client: handlers"
+            )
+            self._running = loop.create_task(self._run(), name="WebSocket client")
+
+    async def close(self, *, flush_s: float = 0.0) -> CloseReason:
+        """End, within `flush_s` and four times `close_timeout_s`.
+
+        Args:
+            flush_s: wait so long for changes to be acknowledged.
+        """
+        if flush_s and self.closed is None:
+            with suppress(TimeoutError, ClientClosed):
+                await self.flush(flush_s)
+        self._asked.set()
+        if self._running is None and self.closed is None:
+            self._end(CloseReason(ended=Ended.ASKED))
+        return await self.wait_closed()
+
+    async def wait_closed(self) -> CloseReason:
+        """Wait until the client has ended, by itself too, and say why."""
+        await self._session.wait_ended()
+        if self._running is not None and asyncio.current_task() is not self._handing:
+            await asyncio.wait((self._running,))
+        assert self.closed is not None
+        return self.closed
+
+    @property
+    def closed(self) -> CloseReason | None:
+        """Why the client has ended; None while it has not."""
+        return self._session.closed
+
+    # The state
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state with the changes that are not acknowledged yet; a copy."""
+        return copy.deepcopy(self._replica.state)
+
+    @property
+    def version(self) -> int:
+        """The version that a server told last; 0 before there was one."""
+        return self._replica.version
+
+    @property
+    def region(self) -> str | None:
+        """The region of the server that told it."""
+        return self._replica.region
+
+    @property
+    def unacknowledged(self) -> tuple[Change, ...]:
+        """Changes that no server has, oldest first."""
+        return self._replica.unacknowledged
+
+    async def get(self, timeout_s: float | None = 30.0) -> dict[str, Any]:
+        """Ask the server for the state, waiting for one if there is none.
+
+        Raises:
+            TimeoutError: no server has answered in time.
+            ClientClosed: the client has ended.
+        """
+        async with bound(timeout_s, "no server has told the state; the client goes on"):
+            while not await self._session.read(await self._session.connection()):  # noqa: ASYNC110
+                await asyncio.sleep(ASK_AGAIN_S)
+        return self.state
+
+    async def set(self, patch: Mapping[str, Any], *, version: int | None = None, timeout_s: float | None = None) -> int:
+        """Change the state, and wait until a server has acknowledged it; the version that it made.
+
+        The patch overwrites what other clients have made of the same members, and a list is one value. What is
+        computed from the state belongs into `update`.
+
+        Args:
+            patch: a JSON merge patch (RFC 7396): members that are None are removed, objects are merged.
+            version: make the change upon this version of the state alone; None: upon every version.
+            timeout_s: how long to wait; None: until it is acknowledged or the client ends.
+
+        Raises:
+            TimeoutError: not acknowledged yet; the change stays, and is sent as soon as that is possible.
+            ChangeRefused: the server will never take it.
+            VersionConflict: the state has another version than the one that was given.
+            TooManyChanges, MessageTooLarge, TypeError, ValueError, ClientClosed: see `submit`.
+        """
+        return await self._acknowledged(self.submit(patch, version=version), timeout_s)
+
+    def submit(self, patch: Mapping[str, Any], *, version: int | None = None) -> asyncio.Future[int]:
+        """Change the state without waiting; what this answers is done when `set` would have returned.
+
+        Raises:
+            TooManyChanges: too many wait for a server already.
+            MessageTooLarge: it is over what can be sent.
+            TypeError, ValueError: it is no object of JSON, or too deep, or the version is none.
+            ClientClosed: the client has ended.
+        """
+        if not isinstance(patch, Mapping):
+            raise TypeError(f"the patch is a {type(patch).__name__}; a JSON merge patch of a state is an object")
+        if version is not None and not (type(version) is int and 0 <= version < 1 << 53):
+            raise ValueError(f"version is {version!r}; give the one that you have seen, such as client.version")
+        return self._add(patch, version)
+
+    async def update(self, make: Make, *, timeout_s: float | None = None) -> int:
+        """Change the state by what a function makes of it, and wait as `set` does.
+
+        The function gets the state, a copy, and gives a merge patch. It is called again upon every state that it has
+        not seen, until a server has taken a patch that was made of the state it has: nothing is overwritten that the
+        function has not seen. So it computes, quickly, and does nothing else.
+
+            await client.update(lambda state: {"todo": [*state.get("todo", []), "milk"]})
+
+        Args:
+            make: gives the patch for a state. What it raises ends the update, and nothing is changed.
+            timeout_s: how long to wait; None: until it is acknowledged or the client ends.
+
+        Raises:
+            Exception: what the function raised.
+            ChangeRefused: the server will never take it, or nobody knows any more whether it was made.
+            TimeoutError, TooManyChanges, MessageTooLarge, TypeError, ValueError, ClientClosed: see `set`.
+        """
+        if not callable(make):
+            raise TypeError(f"update takes a function that gives a patch for a state, and no {type(make).__name__}")
+        return await self._acknowledged(self._add(make), timeout_s)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until a server has every change, those that were lost and are sent again too.
+
+        Raises:
+            TimeoutError: some are not; they stay.
+            ClientClosed: the client has ended.
+        """
+        async with bound(timeout_s, "some changes are not acknowledged yet; they stay"):
+            while self.unacknowledged:
+                self._session.check()
+                self._progress.clear()
+                await self._progress.wait()
+
+    # The connection
+
+    @property
+    def is_connected(self) -> bool:
+        """True while a connection is live."""
+        return self._session.is_live
+
+    @property
+    def latency_s(self) -> float | None:
+        """How long the last ping took; None before there was one."""
+        return self._session.latency_s
+
+    @property
+    def story(self) -> deque[Event]:
+        """The last events of the connection, with their times."""
+        return self._news.story
+
+    async def ready(self, timeout_s: float | None = None) -> None:
+        """Wait until a connection is live and the state is known.
+
+        Raises:
+            TimeoutError: it took longer; the client goes on.
+            ClientClosed: the client has ended.
+        """
+        async with bound(timeout_s, "there is no connection; the client goes on connecting"):
+            await self._session.connection()
+
+    def reconnect(self, reason: str = "asked to") -> None:
+        """Leave the connection and connect again at once, for example when the network has changed."""
+        connection = self._session.pump.connection
+        if connection is not None:
+            connection.cut(Cause.ASKED, reason)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event from the first step of the iteration on; it ends behind `Closed`."""
+        outlet = self._news.outlet()
+        try:
+            async for event in outlet:
+                yield event
+        finally:
+            self._news.drop(outlet)
+
+    # Inside
+
+    def _add(self, patch: Mapping[str, Any] | Make, version: int | None = None) -> asyncio.Future[int]:
+        self._session.check()
+        if self._replica.is_full:
+            raise TooManyChanges(
+                f"{self.options.max_unacknowledged} changes wait for a server (max_unacknowledged): "
+                "wait for one of them, or raise the limit"
+            )
+        change_id = str(uuid.uuid4())
+        self._replica.add(change_id, patch, expected=version)
+        answer = self._answers[change_id] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(known)
+        self._news.state()
+        self._submitter.wake()
+        return answer
+
+    async def _acknowledged(self, answer: asyncio.Future[int], timeout_s: float | None) -> int:
+        async with bound(timeout_s, "the change is not acknowledged yet; it stays, and will be sent"):
+            return await asyncio.shield(answer)
+
+    def _settled(self, change: Change, result: int | Exception) -> None:
+        self._progress.set()
+        answer = self._answers.pop(change.id, None)
+        if answer is None and isinstance(result, Exception) and self.closed is None:
+            lost = "a change that a server had acknowledged may be lost with it: it cannot be made again"
+            asyncio.get_running_loop().call_exception_handler({"message": lost, "exception": result})
+        elif answer is not None and not answer.done():
+            if isinstance(result, int):
+                answer.set_result(result)
+            else:
+                answer.set_exception(result)
+        self._news.state()
+
+    async def _run(self) -> None:
+        """Everything that runs, and its end."""
+        session, timeout_s = self._session, self.options.close_timeout_s
+        parts = (session.pump.run(), session.take_all(), session.catch_up(), self._submitter.run(), self._asked.wait())
+        tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(part) for part in parts]
+        reason = CloseReason(ended=Ended.INTERNAL, detail="the task of the client was cancelled")
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            reason = self._why(tasks)
+            connection, session.pump.connection = session.pump.connection, None  # or the end of its task would cut it
+            await ended(tasks, timeout_s)
+            if connection is not None:
+                await connection.close()
+        finally:
+            session.pump.abort()
+            for task in tasks:
+                task.cancel()
+            self._end(reason)
+            if self._handing is not None:
+                await ended((self._handing,), timeout_s, grace_s=timeout_s)
+
+    def _why(self, tasks: list[asyncio.Task[Any]]) -> CloseReason:
+        if self._asked.is_set():
+            return CloseReason(ended=Ended.ASKED)
+        part = next(task for task in tasks if task.done())
+        error = None if part.cancelled() else part.exception()
+        if not isinstance(error, StreamFailed):
+            return CloseReason(ended=Ended.INTERNAL, detail=f"a part of the client died: {error!r}")
+        last = self._session.last_end
+        if last is not None and is_refusal(last):
+            detail = f"{error}; look at issuer, audience and expiry of the token"
+            return CloseReason(ended=Ended.REFUSED, detail=detail)
+        is_wrong = last is not None and last.cause is Cause.CONFIGURATION
+        return CloseReason(ended=Ended.CONFIGURATION if is_wrong else Ended.FAILED, detail=str(error))
+
+    def _end(self, reason: CloseReason) -> None:
+        reason = replace(reason, unacknowledged=len(self.unacknowledged))
+        self._session.end(reason)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ClientClosed(f"the client has ended: {reason}"))
+        self._answers.clear()
+        self._progress.set()
+        self._news.tell(Closed(at=self._news.clock(), reason=reason))

@@ -1,0 +1,242 @@
+"""Connections of a client, one after the other: each begins with the state, and then brings answers and pushes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from thunderagent.model.clock import since_boot
+from thunderagent.model.errors import ClientClosed
+from thunderagent.model.pacing import PASSING, PASSING_LEAST_S
+from thunderagent.streams.connection.buffer import Buffer
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import CAUGHT_UP, ConnectionEnd, State
+from thunderagent.streams.connection.endpoint import EndpointSource
+from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.pump import Pump
+from thunderagent.streams.connection.verdicts import Verdict
+from thunderagent.streams.cursor import Cursor
+from thunderagent.websocket_api.client.beats import Beats
+from thunderagent.websocket_api.client.credentials import Credentials, TokenSource
+from thunderagent.websocket_api.client.happenings import CloseReason, Connected, Disconnected, Throttled
+from thunderagent.websocket_api.client.news import News
+from thunderagent.websocket_api.client.options import ClientOptions
+from thunderagent.websocket_api.client.replica import Replica
+from thunderagent.websocket_api.client.talk import Message, Talk, is_throttled, text_of
+from thunderagent.websocket_api.protocol import Action, Kind
+
+_MESSAGES: Final = 256
+_BYTES: Final = 8 << 20
+
+
+class Session:
+    """Keeps a connection, on the engine of the streams.
+
+    Args:
+        url: asked for each attempt, as `token` is.
+        options: every number.
+        replica: where states go.
+        news: where events go.
+        governor: gives turns to connect.
+        again: called when changes are to be sent again.
+        rng: the chance in pauses.
+    """
+
+    def __init__(
+        self,
+        url: EndpointSource,
+        token: TokenSource,
+        options: ClientOptions,
+        *,
+        replica: Replica,
+        news: News,
+        governor: Governor,
+        again: Callable[[], None],
+        rng: random.Random,
+    ) -> None:
+        self._options = options
+        self._replica = replica
+        self._news = news
+        self._send_again = again
+        self._rng = rng
+        self._live, self._ended, self._behind = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._was_live = False
+        self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
+        self.talk = Talk(
+            options.request_timeout_s,
+            on_throttled=lambda pause_s: news.tell(Throttled(at=news.clock(), pause_s=pause_s)),
+        )
+        self.pump = Pump(
+            Credentials(url, token).endpoint,
+            self._greet,
+            replace(options.streaming, classify=self._judge),
+            governor=governor,
+            buffer=self._buffer,
+            resume=lambda: None,
+            moved=self._moved,
+            told=lambda place: None,
+            overlap=True,
+            guard=lambda: None,
+            pings=lambda connection: Beats(self.talk, connection, self._heard),
+        )
+        self.last_end: ConnectionEnd | None = None
+        """How the last connection or attempt ended."""
+        self.latency_s: float | None = None
+        """How long the last ping took."""
+        self.closed: CloseReason | None = None
+        """Why nothing more will come; None while that is not so."""
+
+    @property
+    def is_live(self) -> bool:
+        """True while a connection is live."""
+        return self._live.is_set()
+
+    async def connection(self) -> Connection:
+        """A live connection, as soon as there is one.
+
+        Raises:
+            ClientClosed: there will be none.
+        """
+        while True:
+            self.check()
+            if self.pump.connection is not None and self._live.is_set():
+                return self.pump.connection
+            self._live.clear()
+            waits = [asyncio.ensure_future(one.wait()) for one in (self._live, self._ended)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until nothing more will come."""
+        await self._ended.wait()
+
+    def check(self) -> None:
+        """Raise when nothing more will come.
+
+        Raises:
+            ClientClosed: with the reason.
+        """
+        if self.closed is not None:
+            raise ClientClosed(f"the client has ended: {self.closed}")
+
+    def end(self, reason: CloseReason) -> None:
+        """Nothing more will come, and whoever waits is told."""
+        self.closed = reason
+        self._live.clear()
+        self.talk.lost()
+        self._ended.set()
+
+    async def take_all(self) -> None:
+        """Take what connections bring, for ever; nothing here waits for handlers."""
+        while True:
+            raw = self._buffer.get()
+            if raw is None:
+                await self._buffer.wait_for_some()
+            else:
+                self._receive(raw)
+
+    async def catch_up(self) -> None:
+        """Read the state each time that a notice of a change lacks what is needed, for ever."""
+        failures = 0
+        while True:
+            await self._behind.wait()
+            self._behind.clear()
+            if await self.read(await self.connection()):
+                failures = 0
+                continue
+            self._behind.set()
+            await asyncio.sleep(max(PASSING_LEAST_S, PASSING.delay(failures, self._rng)))
+            failures += 1
+
+    async def read(self, connection: Connection) -> bool:
+        """Ask for the state; False when that was not answered, or with an error."""
+        answer = await self.talk.ask(connection, Action.GET_STATE, known_version=self._replica.version)
+        return self._observe(answer)
+
+    def again(self, changes: int, is_certain: bool) -> None:
+        """So many acknowledged changes are to be sent again."""
+        if changes:
+            self._news.again(changes, is_certain=is_certain)
+            self._send_again()
+        self._news.state()
+
+    # Inside
+
+    async def _greet(self, connection: Connection, _: Cursor | None) -> None:
+        """A connection was opened: learn the state over it before it is used."""
+        while is_throttled(answer := await self._first(connection)):
+            pass
+        if not self._observe(answer):
+            problem = answer and (answer.get("error") or answer.get("type"))
+            raise ConnectionError(f"getState was answered with {str(problem)[:100]!r}")
+        old = self.pump.connection
+        if old is not None:  # once it answers, what was sent over it before this one was there has come
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.close_timeout_s):
+                    await self.talk.ask(old, Action.PING)
+
+    async def _first(self, connection: Connection) -> Message | None:
+        """The answer to the first request over a connection, whose messages nobody else takes yet."""
+        await self.talk.pause()  # the connection before may have been refused
+        request = self.talk.begin(connection)
+        try:
+            await self.talk.send(request, Action.GET_STATE, known_version=self._replica.version)
+            while not request.answer.done():
+                self._receive(await connection.recv())
+            return request.answer.result()
+        finally:
+            self.talk.forget(request)
+
+    def _moved(self, state: State, reason: str) -> None:
+        """The pump is in another state."""
+        if state is State.PAUSED or reason == CAUGHT_UP:
+            return
+        if state is not State.LIVE:
+            self._live.clear()
+            self.talk.lost()
+            if state is State.BACKOFF:
+                was, self._was_live = self._was_live, False
+                self._news.tell(Disconnected(at=self._news.clock(), reason=reason, was_connected=was))
+            return
+        self._was_live = True
+        self.talk.lost(self.pump.connection)
+        self._live.set()
+        region, version = self._replica.region, self._replica.version
+        self._news.tell(Connected(at=self._news.clock(), region=region, version=version, is_rotated=bool(reason)))
+        self._news.state()
+
+    def _judge(self, end: ConnectionEnd) -> Verdict | None:
+        self.last_end = end
+        return self._options.verdict(end)
+
+    def _heard(self, took_s: float) -> None:
+        self._replica.heard(since_boot())
+        self.latency_s = took_s
+
+    def _receive(self, raw: str | bytes) -> None:
+        match self.talk.take(raw):
+            case {"type": Kind.PUSH, **push}:
+                self._news.push(push.get("id"), push.get("message"))
+            case {"type": Kind.CHANGED, "version": int(version), "change": str(change), **others}:
+                patch = others.get("patch")
+                known = patch if isinstance(patch, dict) else None
+                if self._replica.changed(change, version, known, text_of(others.get("region"))):
+                    self._behind.set()
+                self._news.state()
+
+    def _observe(self, answer: Message | None) -> bool:
+        match answer or {}:
+            case {"type": Kind.STATE, "version": int(version), "state": dict(state), **others}:
+                region = text_of(others.get("region"))
+                is_behind = others.get("client_ahead") is True
+                found = self._replica.observed(state, version, region, since_boot(), is_behind=is_behind)
+                self.again(*found)
+                return True
+        return False

@@ -1,0 +1,1 @@
+"""A local gateway, which stands for API Gateway."""

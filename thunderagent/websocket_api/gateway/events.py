@@ -1,0 +1,114 @@
+"""The events and limits of Amazon's API Gateway, as its handlers see them; made here of a local request."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from thunderagent.websocket_api.protocol import MESSAGE_BYTES, Action
+from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_BURST, USER_RATE
+
+STAGE: Final = "local"
+API: Final = "local"
+METHOD_ARN: Final = f"arn:aws:execute-api:local:000000000000:{API}/{STAGE}/$connect"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What API Gateway allows, and our functions; tests make it less."""
+
+    rotate_after_s: float = 7200.0
+    """Longest life of a connection."""
+    idle_s: float = 600.0
+    """A connection without a message in either direction is closed after so long."""
+    connects_per_s: float = 500.0
+    """New connections in a second; more are refused with 429."""
+    frame_bytes: int = 32 * 1024
+    """A larger frame closes the connection with 1009."""
+    message_bytes: int = MESSAGE_BYTES
+    """So does a larger message."""
+    answer_s: float = 29.0
+    """Longest time that a handler may take."""
+    at_once: int = 8
+    """Messages of one connection that are handled at one moment; replies come in whatever order they are ready."""
+    user_rate: float = USER_RATE
+    """Messages of a user in a second; a connection may send half of them."""
+    user_burst: float = USER_BURST
+    """Messages of a user at one moment; the same."""
+    connect_rate: float = CONNECT_RATE
+    """Connects of a user in a second."""
+
+
+def new_connection_id() -> str:
+    """An id as API Gateway makes them."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(11)).decode()
+
+
+def connect_event(connection: str, path: str, headers: Mapping[str, str], *, now: float) -> dict[str, Any]:
+    """The event of `$connect`, for the authorizer and for the handler."""
+    query = parse_qs(urlsplit(path).query, keep_blank_values=True)
+    return {
+        "type": "REQUEST",
+        "methodArn": METHOD_ARN,
+        "headers": dict(headers),
+        "multiValueHeaders": {name: [value] for name, value in headers.items()},
+        "queryStringParameters": {name: values[-1] for name, values in query.items()} or None,
+        "multiValueQueryStringParameters": query or None,
+        "requestContext": _context(connection, "$connect", "CONNECT", now),
+        "isBase64Encoded": False,
+    }
+
+
+def message_event(connection: str, data: str | bytes, authorizer: Mapping[str, Any], *, now: float) -> dict[str, Any]:
+    """The event of a message."""
+    is_text = isinstance(data, str)
+    context = _context(connection, _route(data), "MESSAGE", now)
+    return {
+        "requestContext": {**context, "messageId": context["requestId"], "authorizer": dict(authorizer)},
+        "body": data if isinstance(data, str) else base64.b64encode(data).decode(),
+        "isBase64Encoded": not is_text,
+    }
+
+
+def disconnect_event(
+    connection: str, authorizer: Mapping[str, Any], *, code: int, reason: str, now: float
+) -> dict[str, Any]:
+    """The event of `$disconnect`."""
+    context = _context(connection, "$disconnect", "DISCONNECT", now)
+    over = {"disconnectStatusCode": code, "disconnectReason": reason, "authorizer": dict(authorizer)}
+    return {"requestContext": {**context, **over}, "isBase64Encoded": False}
+
+
+def failure(connection: str, event: Mapping[str, Any], message: str) -> str:
+    """What a client is sent when a handler fails or takes too long."""
+    about = event["requestContext"]
+    return json.dumps({"message": message, "connectionId": connection, "requestId": about["requestId"]})
+
+
+def _context(connection: str, route: str, kind: str, now: float) -> dict[str, Any]:
+    return {
+        "routeKey": route,
+        "eventType": kind,
+        "connectionId": connection,
+        "apiId": API,
+        "stage": STAGE,
+        "domainName": "localhost",
+        "requestId": secrets.token_urlsafe(12),
+        "requestTimeEpoch": int(now * 1000),
+        "identity": {"sourceIp": "127.0.0.1"},
+    }
+
+
+def _route(data: str | bytes) -> str:
+    """The route of a message, chosen by `$request.body.action`."""
+    try:
+        found = json.loads(data)
+        action = found.get("action") if isinstance(found, dict) else None
+    except (ValueError, RecursionError):
+        action = None
+    return action if isinstance(action, str) and action in set(Action) else "$default"

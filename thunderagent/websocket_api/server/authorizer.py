@@ -1,0 +1,119 @@
+"""The authorizer of `$connect`: lets those connect who have a good token, and tells the API whose it is.
+
+A token comes in the header `Authorization: Bearer …`, or from browsers, which cannot set headers, as a subprotocol
+beside `thunderagent.v1`. Never in the query string unless that is allowed: URLs end up in logs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thunderagent.model import websocket_events
+from thunderagent.model.bus import EventBus
+from thunderagent.websocket_api.protocol import BEARER
+from thunderagent.websocket_api.server.headers import header, offered_protocols
+from thunderagent.websocket_api.server.keys import KeysUnavailable
+from thunderagent.websocket_api.server.tokens import TokenRefused, UserRefused, Verifier
+
+QUERY_NAMES: Final = ("token", "access_token")
+
+
+class Unauthorized(Exception):
+    """API Gateway answers the client with 401 for an error of exactly this text."""
+
+    def __init__(self) -> None:
+        super().__init__("Unauthorized")
+
+
+class Authorizer:
+    """Decides who may connect.
+
+    Args:
+        verifier: checks tokens.
+        query_token: take one in the query string too.
+        bus: told of those who may not connect, and why.
+    """
+
+    def __init__(self, verifier: Verifier, *, query_token: bool = False, bus: EventBus | None = None) -> None:
+        self.bus = bus or EventBus()
+        self._verifier = verifier
+        self._query_token = query_token
+
+    def authorize(self, event: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of a REQUEST authorizer: who it is, and that they may connect; or that they may not (403).
+
+        Raises:
+            Unauthorized: without a good token (401): a fresh one will do.
+            KeysUnavailable: the keys of the issuer cannot be read (500).
+        """
+        try:
+            identity = self._verifier.verify(self._token(event))
+        except UserRefused as error:
+            self._refused(event, 403, error)
+            return _policy("nobody", "Deny", event, {})
+        except TokenRefused as error:
+            self._refused(event, 401, error)
+            raise Unauthorized from None
+        except KeysUnavailable as error:
+            self._refused(event, 500, error)
+            raise
+        context = {"user": identity.user, "expires": f"{identity.expires_at:.0f}"}
+        return _policy(identity.user, "Allow", event, context)
+
+    def _token(self, event: Mapping[str, Any]) -> str:
+        scheme, _, token = (header(event, "authorization") or "").partition(" ")
+        if scheme.lower() == "bearer" and token.strip():
+            return token.strip()
+        for one in offered_protocols(event):
+            if one.startswith(BEARER) and len(one) > len(BEARER):
+                return one.removeprefix(BEARER)
+        query = event.get("queryStringParameters") or {}
+        for name in QUERY_NAMES:
+            if isinstance(found := query.get(name), str) and found:
+                if self._query_token:
+                    return found
+                raise TokenRefused(
+                    "the token is in the query string, which ends up in logs: send it in the header Authorization, or "
+                    f"as the subprotocol '{BEARER}TOKEN'; or allow it with WSAPI_QUERY_TOKEN=1"
+                )
+        raise TokenRefused(f"there is no token: send 'Authorization: Bearer TOKEN', or the subprotocol '{BEARER}TOKEN'")
+
+    def _refused(self, event: Mapping[str, Any], status: int, error: Exception) -> None:
+        connection = str((event.get("requestContext") or {}).get("connectionId", ""))
+        self.bus.emit(websocket_events.ConnectionRefused(connection=connection, status=status, reason=str(error)))
+
+
+def _policy(user: str, effect: str, event: Mapping[str, Any], context: Mapping[str, str]) -> dict[str, Any]:
+    statement = {"Action": "execute-api:Invoke", "Effect": effect, "Resource": event.get("methodArn", "*")}
+    return {
+        "principalId": user,
+        "policyDocument": {"Version": "2012-10-17", "Statement": [statement]},
+        "context": dict(context),
+    }
+
+
+_guard: Final = threading.Lock()
+_made: list[Authorizer] = []
+
+
+def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
+    """The authorizer for AWS Lambda, with the settings `WSAPI_…` of its environment; made for the first event and kept.
+
+    Raises:
+        Unauthorized: there is no good token.
+        ConfigurationError: the settings cannot work.
+    """
+    from thunderagent.websocket_api.server.functions import make_authorizer
+
+    with _guard:
+        if not _made:
+            _made.append(make_authorizer())
+    return _made[0].authorize(event)
+
+
+if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:  # what is read now is not read while the first client waits
+    importlib.import_module("thunderagent.websocket_api.server.functions")

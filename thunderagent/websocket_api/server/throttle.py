@@ -1,0 +1,144 @@
+"""Bounds what a connection and a user may send, over all instances of the function, by token buckets in their rows.
+
+An instance counts messages in memory and books them in lots. A few messages cost no write; a lot costs one write for
+the connection and one for the user. After a refusal the instance refuses from memory until a lot fits again. So each
+instance lets at most `LOT - 1` messages in `FORGET_S` through beyond a limit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from thunderagent.stores.engine import Engine
+from thunderagent.websocket_api.records import MOST_CONNECTIONS, Bucket, connection_id_of, connections_id, spend
+
+USER_RATE: Final = 50.0
+"""Messages of a user in a second; one connection may send half of them."""
+USER_BURST: Final = 250.0
+"""Messages of a user at one moment; one connection half."""
+CONNECT_RATE: Final = 5.0
+"""Connects of a user in a second."""
+CONNECT_BURST: Final = 2.0 * MOST_CONNECTIONS
+"""Connects of a user at one moment: all that one may have, each beside the one that it replaces."""
+LOT: Final = 5
+"""Messages that are booked together."""
+FORGET_S: Final = 10.0
+"""Messages of less than a lot are forgotten after so long, and so are refusals."""
+FLOOD: Final = 20
+"""A connection that sends so many messages within `FORGET_S` that one instance refuses is closed."""
+MOST_ROWS: Final = 10_000
+"""Rows that an instance remembers; then it forgets the oldest."""
+_CLOCKS_S: Final = 3.0
+"""A bucket holds so many seconds of its rate at least: clocks of instances differ, as `Date` tells whole seconds."""
+_TRIES: Final = 3
+
+
+class Throttled(Exception):
+    """A limit is reached. `wait_s`: until more is taken; `is_flood`: the sender goes on regardless."""
+
+    def __init__(self, wait_s: float, *, is_flood: bool = False, is_first: bool = True) -> None:
+        super().__init__(f"the limit is reached for {wait_s:.1f} s")
+        self.wait_s = wait_s
+        self.is_flood = is_flood
+        self.is_first = is_first
+        """No message of the connection was refused just before."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """What an instance knows of a row."""
+
+    since: float
+    messages: int = 0
+    refused: int = 0
+    until: float = 0.0
+    was_full: bool = True
+    """The bucket, when it was seen last: then the write that books is mostly done at the first try."""
+
+
+class Throttle:
+    """The limits of messages, as one instance of the function keeps them. Safe in threads.
+
+    Args:
+        engine: the table of connections.
+        now: epoch seconds.
+        rate: messages of a user in a second; one connection may send half of them.
+        burst: messages of a user at one moment; one connection half. At least 3 times the rate is taken.
+    """
+
+    def __init__(self, engine: Engine, now: Callable[[], float], *, rate: float, burst: float) -> None:
+        self._engine = engine
+        self._now = now
+        burst = max(burst, _CLOCKS_S * rate)
+        self._of_user = Bucket("lockTime", rate, burst)
+        self._of_connection = Bucket("lockTime", rate / 2, burst / 2)
+        self._guard = threading.Lock()
+        self._counts: dict[str, _Count] = {}
+
+    def check(self, connection: str, user: str) -> None:
+        """Count a message.
+
+        Raises:
+            Throttled: it is one too many.
+            StoreError: the store did not answer; nobody knows.
+        """
+        row_id = connection_id_of(connection)
+        try:
+            self._wait(connections_id(user))  # so that it costs the connection neither a write nor tokens
+            self._take(row_id, self._of_connection)
+            self._take(connections_id(user), self._of_user)
+        except Throttled as error:
+            with self._guard:
+                count = self._count(row_id)
+                count.refused += 1
+                is_flood, is_first = count.refused % FLOOD == 0, count.refused == 1
+            raise Throttled(error.wait_s, is_flood=is_flood, is_first=is_first) from None
+
+    def _wait(self, row_id: str) -> _Count:
+        with self._guard:
+            count = self._count(row_id)
+            if (left := count.until - self._now()) > 0:
+                raise Throttled(left)
+            return count
+
+    def _take(self, row_id: str, bucket: Bucket) -> None:
+        count = self._wait(row_id)
+        with self._guard:
+            count.messages += 1
+            if count.messages < LOT:
+                return
+            count.messages = 0
+        if (left := self._book(row_id, bucket, count)) > 0:
+            with self._guard:
+                count.until, count.messages = self._now() + left, LOT - 1  # the next message is to be booked at once
+            raise Throttled(left)
+
+    def _book(self, row_id: str, bucket: Bucket, count: _Count) -> float:
+        """Take a lot out of a bucket; 0, or the seconds until there is one."""
+        for _ in range(_TRIES):
+            now = self._now()
+            [applied] = self._engine.apply([spend(row_id, bucket, LOT, now=now, was_full=count.was_full)])
+            if applied.error is not None:
+                raise applied.error
+            if applied.row is None:  # nobody is known to be connected
+                break
+            count.was_full = bucket.is_full(applied.row, now)
+            if applied.won:
+                break
+            if (left := bucket.wait_s(applied.row, LOT, now)) > 0:
+                return left
+        return 0.0
+
+    def _count(self, row_id: str) -> _Count:
+        now = self._now()
+        count = self._counts.get(row_id)
+        if count is None:
+            while len(self._counts) >= MOST_ROWS:
+                del self._counts[next(iter(self._counts))]
+            count = self._counts[row_id] = _Count(now)
+        elif now - count.since >= FORGET_S:
+            count.since, count.messages, count.refused, count.was_full = now, 0, 0, True
+        return count
