@@ -14,13 +14,13 @@ import pytest
 
 if TYPE_CHECKING:
     from thunderagent.client import Client
-    from thunderagent.faults import FaultyEngine
     from thunderagent.jobs.job import Job
     from thunderagent.jobs.registry import Registry
     from thunderagent.model.bus import EventBus
     from thunderagent.settings import Settings
     from thunderagent.stores.tasks import TaskStore
     from thunderagent.testing import FakeClock, Recorder
+    from thunderagent.testing.faulty_engine import FaultyEngine
 
     Jobs = Registry | Job[Any] | str | list[Job[Any] | str] | tuple[Job[Any] | str, ...]
 
@@ -99,9 +99,9 @@ def thunder_clock() -> FakeClock:
 def _thunder_store(request: pytest.FixtureRequest) -> Iterator[TaskStore]:
     import time
 
-    from thunderagent.faults import FaultyEngine
     from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
     from thunderagent.stores.tasks import TaskStore
+    from thunderagent.testing.faulty_engine import FaultyEngine
 
     clock = request.getfixturevalue("thunder_clock") if "thunder_clock" in request.fixturenames else None
     engine = FaultyEngine(SqliteEngine(MEMORY, clock=clock))
@@ -112,7 +112,7 @@ def _thunder_store(request: pytest.FixtureRequest) -> Iterator[TaskStore]:
 @pytest.fixture
 def thunder_faults(_thunder_store: TaskStore) -> FaultyEngine:
     """What can go wrong between the agent and its store, by name, as in `drop_after_commit("claim")`."""
-    from thunderagent.faults import FaultyEngine
+    from thunderagent.testing.faulty_engine import FaultyEngine
 
     engine = _thunder_store.engine
     assert isinstance(engine, FaultyEngine)

@@ -126,8 +126,8 @@ AWAKE: Final[dict[str, str]] = {
     "cli.top": "the pace of a picture",
     "agent.health.probes": "how long a request may stay open",
     "ops.local_engine": "waits for a process",
-    "fasttime": "time in tests",
-    "travel": "time in tests",
+    "testing.fast_loop": "time in tests",
+    "testing.time_travel": "time in tests",
     "testing": "waits in tests",
 }
 """Modules that may count on `time.monotonic`, which stands still while the machine sleeps: no lease hangs on it."""

@@ -12,9 +12,9 @@ import pytest
 
 import thunderagent
 from tests.stands import eventually
-from thunderagent.faults import VERBS, FaultyEngine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.testing.faulty_engine import VERBS, FaultyEngine
 
 pytest_plugins = ["pytester"]
 

@@ -44,7 +44,7 @@ from thunderagent.testing import (
     memory_store,
     run_until_idle,
 )
-from thunderagent.travel import Travel
+from thunderagent.testing.time_travel import Travel
 
 QUICK: dict[str, Any] = {"poll_min_s": 0.01, "poll_max_s": 0.05, "poll_idle_s": 0.05, "sweep_s": 0.5}
 

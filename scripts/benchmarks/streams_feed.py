@@ -19,8 +19,16 @@ from importlib.util import find_spec
 from typing import Any, Final, cast
 
 from benchmarks.streams_children import raise_open_files, say, serve
-from thunderagent.chaos.certificates import contexts
-from thunderagent.chaos.frames import Frame, FrameParser, Opcode, accepting, close_frame, parse_request, text_frame
+from thunderagent.testing.chaos.certificates import contexts
+from thunderagent.testing.chaos.frames import (
+    Frame,
+    FrameParser,
+    Opcode,
+    accepting,
+    close_frame,
+    parse_request,
+    text_frame,
+)
 
 HOST: Final = "127.0.0.1"
 TURN_S: Final = 0.01

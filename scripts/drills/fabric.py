@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
-from thunderagent.faults import FaultyEngine
 from thunderagent.model.conditions import Is, Write
 from thunderagent.stores.engine import Applied, Engine
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 
 class Link(FaultyEngine):

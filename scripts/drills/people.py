@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from drills.pace import LEAST_S, Pace, hasten
-from thunderagent.chaos import ChaosServer
 from thunderagent.model.errors import ThunderAgentError
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.streams.connection.governor import Governor
+from thunderagent.testing.chaos import ChaosServer
 from thunderagent.websocket_api.client import Client, ClientOptions, Connected, Disconnected, Resubmitted
 
 MESSAGES_A_SECOND: Final = 5.0

@@ -18,7 +18,6 @@ from thunderagent.agent.companion import Companion
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.client import Client
-from thunderagent.globaltable import GlobalTableSim
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
@@ -28,6 +27,7 @@ from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
+from thunderagent.testing.global_table.table import GlobalTableSim
 from thunderagent.websocket_api.canary.making import make_watch
 from thunderagent.websocket_api.gateway.events import Limits
 from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread

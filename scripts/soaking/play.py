@@ -20,12 +20,12 @@ from soaking.ledger import Asked, Ledger, Violation, judge, rows
 from soaking.network import Network
 from soaking.soakjobs import LARGE, LEDGER, LIMIT
 from thunderagent import Client
-from thunderagent.chaos import ChaosServer
 from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.ops import local_engine as local
 from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
+from thunderagent.testing.chaos import ChaosServer
 
 SCRIPTS: Final = Path(__file__).resolve().parents[1]
 LOOK_S: Final = 1.0

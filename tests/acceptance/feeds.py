@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from thunderagent.chaos import Behaviour, ChaosServer
+from thunderagent.testing.chaos import Behaviour, ChaosServer
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from tests.acceptance.processes import HERE, Log, is_alive, until
 from tests.acceptance.rollingjobs import Piece
 from tests.acceptance.streamjobs import Peer
 from tests.acceptance.supervised import Supervised, supervised
-from thunderagent.chaos import ChaosServer
 from thunderagent.jobs.job import Job
 from thunderagent.model.task import Status
+from thunderagent.testing.chaos import ChaosServer
 
 pytestmark = pytest.mark.processes
 

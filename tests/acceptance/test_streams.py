@@ -19,12 +19,12 @@ from tests.acceptance.feeds import Feeds, Story, feeds
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, cli, until
 from tests.stands import patience
 from thunderagent.agent.stream_balance import ABOVE_MEAN
-from thunderagent.chaos import ChaosServer
 from thunderagent.jobs.job import Job
 from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S
 from thunderagent.model.task import Handoff, Lease, Status, Task
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
+from thunderagent.testing.chaos import ChaosServer
 
 pytestmark = pytest.mark.processes
 

@@ -17,11 +17,11 @@ from tests.acceptance.feeds import Feeds, Story, closed_port, feeds, full_port
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
 from tests.stands import patience
-from thunderagent.chaos import Feed, Refuse, Silence, Unanswered
 from thunderagent.jobs.job import Job
 from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S
 from thunderagent.model.task import Handoff, Status, Task
 from thunderagent.settings import Settings
+from thunderagent.testing.chaos import Feed, Refuse, Silence, Unanswered
 
 pytestmark = pytest.mark.processes
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.canary.support import REGION, Api, an_api, run, until
-from thunderagent.chaos.behaviours import Garbage, HangUp, Refuse, Silence
 from thunderagent.testing import ChaosServer
+from thunderagent.testing.chaos.behaviours import Garbage, HangUp, Refuse, Silence
 from thunderagent.websocket_api.canary.probe import SAVES, SLOTS, Prober
 from thunderagent.websocket_api.canary.result import ProbeResult, Step, Unjudged
 from thunderagent.websocket_api.canary.tokens import Tokens

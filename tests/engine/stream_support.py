@@ -13,9 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tests.engine.support import LONG_S, Stage, settings
 from thunderagent.agent.executors.executor import LoopExecutor
-from thunderagent.chaos import Behaviour, ChaosServer
 from thunderagent.client import Client
-from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job
 from thunderagent.model.conditions import Write
@@ -29,6 +27,8 @@ from thunderagent.streams.connection.verdicts import FATAL
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.cursor import Cursor
 from thunderagent.testing import memory_store
+from thunderagent.testing.chaos import Behaviour, ChaosServer
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ from thunderagent.agent.executors.executor import Running, Scope, no_scope
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.settle import Policy
 from thunderagent.client import Client
-from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -28,6 +27,7 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import memory_store
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 LONG_S: Final = 30.0
 """No wait of a test is longer; none takes more than a fraction of it on a machine that is not overloaded."""

@@ -17,7 +17,6 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.engine.support import LONG_S, put, seen, serving
-from thunderagent.chaos import ChaosServer
 from thunderagent.cli import app
 from thunderagent.cli.output import moment, notes, out
 from thunderagent.cli.story import begin_of, lines_of, summed
@@ -33,6 +32,7 @@ from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.cursor import Cursor
 from thunderagent.streams.journal import MOVES_KEPT, Link, Missed, Move, journal_id, keep_journals
+from thunderagent.testing.chaos import ChaosServer
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 OTHER: Final = "host-2:4712:4d3c2b1a"

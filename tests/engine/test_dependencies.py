@@ -14,7 +14,6 @@ import pytest
 from tests.engine.support import LONG_S, Stage, put, seen, serving, settings
 from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
 from thunderagent.model import events
@@ -30,6 +29,7 @@ from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import memory_store
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 
 Payload = dict[str, Any]
 NO_SWEEP_S = 600.0

@@ -21,7 +21,6 @@ from tests.powerless import needs_powerless, powerless
 from thunderagent.cli import app
 from thunderagent.cli import doctor as command
 from thunderagent.cli.output import out
-from thunderagent.faults import FaultyEngine
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.model.task import Status, Task
@@ -33,6 +32,7 @@ from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.opening import open_store
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 CONF: Final = """
 [program:agent]

@@ -17,7 +17,6 @@ from tests.stands import Stand, together
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -32,6 +31,7 @@ from thunderagent.queue.drains import OLD_S, drain_asked, drains_of
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 
 class Counting(FaultyEngine):

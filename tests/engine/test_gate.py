@@ -11,7 +11,6 @@ import pytest
 
 from tests.engine.support import LONG_S, serving
 from tests.stands import eventually, patience
-from thunderagent.faults import Fault
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events, fleet_events
@@ -27,6 +26,7 @@ from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.telemetry.queue_gauges import QueueMeasure
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
+from thunderagent.testing.faulty_engine import Fault
 
 HERE = "eu-central-1"
 

@@ -13,8 +13,6 @@ from tests.engine.stream_support import FeedThread, Fleet, Log, Watched, fleet, 
 from tests.engine.support import Rejecting, put
 from tests.stands import eventually
 from thunderagent.agent import housekeeping
-from thunderagent.chaos import Close, Feed
-from thunderagent.faults import Fault
 from thunderagent.model import events
 from thunderagent.model.errors import StoreUnavailable, StreamFailed
 from thunderagent.model.task import Status
@@ -36,6 +34,8 @@ from thunderagent.streams.journal import (
     read_journals,
     read_links,
 )
+from thunderagent.testing.chaos import Close, Feed
+from thunderagent.testing.faulty_engine import Fault
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from tests.engine.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
-from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -46,6 +45,7 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Enqueued, TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_client
+from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 
 JOB: Final = "test.job"
 KEY: Final = "customer-42"

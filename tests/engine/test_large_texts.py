@@ -20,7 +20,6 @@ from thunderagent.agent.settle import Outcome, Raised, Undecided
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -48,6 +47,7 @@ from thunderagent.stores.large_texts import DAY_S
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 
 LARGE = "x" * MAX_TEXT_BYTES
 

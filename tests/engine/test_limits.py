@@ -22,7 +22,6 @@ from tests.store.billing import write_units
 from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -43,6 +42,7 @@ from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 
 Payload = dict[str, Any]
 BOTH: Final = ("sqlite-file", pytest.param("ministack", marks=pytest.mark.ministack))

@@ -12,7 +12,6 @@ import pytest
 
 from tests.model.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
 from thunderagent.agent.settle import Outcome, Raised, Returned
-from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Snooze
 from thunderagent.jobs.job import job
 from thunderagent.model.conditions import Present, Write
@@ -28,6 +27,7 @@ from thunderagent.queue.limits.slots import Limit, Slots, holders_of
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 
 JOBS: Final = limited_jobs()
 RARE: Final[dict[str, Any]] = {"poll_min_s": 100.0, "poll_max_s": 100.0, "poll_idle_s": 100.0}

@@ -14,7 +14,6 @@ import pytest
 from tests.engine.support import LONG_S, Recorder, Rejecting, Stage, serving, settings
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -27,6 +26,7 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 
 Payload = dict[str, Any]
 LOSSES = pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.REPEATED], ids=["unanswered", "repeated by the SDK"])

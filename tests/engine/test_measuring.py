@@ -12,7 +12,6 @@ import pytest
 from tests.engine.support import Recorder, a_job, put, serving
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.instruments import cloudwatch_place, make_meter, measuring_companions
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
@@ -27,6 +26,7 @@ from thunderagent.telemetry.meter import Meter
 from thunderagent.telemetry.metrics import MOST_LABELS
 from thunderagent.telemetry.queue_gauges import TURN_S, QueueMeasure, measure
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 
 
 class Counting(FaultyEngine):

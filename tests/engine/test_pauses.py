@@ -19,7 +19,6 @@ from thunderagent.agent.loop import Agent
 from thunderagent.agent.settle import Returned
 from thunderagent.agent.stream_balance import Fleet, is_paused
 from thunderagent.client import Client
-from thunderagent.faults import Fault
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -33,6 +32,7 @@ from thunderagent.queue.pauses import Pause, PauseKind, pauses_of
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store
+from thunderagent.testing.faulty_engine import Fault
 
 OTHER: Final = "test.other"
 BULK: Final = Lane("bulk")

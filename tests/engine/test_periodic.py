@@ -21,7 +21,6 @@ from tests.stands import eventually, together
 from tests.store.billing import write_units
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
-from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
@@ -42,6 +41,7 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_client, run_until_idle
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 NAME: Final = "report.nightly"
 TEN_MINUTES: Final = 600

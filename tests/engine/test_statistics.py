@@ -11,7 +11,6 @@ import pytest
 
 from tests.engine.support import settings
 from thunderagent.client import Client
-from thunderagent.faults import FaultyEngine
 from thunderagent.model.task import Lane, Page, Row, Status
 from thunderagent.model.writes.shared import LINE_STATUS, limit_row
 from thunderagent.queue.limits.lines import line_value
@@ -20,6 +19,7 @@ from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import memory_client, memory_store
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 GENEROUS: Final = 5.0
 """How many times longer than a second of a core a look may take in a test: machines differ."""

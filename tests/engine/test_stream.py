@@ -31,8 +31,6 @@ from tests.stands import eventually, patience
 from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.settle import Stopped
 from thunderagent.agent.stream_balance import AT_ONCE
-from thunderagent.chaos import Close, Feed, Refuse, Silence
-from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.model import events
@@ -56,6 +54,8 @@ from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.cursor import Cursor, Span
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.chaos import Close, Feed, Refuse, Silence
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 ENDLESS = StreamOptions(proxy=False, stable_after_messages=2, backoff_base_s=0.05, backoff_cap_s=0.1)
 

@@ -19,7 +19,6 @@ from thunderagent.agent.poller import PAGES_A_LOOK, Room
 from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
 from thunderagent.agent.streams import AWAY_BYTES
 from thunderagent.agent.sweep import Janitor
-from thunderagent.chaos import Refuse
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events
@@ -34,6 +33,7 @@ from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.journal import Link
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.chaos import Refuse
 
 IDS = [f"stream-{number}" for number in range(1000)]
 
@@ -540,7 +540,7 @@ def test_at_most_so_many_leave_at_a_time_and_none_that_is_not_connected(tmp_path
         for context in log.contexts:
             context._on_hold = False
         feed.do(feed.server.stop_listening)
-        from thunderagent.chaos import Cut
+        from thunderagent.testing.chaos import Cut
 
         feed.do(lambda: feed.server.drop_all(Cut()))
         eventually(lambda: streams.connections == 0)

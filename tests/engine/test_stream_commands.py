@@ -13,7 +13,6 @@ import pytest
 from tests.engine.stream_support import STRICT, FeedThread, Fleet, Log, Watched, fleet, follower, watched_memory
 from tests.engine.support import LONG_S, a_job, claimed, put, settings
 from tests.stands import eventually
-from thunderagent.chaos import Refuse
 from thunderagent.client import Client
 from thunderagent.model import events
 from thunderagent.model.conditions import Write
@@ -23,6 +22,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
+from thunderagent.testing.chaos import Refuse
 
 
 @pytest.fixture

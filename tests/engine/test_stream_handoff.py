@@ -14,8 +14,6 @@ import pytest
 from tests.engine.stream_support import PROMPT, FeedThread, Fleet, Log, fleet, follower, subscribe
 from tests.engine.support import LONG_S, Stage
 from tests.stands import eventually, patience
-from thunderagent.chaos import Feed, Unanswered
-from thunderagent.faults import Fault
 from thunderagent.jobs.job import Job
 from thunderagent.model import events
 from thunderagent.model.conditions import Write
@@ -25,6 +23,8 @@ from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.cursor import Cursor
+from thunderagent.testing.chaos import Feed, Unanswered
+from thunderagent.testing.faulty_engine import Fault
 
 SHORT: dict[str, Any] = {"drain_s": 8.0}
 """With this drain an offer lasts 3 s, of which the one who offers uses 1.4 at most."""

@@ -16,8 +16,6 @@ from tests.engine.support import LONG_S, Recorder, claimed
 from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.settle import Stopped
-from thunderagent.chaos import Feed, Silence
-from thunderagent.faults import Fault
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged
@@ -30,6 +28,8 @@ from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import FakeClock, memory_store
+from thunderagent.testing.chaos import Feed, Silence
+from thunderagent.testing.faulty_engine import Fault
 
 STUCK_SOON = StreamOptions(proxy=False, handler_timeout_s=0.3, close_timeout_s=0.2)
 

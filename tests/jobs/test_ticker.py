@@ -20,7 +20,6 @@ import jobs.ticker
 from jobs.minutes import MinuteFiles
 from jobs.ticker import BadTick, Tick, TickerPayload, decode, follow
 from thunderagent.agent.loop import Agent
-from thunderagent.chaos import ChaosServer, Close, Cut, Feed
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
@@ -29,6 +28,7 @@ from thunderagent.model.task import Status
 from thunderagent.settings import Settings
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import Recorder, make_lease, memory_store
+from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed
 
 LONG_S: Final = 20.0
 T = TypeVar("T")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thunderagent.faults import FaultyEngine
 from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
@@ -19,6 +18,7 @@ from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite import boots, sql
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 GUARD_S = 2.0
 MAX_CRASHES = 2

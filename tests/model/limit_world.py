@@ -25,7 +25,6 @@ from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped
 from thunderagent.client import Client
-from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
@@ -42,6 +41,7 @@ from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 
 T = TypeVar("T")
 

@@ -36,7 +36,6 @@ from thunderagent.model.errors import RegionPassive, StoreError, StoreRejected, 
 from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents
-from thunderagent.regionengine import RegionClock
 from thunderagent.regions import writes as region_writes
 from thunderagent.regions.arbiter import Arbiter
 from thunderagent.regions.gate import Gate
@@ -47,6 +46,7 @@ from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Beat, Doubt, Exchanged, TaskStore, Wanted
 from thunderagent.testing import FakeClock, GlobalTableSim
+from thunderagent.testing.global_table.engine import RegionClock
 
 REGIONS: Final = ("eu-central-1", "eu-west-1")
 SCOPE: Final = "default"

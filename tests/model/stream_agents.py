@@ -22,7 +22,6 @@ from thunderagent.agent.executors.executor import Executors, LoopExecutor
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.queues import tick_s
-from thunderagent.faults import FaultyEngine
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.conditions import Write
 from thunderagent.settings import Settings
@@ -30,6 +29,7 @@ from thunderagent.stores.engine import Applied, Blobs
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 T = TypeVar("T")
 

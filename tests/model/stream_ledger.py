@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent.faults import FaultyEngine
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LOOP_LATE_S
@@ -18,6 +17,7 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.journal import Missed
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import FaultyEngine
 
 Place = tuple[int, int]
 """The number of an epoch, and a number in it."""

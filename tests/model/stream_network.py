@@ -12,8 +12,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final
 
-from thunderagent.chaos import ChaosServer
 from thunderagent.testing import FakeClock
+from thunderagent.testing.chaos import ChaosServer
 
 HOST: Final = "127.0.0.1"
 _ROUNDING_S: Final = 1e-9

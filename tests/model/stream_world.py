@@ -18,9 +18,7 @@ import schedule
 from tests.model.stream_agents import SimProcess
 from tests.model.stream_ledger import SETTLES, Ledger, Place, Watch, place_of
 from tests.model.stream_network import HOST, Network, SimLoop, SimServer, Wire
-from thunderagent.chaos import Behaviour, Close, Feed
 from thunderagent.client import Client
-from thunderagent.faults import ANY, Fault
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.clock import HostClock
@@ -44,6 +42,8 @@ from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.streams.cursor import Cursor, Gap, GapAction
 from thunderagent.testing import FakeClock
+from thunderagent.testing.chaos import Behaviour, Close, Feed
+from thunderagent.testing.faulty_engine import ANY, Fault
 
 LEASE_S: Final = 6.0
 HEARTBEAT_S: Final = 2.0

@@ -44,8 +44,8 @@ from tests.engine.stream_support import FeedThread, Log, fleet, follower
 from tests.model.stream_agents import SimProcess
 from tests.model.stream_ledger import SETTLES
 from tests.model.stream_world import HOURS_S, LARGE, LEASE_S, NEWER, NEWER_AGENTS, PAYLOADS, SETTINGS, World
-from thunderagent.chaos import Behaviour, Close, Cut, HangUp, Refuse, Silence, Unanswered
 from thunderagent.model.task import Status
+from thunderagent.testing.chaos import Behaviour, Close, Cut, HangUp, Refuse, Silence, Unanswered
 
 EXAMPLES: Final = int(os.environ.get("THUNDER_TEST_STREAMS", "0"))
 STEPS: Final = 50

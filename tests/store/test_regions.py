@@ -19,7 +19,6 @@ from thunderagent.model.clock import SharedClock
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
-from thunderagent.regionengine import RegionClock
 from thunderagent.regions import writes as region_writes
 from thunderagent.regions.arbiter import Arbiter
 from thunderagent.regions.gate import AT_ONCE, Gate
@@ -30,6 +29,7 @@ from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.testing import FakeClock, GlobalTableSim
+from thunderagent.testing.global_table.engine import RegionClock
 
 HERE, THERE = "eu-central-1", "eu-west-1"
 LEASE_S = 30.0

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.stands import Stand, seen
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Desired, Handoff, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.streams.journal import Journal, keep_journals, read_journals
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 
 CURSOR = {"seq": 7, "epoch": "e", "token": "t"}
 

@@ -10,7 +10,6 @@ from typing import Any, Final, cast
 import pytest
 
 from tests.stands import Stand, only, seen
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.clock import DateClock, since_boot
 from thunderagent.model.errors import DuplicateTask, PayloadTooLarge
 from thunderagent.model.pacing import TEXT_DOUBT_S, TEXT_SETTLES_S
@@ -22,6 +21,7 @@ from thunderagent.stores.engine import MAX_TEXT_BYTES, PAYLOAD_MARK, Applied, Ke
 from thunderagent.stores.large_texts import DAY_S, KEEP_PAYLOAD_S, SURE_S
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 
 LONG_AGO_S: Final = TEXT_SETTLES_S + 60.0
 

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.chaos import ChaosServer
-from thunderagent.fasttime import run_fast
 from thunderagent.model.errors import LeaseLost
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import State
@@ -21,6 +19,8 @@ from thunderagent.streams.connection.feed import Feed
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.cursor import Cursor, Gap, GapAction
+from thunderagent.testing.chaos import ChaosServer
+from thunderagent.testing.fast_loop import run_fast
 
 Message = dict[str, Any]
 Handle = Callable[[Message], Awaitable[object]]

@@ -17,7 +17,17 @@ import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidHandshake, InvalidURI
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
-from thunderagent.chaos import (
+from thunderagent.model import pacing
+from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
+from thunderagent.streams.connection import feed as feeds
+from thunderagent.streams.connection import pump
+from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.ending import ConnectionEnd, State
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.transport import open_connection
+from thunderagent.streams.connection.verdicts import Verdict
+from thunderagent.streams.cursor import Cursor, GapAction
+from thunderagent.testing.chaos import (
     Behaviour,
     BrokenTls,
     ChaosServer,
@@ -29,16 +39,6 @@ from thunderagent.chaos import (
     TlsFault,
     Unanswered,
 )
-from thunderagent.model import pacing
-from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
-from thunderagent.streams.connection import feed as feeds
-from thunderagent.streams.connection import pump
-from thunderagent.streams.connection.connection import Connection
-from thunderagent.streams.connection.ending import ConnectionEnd, State
-from thunderagent.streams.connection.endpoint import Attempt
-from thunderagent.streams.connection.transport import open_connection
-from thunderagent.streams.connection.verdicts import Verdict
-from thunderagent.streams.cursor import Cursor, GapAction
 
 ERRORS: list[BaseException] = [
     OSError("no route"),

@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 
 from tests.streaming.support import HOUR_S, PROMPT, Keeper, Message, now, run, streaming
-from thunderagent.chaos import ChaosServer, Feed, Silence
 from thunderagent.streams.connection.ending import State
+from thunderagent.testing.chaos import ChaosServer, Feed, Silence
 
 SEED_MESSAGES: Final = 3
 
@@ -25,7 +25,7 @@ SEED_MESSAGES: Final = 3
 async def chaos_process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
     """A feed in a process of its own, and its URL."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "thunderagent.chaos", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "thunderagent.testing.chaos", *arguments, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout

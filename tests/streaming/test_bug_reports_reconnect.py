@@ -14,7 +14,14 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 
 from tests.streaming.support import PROMPT, governor, now, run, streaming
-from thunderagent.chaos import (
+from thunderagent.model.errors import StreamFailed
+from thunderagent.model.pacing import FLOOR_S, SLOW_S
+from thunderagent.streams.connection.ending import State
+from thunderagent.streams.connection.endpoint import Attempt
+from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.pump import ROTATION_RETRY_S
+from thunderagent.streams.connection.transport import open_connection
+from thunderagent.testing.chaos import (
     Behaviour,
     BrokenTls,
     ChaosServer,
@@ -26,13 +33,6 @@ from thunderagent.chaos import (
     Refuse,
     Unanswered,
 )
-from thunderagent.model.errors import StreamFailed
-from thunderagent.model.pacing import FLOOR_S, SLOW_S
-from thunderagent.streams.connection.ending import State
-from thunderagent.streams.connection.endpoint import Attempt
-from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.connection.pump import ROTATION_RETRY_S
-from thunderagent.streams.connection.transport import open_connection
 
 DEFAULT = StreamOptions(proxy=False)
 EARLY = 1e-3

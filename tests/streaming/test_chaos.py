@@ -30,7 +30,8 @@ from websockets.exceptions import (
     PayloadTooBig,
 )
 
-from thunderagent.chaos import (
+from thunderagent.model.errors import ConfigurationError, WaitTimeout
+from thunderagent.testing.chaos import (
     Behaviour,
     BrokenTls,
     ChaosServer,
@@ -48,9 +49,8 @@ from thunderagent.chaos import (
     Violate,
     Violation,
 )
-from thunderagent.chaos.frames import Frame, FrameParser, Opcode, close_frame
-from thunderagent.fasttime import run_fast
-from thunderagent.model.errors import ConfigurationError, WaitTimeout
+from thunderagent.testing.chaos.frames import Frame, FrameParser, Opcode, close_frame
+from thunderagent.testing.fast_loop import run_fast
 
 HOUR_S: Final = 3600.0
 LIMIT_S: Final = 20.0
@@ -803,7 +803,7 @@ def test_tls_that_is_not_there_cannot_break(options: dict[str, Any]) -> None:
 
 
 def test_without_the_package_for_certificates_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thunderagent.chaos import certificates
+    from thunderagent.testing.chaos import certificates
 
     certificates.contexts.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography", None)
@@ -951,7 +951,7 @@ def test_a_fault_of_the_server_itself_is_raised_when_it_is_left(monkeypatch: pyt
     async def main() -> None:
         with pytest.raises(ExceptionGroup, match="the chaos server failed"):
             async with ChaosServer() as server:
-                monkeypatch.setattr("thunderagent.chaos.server.accepting", lambda *_, **__: 1 / 0)
+                monkeypatch.setattr("thunderagent.testing.chaos.server.accepting", lambda *_, **__: 1 / 0)
                 async with raw(server) as (reader, _):
                     assert await reader.read() == b""
                 await server.wait_for(lambda: not server.open)
@@ -994,7 +994,7 @@ def test_frames_are_read_as_they_were_written_however_they_are_cut(frames: list[
 async def feed_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A feed in a process, and its URL."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "thunderagent.chaos", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "thunderagent.testing.chaos", *arguments, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout

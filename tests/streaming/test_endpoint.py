@@ -16,8 +16,6 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, NegotiationError
 
 from tests.streaming.support import PROMPT, Keeper, governor, now, run, streaming, subscribe
-from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
-from thunderagent.chaos.frames import accepting, parse_request
 from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streams.connection import transport
 from thunderagent.streams.connection.connection import Connection
@@ -26,6 +24,8 @@ from thunderagent.streams.connection.endpoint import Attempt, Endpoint, Endpoint
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.resolver import Resolver
 from thunderagent.streams.cursor import Cursor
+from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
+from thunderagent.testing.chaos.frames import accepting, parse_request
 
 FIRST = Attempt(number=1)
 

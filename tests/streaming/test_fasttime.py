@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import pytest
 
-from thunderagent import fasttime
-from thunderagent.fasttime import FastLoop, run_fast
 from thunderagent.model.errors import WaitTimeout
+from thunderagent.testing import fast_loop as fasttime
+from thunderagent.testing.fast_loop import FastLoop, run_fast
 
 HOUR_S = 3600.0
 LONG_S = 60.0

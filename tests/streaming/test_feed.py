@@ -12,13 +12,13 @@ import pytest
 from websockets.exceptions import ConnectionClosedOK
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
-from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
 from thunderagent.streams.connection import feed as feeds
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.verdicts import FATAL
 from thunderagent.streams.cursor import Cursor, Gap, GapAction
+from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 
 SKIPPING = Feed(skip={3, 4})
 

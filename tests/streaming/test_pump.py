@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.streaming.support import PROMPT, Keeper, Message, governor, now, run, streaming, subscribe
-from thunderagent.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence, Unanswered
 from thunderagent.model.errors import StreamFailed
 from thunderagent.model.pacing import FLOOR_S, SLOW_S, SPREAD_S
 from thunderagent.streams.connection.connection import Connection
@@ -22,6 +21,7 @@ from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.pump import LONGEST_S, ROTATION_RETRY_S
 from thunderagent.streams.connection.verdicts import FATAL, PLANNED, REFUSED_S, SPREAD, UNKNOWN_S, Verdict
 from thunderagent.streams.cursor import Cursor
+from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence, Unanswered
 
 DEFAULT = StreamOptions(proxy=False)
 

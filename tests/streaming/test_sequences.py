@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.streaming.support import PROMPT, Keeper, governor, run, streaming
-from thunderagent.chaos import ChaosServer, Cut
 from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streams.connection import feed as feeds
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.track import BEGIN_DROPPED, MANY_DROPPED
 from thunderagent.streams.cursor import Cursor, Gap, GapAction, Span
+from thunderagent.testing.chaos import ChaosServer, Cut
 
 ACCEPT = replace(PROMPT, restart="accept")
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from thunderagent.faults import Fault
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError
@@ -21,6 +20,7 @@ from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record,
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder
+from thunderagent.testing.faulty_engine import Fault
 
 LEASE_S = 30.0
 BEAT_S = 10.0

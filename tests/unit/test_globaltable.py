@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.stands import eventually, together
-from thunderagent import globaltable, replicas
 from thunderagent.model.clock import SharedClock
 from thunderagent.model.conditions import Absent, Is, Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
@@ -20,6 +19,8 @@ from thunderagent.model.task import Row
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock, Fault, FaultyEngine, GlobalTableSim, memory_store
+from thunderagent.testing.global_table import replica as replicas
+from thunderagent.testing.global_table import table as globaltable
 
 HERE, THERE, FAR = "eu-central-1", "eu-west-1", "us-east-1"
 

@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 
 from tests.stands import Stand, together
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import PushFailed, StoreError
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 from thunderagent.websocket_api.protocol import MESSAGE_BYTES, Chunk, ChunkRefused
 from thunderagent.websocket_api.records import (
     CHUNKS_S,

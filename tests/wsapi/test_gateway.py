@@ -16,11 +16,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Close
 
 from tests.wsapi.support import LONG_S, Asking, asking, make_gateway, until
-from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.model.errors import PushFailed
 from thunderagent.model.events import Event
 from thunderagent.model.websocket_events import ConnectionRefused, MessageFailed
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 from thunderagent.websocket_api.gateway.events import Limits
 from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
 from thunderagent.websocket_api.gateway.issuer import Issuer

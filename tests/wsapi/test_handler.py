@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.wsapi.support import LONG_S, Api
-from thunderagent.faults import ANY, Fault, FaultyEngine
 from thunderagent.model.events import StoreFailed
 from thunderagent.model.websocket_events import (
     ConnectionOpened,
@@ -21,6 +20,7 @@ from thunderagent.model.websocket_events import (
     NotificationFailed,
 )
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 from thunderagent.websocket_api.protocol import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size
 from thunderagent.websocket_api.records import MOST_CONNECTIONS, connections_id, holders_of, state_id
 from thunderagent.websocket_api.server.handler import NOTIFY_S

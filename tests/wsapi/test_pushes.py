@@ -15,7 +15,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.engine.support import serving
 from tests.wsapi.support import LONG_S, make_gateway
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model.errors import (
@@ -30,6 +29,7 @@ from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streams.context import StreamContext, stream
 from thunderagent.testing import make_lease, run_stream
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
 from thunderagent.websocket_api.gateway.issuer import Issuer
 from thunderagent.websocket_api.protocol import FRAME_BYTES, MESSAGE_BYTES, Joiner

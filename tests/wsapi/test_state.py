@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from tests.stands import Stand, together
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import StoreError
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 from thunderagent.websocket_api.protocol import CHANGES_KEPT, STATE_BYTES
 from thunderagent.websocket_api.records import changes_of, state_id
 from thunderagent.websocket_api.server.state import Conflict, Held, Saved, States, TooLarge, Unreadable

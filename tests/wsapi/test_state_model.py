@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosedError
 
 from tests.wsapi.support import Api
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.errors import ChangeRefused, VersionConflict
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.governor import Governor
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 from thunderagent.websocket_api.client import Client, ClientOptions
 from thunderagent.websocket_api.gateway import events as gateway_events
 from thunderagent.websocket_api.protocol import CHANGES_KEPT, merge_patch

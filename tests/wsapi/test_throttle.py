@@ -12,7 +12,6 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.stands import Stand
 from tests.wsapi.support import LONG_S, Api, asking, make_gateway, until
-from thunderagent.faults import Fault, FaultyEngine
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.events import Event, StoreFailed
 from thunderagent.model.task import Row
@@ -20,6 +19,7 @@ from thunderagent.model.websocket_events import ConnectionFlooded, MessageRefuse
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock
+from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 from thunderagent.websocket_api.canary.probe import Prober
 from thunderagent.websocket_api.canary.tokens import Tokens
 from thunderagent.websocket_api.gateway.events import Limits

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from thunderagent.agent.loop import Agent
-from thunderagent.chaos import ChaosServer as ChaosServer
 from thunderagent.client import Client
-from thunderagent.fasttime import FastLoop as FastLoop
-from thunderagent.fasttime import run_fast as run_fast
-from thunderagent.faults import ANY as ANY
-from thunderagent.faults import Fault as Fault
-from thunderagent.faults import FaultyEngine as FaultyEngine
-from thunderagent.globaltable import GlobalTableSim as GlobalTableSim
 from thunderagent.jobs.job import Job
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -34,7 +27,14 @@ from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
-from thunderagent.travel import Travel, serves
+from thunderagent.testing.chaos import ChaosServer as ChaosServer
+from thunderagent.testing.fast_loop import FastLoop as FastLoop
+from thunderagent.testing.fast_loop import run_fast as run_fast
+from thunderagent.testing.faulty_engine import ANY as ANY
+from thunderagent.testing.faulty_engine import Fault as Fault
+from thunderagent.testing.faulty_engine import FaultyEngine as FaultyEngine
+from thunderagent.testing.global_table.table import GlobalTableSim as GlobalTableSim
+from thunderagent.testing.time_travel import Travel, serves
 
 E = TypeVar("E", bound=Event)
 

@@ -9,8 +9,9 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
 
-from thunderagent.chaos import certificates
-from thunderagent.chaos.behaviours import (
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.testing.chaos import certificates
+from thunderagent.testing.chaos.behaviours import (
     Behaviour,
     BrokenTls,
     Ending,
@@ -22,11 +23,10 @@ from thunderagent.chaos.behaviours import (
     Silence,
     TlsFault,
 )
-from thunderagent.chaos.connection import CHUNK, Connection, Stream, reset_on_close
-from thunderagent.chaos.frames import Request, accepting, parse_request, response
-from thunderagent.chaos.history import Encode, History, Message, encode_json
-from thunderagent.chaos.observations import Attempt, Observations, OpenSocket
-from thunderagent.model.errors import ConfigurationError
+from thunderagent.testing.chaos.connection import CHUNK, Connection, Stream, reset_on_close
+from thunderagent.testing.chaos.frames import Request, accepting, parse_request, response
+from thunderagent.testing.chaos.history import Encode, History, Message, encode_json
+from thunderagent.testing.chaos.observations import Attempt, Observations, OpenSocket
 
 _HOST: Final = "127.0.0.1"
 _BACKLOG: Final = 1024

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from thunderagent.chaos.frames import Violation
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.testing.chaos.frames import Violation
 
 SUBSCRIBED: Final[Mapping[str, Any]] = {"op": "subscribed"}
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from thunderagent.chaos.behaviours import Behaviour
 from thunderagent.model.errors import WaitTimeout
+from thunderagent.testing.chaos.behaviours import Behaviour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

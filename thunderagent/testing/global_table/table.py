@@ -19,10 +19,10 @@ from typing import Final, Literal, NamedTuple
 from thunderagent.model.clock import HostClock, SharedClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Row
-from thunderagent.regionengine import Links, RegionClock, RegionEngine
-from thunderagent.replicas import TOMBSTONES_KEPT, Image, Overwritten, Replica
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
+from thunderagent.testing.global_table.engine import Links, RegionClock, RegionEngine
+from thunderagent.testing.global_table.replica import TOMBSTONES_KEPT, Image, Overwritten, Replica
 
 Mode = Literal["MREC", "MRSC"]
 Lag = float | Callable[[str, str], float]

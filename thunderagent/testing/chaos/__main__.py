@@ -1,4 +1,4 @@
-"""A feed in a process of its own: `python -m thunderagent.chaos --rate 10` prints its URL, and ends on SIGTERM."""
+"""A feed in a process of its own: `python -m thunderagent.testing.chaos --rate 10` prints its URL, and ends on SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from thunderagent.chaos.server import ChaosServer
+from thunderagent.testing.chaos.server import ChaosServer
 
 _KEPT: Final = 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a feed until SIGTERM or SIGINT; the first line of the output is its URL."""
-    parser = argparse.ArgumentParser(prog="python -m thunderagent.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m thunderagent.testing.chaos", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one; always on 127.0.0.1")
     parser.add_argument("--rate", type=float, default=0.0, help="messages published per second")
     parser.add_argument("--history", type=int, default=0, help="messages published before the first connection")

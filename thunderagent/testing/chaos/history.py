@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from thunderagent.chaos.frames import text_frame
+from thunderagent.testing.chaos.frames import text_frame
 
 
 class Position(NamedTuple):

@@ -10,8 +10,8 @@ from thunderagent.model.clock import SharedClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Lane, Page, Row
-from thunderagent.replicas import Replica
 from thunderagent.stores.engine import Applied, Engine, KeptText, Overdue
+from thunderagent.testing.global_table.replica import Replica
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Final
 
-from thunderagent.chaos.behaviours import Close, Cut, Ending, Feed, Silence, Violate
-from thunderagent.chaos.frames import (
+from thunderagent.testing.chaos.behaviours import Close, Cut, Ending, Feed, Silence, Violate
+from thunderagent.testing.chaos.frames import (
     Frame,
     FrameParser,
     Opcode,
@@ -21,8 +21,8 @@ from thunderagent.chaos.frames import (
     text_frame,
     violating_frame,
 )
-from thunderagent.chaos.history import History, Position
-from thunderagent.chaos.observations import Observations, OpenSocket, Received, Subscription
+from thunderagent.testing.chaos.history import History, Position
+from thunderagent.testing.chaos.observations import Observations, OpenSocket, Received, Subscription
 
 CHUNK: Final = 1 << 16
 _TURN: Final = 32

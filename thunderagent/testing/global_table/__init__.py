@@ -1,0 +1,1 @@
+"""A simulated global table: replicas with delayed, last-writer-wins replication."""
