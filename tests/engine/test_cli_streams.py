@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from tests.engine.support import LONG_S, put, seen, serving
 from thunderagent.cli import app
 from thunderagent.cli.output import moment, notes, out
-from thunderagent.cli.story import begin_of, lines_of, summed
+from thunderagent.cli.stream_story import begin_of, lines_of, summed
 from thunderagent.client import Client
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lane, Lease, Status, Task

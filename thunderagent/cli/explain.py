@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from thunderagent.cli.output import JsonOption, StoreOption, as_dict, colour, errors, opened, out, tell
-from thunderagent.cli.story import show_head
+from thunderagent.cli.stream_story import show_head
 from thunderagent.client import Client
 from thunderagent.model.errors import TaskNotFound
 from thunderagent.model.task import RESERVED, Task

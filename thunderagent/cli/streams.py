@@ -31,7 +31,7 @@ from thunderagent.cli.output import (
     out,
     tell,
 )
-from thunderagent.cli.story import (
+from thunderagent.cli.stream_story import (
     at_text,
     begin_of,
     cut,
