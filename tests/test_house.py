@@ -8,9 +8,37 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import thunderagent
 
 PACKAGE: Final = Path(thunderagent.__file__).parent
+
+ORDER: Final = (
+    "model",
+    "settings",
+    "stores jobs",
+    "regions streams",
+    "telemetry",
+    "queue",
+    "agent client",
+    "router ops",
+    "__init__",
+    "websocket_api",
+    "cli testing",
+    "__main__",
+)
+"""Rooms from bottom to top; `__init__` is the public face. Rooms on one floor do not import each other."""
+
+FLOORS: Final = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
+
+UPWARD: Final = {
+    ("agent", "websocket_api"),
+    ("ops", "websocket_api"),
+    ("streams", "agent"),
+    ("telemetry", "agent"),
+}
+"""Arrows upward that are still to be cut."""
 
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
@@ -39,6 +67,11 @@ def modules() -> dict[str, Path]:
 MODULES: Final = modules()
 
 
+def room(name: str) -> str:
+    """The room of a module or of an import of ours."""
+    return name.removeprefix("thunderagent").removeprefix(".").partition(".")[0] or "__init__"
+
+
 @cache
 def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
@@ -58,6 +91,46 @@ def imported(parsed: ast.AST, package: str = "thunderagent") -> Iterator[tuple[i
                 yield node.lineno, whole if is_module else str(node.module)
 
 
+def upward(name: str, parsed: ast.AST) -> list[str]:
+    """Imports from a room above, or from another room of the same floor."""
+    here = room(name)
+    return [
+        f"{name}:{line} imports {dotted}"
+        for line, dotted in imported(parsed)
+        if dotted.partition(".")[0] == "thunderagent"
+        and (there := room(dotted)) != here
+        and {here, there} <= FLOORS.keys()
+        and FLOORS[there] >= FLOORS[here]
+        and (here, there) not in UPWARD
+    ]
+
+
+def test_imports_between_rooms_only_go_down() -> None:
+    assert [found for name in MODULES for found in upward(name, tree(name))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from thunderagent.agent.loop import Agent",
+        "import thunderagent.agent.loop",
+        "from thunderagent.agent import loop",
+        "from thunderagent import agent",
+        "from thunderagent import Agent",
+        "def f():\n    from thunderagent.client import Client",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from thunderagent.cli.output import out",
+        "try:\n    pass\nfinally:\n    import thunderagent.telemetry.logs as t",
+    ],
+)
+def test_an_upward_import_is_found_wherever_it_hides(text: str) -> None:
+    assert len(upward("model.task", ast.parse(text))) == 1
+
+
+def test_imports_from_below_are_not_taken_for_upward_ones() -> None:
+    text = "from thunderagent.model import events\nfrom thunderagent.stores.tasks import TaskStore\nimport json"
+    assert upward("agent.heartbeat", ast.parse(text)) == []
+
+
 def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
     for name in MODULES:
         if name == "stores.dynamo.expressions":
@@ -70,6 +143,24 @@ def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
             assert not [text for text in [*texts, *names] if isinstance(text, str) and text.strip() == word], name
 
 
+MAY: Final[dict[str, str]] = {
+    "boto3 botocore": "stores queue.doorbell.sqs telemetry.cloudwatch ops.doctor websocket_api",
+    "websockets": "streams websocket_api testing",
+    "loguru logging": "telemetry.logs",
+    "typer": "cli",
+    "rich": "cli",
+    "opentelemetry": "telemetry.spans",
+}
+"""Rooms and modules that may import a library, with everything inside them."""
+
+
+def test_a_library_is_imported_only_where_it_may_be() -> None:
+    for libraries, places in MAY.items():
+        for name in MODULES:
+            found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] in libraries.split()}
+            assert not found or any(f"{name}.".startswith(f"{place}.") for place in places.split()), (name, libraries)
+
+
 def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
     for name in MODULES:
         found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] == "opentelemetry"}
@@ -78,6 +169,8 @@ def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
 
 
 SLEEPERS: Final[dict[str, tuple[int, str]]] = {
+    "queue.commands": (1, "the caller of a command waits for a stream; no agent does"),
+    "queue.drain_commands": (1, "the caller of a command waits for agents; no agent does"),
     "stores.sqlite.engine": (
         2,
         "a file that is opened by many processes at once is locked for an instant, and while another writes; bounded",
@@ -101,7 +194,7 @@ def calls_of_sleep(parsed: ast.AST) -> list[int]:
 
 
 def test_the_engine_never_sleeps_in_a_way_that_nothing_can_wake() -> None:
-    for name in SLEEPERS:
+    for name in (name for name in MODULES if FLOORS.get(room(name), 0) < FLOORS["client"] or room(name) == "agent"):
         allowed, _ = SLEEPERS.get(name, (0, ""))
         assert len(calls_of_sleep(tree(name))) <= allowed, name
 

@@ -65,7 +65,7 @@ class Bucket:
 
 
 def resilient(fleet: int, rng: random.Random, *, sees_why: bool = True) -> Delay:
-    """The delays of `thunderagent.websocket_api.client` with `fleet` set, before the first attempt and after each refusal.
+    """The delays of `websocket_api.client` with `fleet` set, before the first attempt and after each refusal.
 
     Args:
         fleet: what it is told.

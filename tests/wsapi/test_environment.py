@@ -129,7 +129,7 @@ import sys
 for name in ("handler", "authorizer"):
     for one in [one for one in sys.modules if one.startswith("thunderagent.websocket_api")]:
         del sys.modules[one]
-    __import__(f"thunderagent.websocket_api.{name}")
+    __import__(f"thunderagent.websocket_api.server.{name}")
     assert "thunderagent.websocket_api.server.functions" in sys.modules, name
 """
     environment = {"AWS_LAMBDA_FUNCTION_NAME": "x"}

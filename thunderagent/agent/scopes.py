@@ -54,9 +54,8 @@ def pushing(scope: Scope, settings: Settings) -> Scope:
     """The scope, in which `ctx.push` works if the settings name a WebSocket API."""
     if settings.push_endpoint is None or settings.push_connections is None:
         return scope
-    from thunderagent.websocket_api.push import (
-        make_pusher,  # boto3 is slow to import, and an embedded store does not need it
-    )
+    # boto3 is slow to import, and an embedded store does not need it
+    from thunderagent.websocket_api.push import make_pusher
 
     place = settings.push_endpoint, fixed(settings.push_connections)
     push = make_pusher(*place).push

@@ -23,7 +23,7 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
 from thunderagent.model.forks import renewed
 from thunderagent.model.jsondata import dump_json
-from thunderagent.setting_problems import push_problem
+from thunderagent.settings import push_problem
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import DENIED, code_of
 from thunderagent.stores.engine import Engine

@@ -1,4 +1,4 @@
-"""A feed in a process of its own: `python -m thunderagent.testing.chaos --rate 10` prints its URL, and ends on SIGTERM."""
+"""A feed in a process of its own: `python -m thunderagent.testing.chaos --rate 10` prints its URL; SIGTERM ends it."""
 
 from __future__ import annotations
 

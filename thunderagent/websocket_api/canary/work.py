@@ -1,4 +1,4 @@
-"""The periodic job `thunderagent.websocket_api.canary`: each minute one agent of the fleet tries what users do, and tells it.
+"""The periodic job `thunderagent.canary`: each minute one agent of the fleet tries what users do, and tells it.
 
 It puts a task of its own into its own queue and waits until another slot has run it, and it tries each target. A
 failure is a result and no error: the task is SUCCESS, and nothing is retried, as the next minute tries anew. The queue
@@ -31,8 +31,8 @@ from thunderagent.stores.tasks import TaskStore
 from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
 from thunderagent.websocket_api.canary.result import ProbeResult, Step
 
-JOB: Final = "thunderagent.websocket_api.canary"
-PROBE_JOB: Final = "thunderagent.websocket_api.canary.probe"
+JOB: Final = "thunderagent.canary"
+PROBE_JOB: Final = "thunderagent.canary.probe"
 KEPT_S: Final = 3600.0
 """How long the row of a run stays: there are no more than 60 of them."""
 TOO_LATE_S: Final = 60.0

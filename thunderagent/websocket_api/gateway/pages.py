@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 if TYPE_CHECKING:
     from thunderagent.websocket_api.gateway.issuer import Issuer
 
-BROWSER: Final = Path(__file__).parent / "browser"
+BROWSER: Final = Path(__file__).parents[1] / "client" / "browser"
 _KINDS: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
