@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from benchmarks import cronfree_figures, cronfree_report, fleet_figures, fleet_report
+from benchmarks import cronfree_figures, cronfree_report
 from benchmarks.cronfree_measure import measure_cronfree
-from benchmarks.fleet_measure import measure_fleet
 from benchmarks.measure import measure, measure_naive
 from benchmarks.measurement import Load
 from benchmarks.places import opened
@@ -185,46 +184,6 @@ def cronfree(
     console.print(cronfree_report.table(figures))
     if json_file:
         told = cronfree_report.as_json(figures, plan, _machine())
-        json_file.write_text(json.dumps(told, indent=1), encoding="utf-8")
-
-
-@app.command()
-def fleet(
-    tasks: Annotated[int, typer.Option(min=500, max=1_000_000, help="Tasks of each run of an agent.")] = 5000,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often each kind of telemetry has its turn.")] = 5,
-    agents: Annotated[int, typer.Option(min=1, max=10_000, help="Rows of agents that are listed.")] = 1000,
-    rows: Annotated[int, typer.Option(min=8, max=10_000_000, help="Tasks that are counted.")] = 100_000,
-    calls: Annotated[int, typer.Option(min=1, max=1000, help="How often each command is timed.")] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of everything; to see that it works.")] = False,
-    only: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(fleet_figures.PARTS),
-    deadline: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Longest wait for one run, seconds.")] = 120.0,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
-) -> None:
-    """Measure what it costs to watch a fleet: log lines, metrics and spans of an agent, and commands that list all.
-
-    Each agent is a `thunderagent run` of its own on SQLite; the reads are those of a local DynamoDB. CPU times depend
-    on this machine and on what else it does; ratios of one round, requests and units travel.
-    """
-    share = 10 if quick else 1
-    plan = fleet_figures.Plan(
-        only=_parts(only, fleet_figures.PARTS),
-        tasks=max(500, tasks // share),
-        rounds=max(1, rounds // share),
-        agents=max(1, agents // share),
-        rows=max(8, rows // share),
-        calls=max(1, calls // share),
-        deadline_s=deadline,
-    )
-    with tempfile.TemporaryDirectory(prefix="thunderagent-bench-") as folder:
-        try:
-            figures = measure_fleet(Path(folder), plan, _progress)
-        except (BenchFailed, ThunderAgentError) as problem:
-            notes.print(f"[red]{type(problem).__name__}:[/red]", end=" ")
-            notes.print(str(problem), markup=False)
-            raise typer.Exit(1) from None
-    console.print(fleet_report.table(figures))
-    if json_file:
-        told = fleet_report.as_json(figures, plan, _machine())
         json_file.write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 

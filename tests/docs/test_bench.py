@@ -143,42 +143,6 @@ def test_units_of_cronfree_work_are_those_of_the_rules(tmp_path: Path) -> None:
     assert "race for" not in done.stdout, "only the units were asked for"
 
 
-@pytest.mark.processes
-def test_fleet_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "fleet.json"
-    sizes = ("--tasks", "500", "--rounds", "1", "--agents", "30", "--rows", "80", "--calls", "1")
-    done = run("fleet", "--only", "telemetry,listing", *sizes, "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    names = [cost["name"] for cost in report["costs"]]
-    assert names[:3] == ["all off", "text logs", "JSON logs"]
-    assert "metrics and JSON logs" in names
-    for cost in report["costs"]:
-        [used], [ratio] = cost["cpu_us"], cost["ratios"]
-        assert 10 < used < 100_000, cost
-        assert ratio == pytest.approx(used / report["costs"][0]["cpu_us"][0])
-    assert 0 < report["scrape_ms"][0] < 1000
-    assert [(one["command"], one["rows"]) for one in report["listings"]] == [("agents", 30), ("stats", 80)]
-    for one in report["listings"]:
-        assert 0 < one["call_s"][0] < one["command_s"][0] < 60
-    assert report["reads"] == []
-    assert {goal["name"] for goal in report["goals"]} >= {"metrics and JSON logs", "thunderagent agents, s"}
-    assert "30 agents on SQLite" in done.stdout
-
-
-@pytest.mark.ministack
-@pytest.mark.processes
-def test_reads_of_a_fleet_on_dynamodb_do_not_grow_with_the_tasks(tmp_path: Path) -> None:
-    file = tmp_path / "fleet.json"
-    done = run("fleet", "--only", "reads", "--agents", "30", "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    reads: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["reads"]
-    calls = [(one["call"], one["rows"], one["is_capped"]) for one in reads]
-    assert calls == [("agents()", 3, False), ("stats()", 1600, True), ("agents()", 6, False), ("stats()", 3200, True)]
-    _, some, _, more = reads
-    assert (more["requests"], more["read_units"]) == (some["requests"], some["read_units"])
-
-
 @pytest.mark.parametrize(
     ("option", "value", "known"), [("--only", "units,speed", "race"), ("--store", "dynalite", "ministack")]
 )
@@ -193,12 +157,6 @@ def test_a_part_of_cronfree_that_does_not_come_to_its_end_is_told() -> None:
     assert done.returncode == 1
     assert "idle seconds were left" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_options_of_fleet_are_checked() -> None:
-    done = run("fleet", "--only", "telemetry,speed")
-    assert done.returncode == 2
-    assert "listing" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -239,7 +197,6 @@ def test_a_child_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: P
         ("benchmarks.streams_feed", {"tls": False}),
         ("benchmarks.streams_naive", {"loop": "asyncio", "url": "ws://127.0.0.1:9/"}),
         ("benchmarks.streams_launcher", {"store": "sqlite://:memory:"}),
-        ("benchmarks.fleet_launcher", {}),
         ("benchmarks.cronfree_launcher", {"doorbell": True, "settings": {"store": "sqlite://:memory:"}}),
     ],
 )
