@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from benchmarks import cronfree_figures, cronfree_report
-from benchmarks.cronfree_measure import measure_cronfree
+from benchmarks.cronfree_figures import STORES, Latency
+from benchmarks.cronfree_latency import measure_latency, waited
 from benchmarks.measure import measure, measure_naive
 from benchmarks.measurement import Load
 from benchmarks.places import opened
 from benchmarks.processes import BenchFailed
 from benchmarks.reconnects import CLIENTS, comparison
 from benchmarks.report import Pair, as_json, tell
+from benchmarks.sections import goals, section_table
 from benchmarks.streams_figures import PHASES, Plan
 from benchmarks.streams_measure import measure_streams
 from benchmarks.streams_report import as_json as streams_as_json
@@ -147,43 +148,30 @@ def streams(
 
 
 @app.command()
-def cronfree(
-    store: Annotated[
-        list[str] | None,
-        typer.Option(help="Where the latency is measured: sqlite, ministack; both if none is named."),
-    ] = None,
-    tasks: Annotated[int, typer.Option(min=2, max=100_000, help="Tasks of the latency, each way.")] = 300,
-    agents: Annotated[int, typer.Option(min=2, max=100, help="Agents that race, and in a fleet that is idle.")] = 20,
-    ticks: Annotated[int, typer.Option(min=2, max=1_000_000, help="Ticks that they race for.")] = 10_000,
-    idle: Annotated[float, typer.Option(min=0.1, max=1000.0, help="Simulated hours of an idle agent.")] = 24.0,
-    only: Annotated[str, typer.Option(help="What to measure, with commas between.")] = ",".join(cronfree_figures.PARTS),
-    deadline: Annotated[float, typer.Option(min=1.0, max=7200.0, help="Longest wait for one part, seconds.")] = 900.0,
+def latency(
+    store: Annotated[list[str] | None, typer.Option(help="sqlite or ministack; both if none is named.")] = None,
+    tasks: Annotated[int, typer.Option(min=2, max=100_000, help="Tasks, each way.")] = 300,
+    deadline: Annotated[float, typer.Option(min=1.0, max=7200.0, help="Longest wait for one task, seconds.")] = 120.0,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
 ) -> None:
-    """Measure what takes the place of cron: the doorbell beside polls, idle agents, ticks, unique keys and limits.
+    """Measure the time from an enqueue to the handler: with the doorbell, and with polls.
 
-    The agent of the latency is a process of its own. An idle agent and the race for ticks are in simulated time.
-    Latencies depend on this machine and on what else it does; units, dollars and tasks a tick travel.
+    The agent is a process of its own. Latencies depend on this machine and on what else it does.
     """
-    plan = cronfree_figures.Plan(
-        only=_parts(only, cronfree_figures.PARTS),
-        stores=_known(store or list(cronfree_figures.STORES), cronfree_figures.STORES, "--store"),
-        tasks=tasks,
-        agents=agents,
-        ticks=ticks,
-        idle_h=idle,
-        deadline_s=deadline,
-    )
-    with tempfile.TemporaryDirectory(prefix="thunderagent-bench-") as folder:
-        try:
-            figures = measure_cronfree(Path(folder), plan, _progress)
-        except (BenchFailed, ThunderAgentError) as problem:
-            notes.print(f"[red]{type(problem).__name__}:[/red]", end=" ")
-            notes.print(str(problem), markup=False)
-            raise typer.Exit(1) from None
-    console.print(cronfree_report.table(figures))
+    figures: list[Latency] = []
+    for name in _known(store or list(STORES), STORES, "--store"):
+        with tempfile.TemporaryDirectory(prefix="thunderagent-bench-") as folder:
+            try:
+                with opened(name, Path(folder), None) as place:
+                    figures += measure_latency(place, tasks, deadline, _progress)
+            except (BenchFailed, ThunderAgentError) as problem:
+                notes.print(f"[red]{type(problem).__name__}:[/red]", end=" ")
+                notes.print(str(problem), markup=False)
+                raise typer.Exit(1) from None
+    sections = [("from the enqueue to the handler", [line for one in figures for line in waited(one)])]
+    console.print(section_table("latency", sections))
     if json_file:
-        told = cronfree_report.as_json(figures, plan, _machine())
+        told = {**_machine(), "latencies": [asdict(one) for one in figures], "goals": goals(sections)}
         json_file.write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 

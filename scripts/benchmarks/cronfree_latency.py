@@ -22,6 +22,7 @@ from benchmarks.cronfree_figures import DOORBELL, Latency
 from benchmarks.cronfree_jobs import Nothing, note
 from benchmarks.places import HOST, Place
 from benchmarks.processes import BenchFailed
+from benchmarks.sections import Line, number_text
 from benchmarks.streams_children import Child, children
 from thunderagent.client import Client
 from thunderagent.queue.doorbell.opening import open_doorbell
@@ -31,6 +32,9 @@ from thunderagent.stores.opening import open_store
 
 WAIT_S: Final = 120.0
 """Longest wait for one task: twice that of an agent which relies on its doorbell."""
+
+DOORBELL_MS: Final = {"sqlite": (5.0, None), "ministack": (20.0, 150.0)}
+"""Median and 99th percentile to reach."""
 
 SETTLE_S: Final = 1.0
 """After the first task, which makes the connections; it is not counted."""
@@ -149,3 +153,14 @@ def wake_queue(place: Place, how: How) -> Iterator[dict[str, str]]:
     finally:
         sqs.delete_queue(QueueUrl=url)
         sqs.close()
+
+
+def waited(one: Latency) -> Iterator[Line]:
+    """The lines of the report."""
+    goals = DOORBELL_MS.get(one.store, (None, None)) if one.how == DOORBELL else (None, None)
+    name = f"{one.store}, {one.how}, {one.tasks} tasks"
+    for told, value, goal in zip(("p50", "p99"), (one.p50_ms, one.p99_ms), goals, strict=True):
+        shown, met = (f"≤ {goal:g} ms", value <= goal) if goal is not None else ("", None)
+        yield Line(f"{name}: {told}, ms", number_text(value), "", shown, met)
+    if one.how == DOORBELL:
+        yield Line("  of that the call of enqueue: p50, ms", number_text(one.enqueue_p50_ms))

@@ -94,10 +94,9 @@ def test_units_of_streams_are_those_of_the_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_cronfree_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "cronfree.json"
-    sizes = ("--tasks", "4", "--agents", "5", "--ticks", "20", "--idle", "0.5")
-    done = run("cronfree", "--store", "sqlite", *sizes, "--json", str(file))
+def test_latency_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "latency.json"
+    done = run("latency", "--store", "sqlite", "--tasks", "4", "--json", str(file))
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     assert [(one["how"], one["tasks"]) for one in report["latencies"]] == [
@@ -106,57 +105,13 @@ def test_cronfree_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
         ("polls, default", 1),
     ]
     assert all(0 < one["p50_ms"] <= one["p99_ms"] <= one["worst_ms"] for one in report["latencies"])
-    polls, bell, fleet = report["idle"]
-    assert bell["read_units_month"] < 0.8 * polls["read_units_month"], "it polls less"
-    assert bell["write_units_month"] == pytest.approx(polls["write_units_month"], rel=0.05)
-    assert polls["sqs_requests_month"] == 0
-    assert bell["sqs_requests_month"] == pytest.approx(730 * 3600 / 20, rel=0.05), "one long poll after the other"
-    assert bell["sqs_dollars_month"] == 0, "the first million is free"
-    assert fleet["read_units_month"] > bell["read_units_month"], "it reads the rows of the others"
-    for race in report["races"]:
-        assert (race["agents"], race["ticks"], race["tasks"]) == (5, 20, 20), race["how"]
-        assert (race["missing"], race["strange"]) == (0, 0)
-        assert race["write_units"] == pytest.approx(4 + race["lost_decisions"] + race["lost_puts"], abs=0.1)
-    apart, crowd = report["races"]
-    assert apart["lost_decisions"] < 1 < crowd["lost_decisions"], "those who know each other leave a tick to one"
     assert "4 tasks: p50, ms" in done.stdout
-    assert "5 agents race for 20 ticks" in done.stdout
 
 
-def test_units_of_cronfree_work_are_those_of_the_rules(tmp_path: Path) -> None:
-    file = tmp_path / "cronfree.json"
-    done = run("cronfree", "--only", "units", "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    units = {one["name"]: one for one in json.loads(file.read_text(encoding="utf-8"))["units"]}
-    wanted = {
-        "a plain task": 8,
-        "a task with a unique key": 10,
-        "with a limit, a slot is free": 10,
-        "with a limit, put into the line": 10,
-        "a tick of a periodic job": 10,
-        "a pause and its end": 2,
-    }
-    for name, number in wanted.items():
-        assert units[name]["write_units"] == pytest.approx(number, abs=0.1), (name, units[name]["verbs"])
-    assert units["a plain task"]["verbs"] == {"put task": 2, "claim": 3, "succeed": 3}
-    assert 2 < units["with a limit, claimed and refused first"]["extra"] < 12
-    assert "race for" not in done.stdout, "only the units were asked for"
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "known"), [("--only", "units,speed", "race"), ("--store", "dynalite", "ministack")]
-)
-def test_options_of_cronfree_are_checked(option: str, value: str, known: str) -> None:
-    done = run("cronfree", option, value)
+def test_options_of_latency_are_checked() -> None:
+    done = run("latency", "--store", "dynalite")
     assert done.returncode == 2
-    assert known in done.stderr
-
-
-def test_a_part_of_cronfree_that_does_not_come_to_its_end_is_told() -> None:
-    done = run("cronfree", "--only", "idle", "--idle", "1000", "--deadline", "1")
-    assert done.returncode == 1
-    assert "idle seconds were left" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "ministack" in done.stderr
 
 
 @pytest.mark.parametrize(
