@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tests.stands import patience
+from tests.support.stands import patience
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.conftest import GUARD_S, LEASE_S, SWEEP_S, Measured, Place, Start
 from tests.acceptance.processes import LONG_S, Marks, is_alive, until
-from tests.stands import patience
+from tests.support.stands import patience
 from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.conftest import Measured, Place, Start
 from tests.acceptance.processes import LONG_S, until
-from tests.stands import patience
+from tests.support.stands import patience
 from thunderagent.client import Client
 from thunderagent.model.task import Status
 from thunderagent.queue.doorbell.unix import FOLDER

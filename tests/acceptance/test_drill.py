@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from tests.stands import eventually
+from tests.support.stands import eventually
 from thunderagent.model.errors import StoreUnavailable
 
 SCRIPTS: Final = Path(__file__).parents[2] / "scripts"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.conftest import Measured, Place, Start
 from tests.acceptance.processes import AgentProcess, Marks, until
-from tests.stands import patience
+from tests.support.stands import patience
 from thunderagent.model.task import Status, Task
 
 pytestmark = pytest.mark.processes

@@ -10,7 +10,7 @@ from tests.acceptance import streamjobs
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.feeds import Feeds, feeds
 from tests.acceptance.processes import Marks, until
-from tests.metadata_service import SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
+from tests.support.metadata_service import SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from thunderagent.agent.metadata import VARIABLE
 from thunderagent.model.task import Status
 

@@ -17,7 +17,7 @@ from tests.acceptance import streamjobs
 from tests.acceptance.conftest import GUARD_S, SWEEP_S, Measured, Place, Start
 from tests.acceptance.feeds import Feeds, Story, feeds
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, cli, until
-from tests.stands import patience
+from tests.support.stands import patience
 from thunderagent.agent.stream_balance import ABOVE_MEAN
 from thunderagent.jobs.job import Job
 from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S

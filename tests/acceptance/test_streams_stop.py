@@ -16,7 +16,7 @@ from tests.acceptance.conftest import Measured, Place, Start
 from tests.acceptance.feeds import Feeds, Story, closed_port, feeds, full_port
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
-from tests.stands import patience
+from tests.support.stands import patience
 from thunderagent.jobs.job import Job
 from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S
 from thunderagent.model.task import Handoff, Status, Task

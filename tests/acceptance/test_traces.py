@@ -18,14 +18,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.acceptance.conftest import SETTINGS, Place
 from tests.acceptance.processes import AgentProcess, environment, until
-from tests.stands import patience
+from tests.support.stands import patience
 from thunderagent.model.pacing import SPANS_END_S
 from thunderagent.model.task import Status
 from thunderagent.model.traceparent import trace_id
 
 pytestmark = pytest.mark.processes
 
-JOBS = "tests.engine.traced_jobs"
+JOBS = "tests.support.traced_jobs"
 
 
 class Collector:

@@ -17,8 +17,8 @@ from typing import Any, Final
 import pytest
 from websockets.asyncio.server import serve
 
-from tests.stands import eventually, patience
-from tests.streaming.support import run
+from tests.support.connections import run
+from tests.support.stands import eventually, patience
 from thunderagent.client import Client
 from thunderagent.model.task import Status
 from thunderagent.settings import load_settings

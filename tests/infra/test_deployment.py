@@ -101,7 +101,7 @@ def test_one_command_makes_everything_and_another_takes_it_away(
         assert "left out on a local engine: HealthCheck (AWS::Route53::HealthCheck)" in made
         settings = dict(re.findall(r"^export (\w+)='(.*)'$", made, re.MULTILINE))
         store = TaskStore(open_engine(settings["THUNDERAGENT_STORE"]))
-        from tests.engine.support import put
+        from tests.support.engine import put
 
         put(store, "kept")
         assert "Nothing to change." in run("deploy")
@@ -304,7 +304,7 @@ class TestStacks:
         assert state.parameters["Endpoint"] == clean.endpoint
 
     def test_a_table_that_somebody_made_by_hand_is_taken_over_with_its_tasks(self, clean: World) -> None:
-        from tests.engine.support import put
+        from tests.support.engine import put
         from thunderagent.stores.dynamo.engine import DynamoEngine
         from thunderagent.stores.dynamo.table import create_table
 
@@ -361,7 +361,7 @@ class TestStacks:
     def test_a_table_that_is_left_becomes_a_global_table_in_the_order_of_aws(
         self, clean: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from tests.engine.support import put
+        from tests.support.engine import put
         from thunderagent.stores.dynamo.engine import DynamoEngine
 
         def there(region: str) -> TaskStore:

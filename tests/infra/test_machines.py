@@ -18,7 +18,7 @@ import pytest
 from tests.acceptance.processes import until
 from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import AGENTS, SECRET, WITH_ALL
-from tests.metadata_service import STATE, MetadataService, metadata_service
+from tests.support.metadata_service import STATE, MetadataService, metadata_service
 from thunderagent.settings import load_settings
 from thunderagent.telemetry.logwriter import utc
 

@@ -27,9 +27,9 @@ from tests.infra.websocket_stack import (
     client_of,
     strict_engine,
 )
-from tests.stands import eventually
-from tests.streaming.support import run
-from tests.wsclient.support import until
+from tests.support.connections import run
+from tests.support.stands import eventually
+from tests.websocket_api.client.support import until
 from thunderagent.model.errors import AccessDenied, MessageTooLarge
 from thunderagent.websocket_api.client import Client as ResilientClient
 from thunderagent.websocket_api.client import ClientOptions

@@ -33,7 +33,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from tests.infra.rendering import INFRA
-from tests.stands import eventually, is_healthy
+from tests.support.stands import eventually, is_healthy
 from thunderagent.websocket_api.gateway.issuer import Issuer
 from thunderagent.websocket_api.protocol import BEARER, SUBPROTOCOL
 

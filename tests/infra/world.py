@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from tests import stands
 from tests.infra.rendering import ROOT
+from tests.support import stands
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
