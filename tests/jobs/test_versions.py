@@ -190,7 +190,7 @@ def test_a_failing_upcaster_is_named_with_its_place_and_without_the_payload() ->
     with pytest.raises(PayloadInvalid) as caught:
         report().load_payload('{"month":"very secret"}', 1)
     said = str(caught.value)
-    assert said.startswith("the upcaster of 'report.build' from version 1 failed: ValueError at unit/test_versions.py:")
+    assert said.startswith("the upcaster of 'report.build' from version 1 failed: ValueError at jobs/test_versions.py:")
     assert "secret" not in said
 
 
