@@ -14,9 +14,9 @@ from drills.fabric import Counted, Link
 from drills.ledger import Ledger
 from drills.pace import LAG_S, Pace
 from drills.workloads import make_jobs
-from thunderagent.agent.companion import Companion
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_watch
+from thunderagent.agent.threads import Companion
 from thunderagent.client import Client
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus

@@ -17,7 +17,6 @@ import pytest
 from tests.support.engine import LONG_S, Stage, a_job, settings
 from tests.support.stands import eventually
 from thunderagent.agent.assembly import equip
-from thunderagent.agent.companion import Companion, Repeated
 from thunderagent.agent.health import probes
 from thunderagent.agent.health.judgement import Limits
 from thunderagent.agent.health.monitor import Monitor
@@ -26,6 +25,7 @@ from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.poller import QueuePoller
+from thunderagent.agent.threads import Companion, Repeated
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -482,7 +482,7 @@ def dying(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
     thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.0)
+    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.0)
     stuck, go_on, export = threading.Event(), threading.Event(), threading.Event()
 
     def stand_still(event: events.Event) -> None:
@@ -513,7 +513,7 @@ def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
 def test_a_thread_that_dies_is_noticed_within_seconds_and_started_again(
     thread: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.0)
+    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.0)
     export = threading.Event()
 
     class Exporter:

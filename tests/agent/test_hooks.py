@@ -498,7 +498,7 @@ def test_the_thread_of_the_hooks_is_started_again_when_it_has_died_and_nothing_i
         call(self, hook, event)
 
     monkeypatch.setattr(Delivery, "_call", dies)
-    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.05)
+    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.05)
     with hooked(sync, note) as stage:
         stage.end_of(stage.client.enqueue(sync, {}, task_id="lost"))
         stage.record.wait(events.ThreadDied, where=lambda event: event.thread == "hooks" and event.restarted)

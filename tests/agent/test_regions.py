@@ -123,7 +123,7 @@ def test_a_thread_that_asks_the_arbiter_and_dies_is_told_and_started_again(
         return step()
 
     monkeypatch.setattr(here.watch._authority, "step", dies)
-    monkeypatch.setattr("thunderagent.agent.companion.COMPANION_AGAIN_S", 0.1)
+    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.1)
     with running(here):
         [event] = here.told.wait(events.ThreadDied)
         assert (event.thread, event.restarted) == ("region", True)

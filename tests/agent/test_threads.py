@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.engine import LONG_S, Stage, a_job
 from tests.support.stands import eventually
-from thunderagent.agent import companion
-from thunderagent.agent.companion import Companions, Repeated
+from thunderagent.agent import threads
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.loop import Agent
+from thunderagent.agent.threads import Companions, Repeated
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -64,7 +64,7 @@ def test_one_that_dies_is_told_and_started_again_but_not_all_the_time() -> None:
 
 
 def test_several_that_hang_cost_no_more_time_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companion, "COMPANIONS_END_S", 0.3)
+    monkeypatch.setattr(threads, "COMPANIONS_END_S", 0.3)
     stuck = threading.Event()
     hanging = [Repeated(f"test-{number}", 60.0, lambda: None, last=stuck.wait) for number in range(20)]
     beside = Companions(hanging, EventBus())

@@ -6,7 +6,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from thunderagent.agent.companion import Companion
 from thunderagent.agent.ec2 import Notices
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.monitor import Monitor
@@ -16,6 +15,7 @@ from thunderagent.agent.instruments import make_meter, measuring_companions
 from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
+from thunderagent.agent.threads import Companion
 from thunderagent.telemetry.prometheus import is_installed, prometheus_text
 from thunderagent.websocket_api.canary.making import make_watch
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from thunderagent.agent.companion import Repeated
 from thunderagent.agent.metadata import Metadata, MetadataUnavailable, Outlook
+from thunderagent.agent.threads import Repeated
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.agent.companion import Companion, Repeated
+from thunderagent.agent.threads import Companion, Repeated
 from thunderagent.model.outlet import dropped_lines
 from thunderagent.settings import Settings
 from thunderagent.telemetry import metrics

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thunderagent.agent.assembly import equip
-from thunderagent.agent.companion import Companion, Companions
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.executors.choice import make_executors
 from thunderagent.agent.executors.executor import Executors, Scope, no_scope
@@ -33,6 +32,7 @@ from thunderagent.agent.settle import Stopped
 from thunderagent.agent.signals import stopping_signals
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.threads import Companion, Companions
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.agent.companion import Repeated
 from thunderagent.agent.tally import Tally
+from thunderagent.agent.threads import Repeated
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.memory import resident_mib

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from thunderagent.agent.companion import Repeated
+from thunderagent.agent.threads import Repeated
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.regions.arbiter import Arbiter, Authority, Wellness

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from thunderagent.agent.companion import Companion
 from thunderagent.agent.delivery import Complaints, Delivery
 from thunderagent.agent.executors.executor import Failed, Running, Scope, no_scope, outcome_of
 from thunderagent.agent.settle import Returned, in_words, raised
+from thunderagent.agent.threads import Companion
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor

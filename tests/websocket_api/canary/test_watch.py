@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.websocket_api.canary.support import Api, an_api, run
-from thunderagent.agent.companion import Companions
+from thunderagent.agent.threads import Companions
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, ThreadDied
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp

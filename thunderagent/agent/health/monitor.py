@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from thunderagent.agent.companion import Repeated
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.judgement import Health
 from thunderagent.agent.health.systemd import Systemd
+from thunderagent.agent.threads import Repeated
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 

@@ -8,7 +8,6 @@ from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any, Final
 
-from thunderagent.agent.companion import Companions
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
@@ -19,6 +18,7 @@ from thunderagent.agent.listener import THREAD, Listener
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Held
+from thunderagent.agent.threads import Companions
 from thunderagent.model.outlet import dropped_lines
 from thunderagent.model.redaction import Redactor
 from thunderagent.model.task import STREAM
