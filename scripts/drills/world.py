@@ -16,7 +16,7 @@ from drills.pace import LAG_S, Pace
 from drills.workloads import make_jobs
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_watch
-from thunderagent.agent.threads import Companion
+from thunderagent.agent.threads import BackgroundThread
 from thunderagent.client import Client
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
@@ -197,7 +197,7 @@ class World:
         settings, bus, link = self._settings(region.name), EventBus(), Link(self.arbiter)
         region.links.append(link)
 
-        def companions(agent: Agent) -> Sequence[Companion]:
+        def threads(agent: Agent) -> Sequence[BackgroundThread]:
             canary = make_watch(
                 settings,
                 bus,
@@ -211,7 +211,7 @@ class World:
 
         jobs = make_jobs(region.name, self.ledger, self.pace)
         store = TaskStore(cast(Engine, region.tasks))
-        agent = Agent(store, jobs, settings, bus=bus, companions=companions)
+        agent = Agent(store, jobs, settings, bus=bus, threads=threads)
         if not self.has_gate and region.name == PRIMARY:
             agent.gate.__class__ = OpenGate
         bus.subscribe(lambda event: self._saw(region.name, agent.name, event))

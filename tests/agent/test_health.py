@@ -25,7 +25,7 @@ from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.poller import QueuePoller
-from thunderagent.agent.threads import Companion, Repeated
+from thunderagent.agent.threads import BackgroundThread, RepeatingThread
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -59,7 +59,7 @@ class Ward(Stage):
         self,
         *jobs: Job[Any],
         engine: Engine | None = None,
-        companions: Callable[[Agent], Sequence[Companion]] = equip,
+        threads: Callable[[Agent], Sequence[BackgroundThread]] = equip,
         doorbell: MemoryDoorbell | None = None,
         **changes: Any,
     ) -> None:
@@ -70,7 +70,7 @@ class Ward(Stage):
             self.settings,
             bus=self.bus,
             doorbell=doorbell,
-            companions=companions,
+            threads=threads,
             first_poll_s=0.0,
         )
         self.agent.vitals.limits = SOON
@@ -482,7 +482,7 @@ def dying(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
     thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.0)
+    monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.0)
     stuck, go_on, export = threading.Event(), threading.Event(), threading.Event()
 
     def stand_still(event: events.Event) -> None:
@@ -495,7 +495,7 @@ def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
             export.clear()
             raise LookupError("a bug")
 
-    with ward(companions=lambda agent: [*equip(agent), Repeated("exporter", 0.05, turn)]) as at:
+    with ward(threads=lambda agent: [*equip(agent), RepeatingThread("exporter", 0.05, turn)]) as at:
         at.agent.vitals.limits = Limits(progress_s=60.0, pause_s=60.0)
         at.bus.subscribe(stand_still)
         assert stuck.wait(LONG_S)
@@ -513,19 +513,19 @@ def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
 def test_a_thread_that_dies_is_noticed_within_seconds_and_started_again(
     thread: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.0)
+    monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.0)
     export = threading.Event()
 
     class Exporter:
         def turn(self) -> None:
             export.set()
 
-    def companions(agent: Agent) -> list[Companion]:
-        return [*equip(agent), Repeated("exporter", 0.05, lambda: Exporter().turn())]
+    def threads(agent: Agent) -> list[BackgroundThread]:
+        return [*equip(agent), RepeatingThread("exporter", 0.05, lambda: Exporter().turn())]
 
     idle = {"poll_max_s": 3600.0, "poll_idle_s": 3600.0, "sweep_s": 3600.0}
     bell = MemoryDoorbell(MemoryHub())
-    with ward(companions=companions, doorbell=bell, http_port=21780, heartbeat_s=2.0, **idle) as at:
+    with ward(threads=threads, doorbell=bell, http_port=21780, heartbeat_s=2.0, **idle) as at:
         at.agent.vitals.limits = Limits(progress_s=60.0, pause_s=3600.0)
         at.works()
         if thread == "exporter":

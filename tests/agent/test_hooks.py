@@ -498,7 +498,7 @@ def test_the_thread_of_the_hooks_is_started_again_when_it_has_died_and_nothing_i
         call(self, hook, event)
 
     monkeypatch.setattr(Delivery, "_call", dies)
-    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.05)
+    monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.05)
     with hooked(sync, note) as stage:
         stage.end_of(stage.client.enqueue(sync, {}, task_id="lost"))
         stage.record.wait(events.ThreadDied, where=lambda event: event.thread == "hooks" and event.restarted)
@@ -535,7 +535,7 @@ def test_a_run_is_told_as_such_when_its_handler_was_cut_off_within() -> None:
     assert one.outcome is outcome
 
 
-def test_the_bound_of_the_end_is_within_that_of_a_companion() -> None:
+def test_the_bound_of_the_end_is_within_that_of_a_background_thread() -> None:
     assert HOOKS_END_S <= 2.0
     assert settings().drain_s + HOOKS_END_S < settings().stop_wait_s
 

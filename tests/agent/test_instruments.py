@@ -59,7 +59,7 @@ def _run(stand: Stand, endpoint: str) -> None:
     bus = EventBus()
     record = Recorder(bus)
     agent = Agent(
-        open_store(wanted, for_agent=True), Registry(a_job()), wanted, bus=bus, first_poll_s=0.0, companions=equip
+        open_store(wanted, for_agent=True), Registry(a_job()), wanted, bus=bus, first_poll_s=0.0, threads=equip
     )
     client = Client(stand.store, wanted, on_enqueue=agent.wake)
     thread = threading.Thread(target=agent.run)

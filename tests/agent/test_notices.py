@@ -124,7 +124,7 @@ def test_the_place_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Watch:
-    """The companion with a clock of the test, looked with by hand."""
+    """The thread with a clock of the test, looked with by hand."""
 
     def __init__(self, service: MetadataService) -> None:
         self.clock, bus = FakeClock(), EventBus()
@@ -175,7 +175,7 @@ def test_a_successor_is_held_before_anything_starts_until_the_notice_is_withdraw
     service.answers[STATE] = "Terminated"
     watch.notices.start()
     try:
-        assert len(watch.held) == 1, "the first look is done when the companion starts"
+        assert len(watch.held) == 1, "the first look is done when the thread starts"
         watch.notices.look()
         assert len(watch.held) == 1
         assert watch.retired == [], "to drain again and again is of no use"
@@ -193,7 +193,7 @@ def stage_with_notices(stage: Stage, service: MetadataService) -> Agent:
     def notices(agent: Agent) -> list[Notices]:
         return [Notices(Metadata(service.url), agent.bus, retire=agent.retire, hold=agent.controls.hold, every_s=0.02)]
 
-    return Agent(stage.store, stage.agent.jobs, stage.settings, bus=stage.bus, companions=notices, first_poll_s=0.0)
+    return Agent(stage.store, stage.agent.jobs, stage.settings, bus=stage.bus, threads=notices, first_poll_s=0.0)
 
 
 def test_a_notice_drains_an_agent_and_its_task_ends_well(service: MetadataService) -> None:

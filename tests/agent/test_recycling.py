@@ -203,7 +203,7 @@ class Fresh:
     def serve(self, until: Callable[[], bool]) -> None:
         """Run one agent until it retires, or until this is true."""
         store = TaskStore(SqliteEngine(self.path))
-        agent = Agent(store, self._jobs, settings(**self._changes), companions=equip, first_poll_s=0.0)
+        agent = Agent(store, self._jobs, settings(**self._changes), threads=equip, first_poll_s=0.0)
         record, codes = Recorder(agent.bus), list[int]()
         thread = threading.Thread(target=lambda: codes.append(agent.run()), daemon=True)
         thread.start()
@@ -252,7 +252,7 @@ def test_leaked_threads_end_the_agent(tmp_path: Path, monkeypatch: pytest.Monkey
 
     store = TaskStore(SqliteEngine(str(tmp_path / "tasks.db")))
     client = Client(store, settings())
-    agent = Agent(store, Registry(deaf), settings(recycle_threads=2, drain_s=0.0), companions=equip, first_poll_s=0.0)
+    agent = Agent(store, Registry(deaf), settings(recycle_threads=2, drain_s=0.0), threads=equip, first_poll_s=0.0)
     record, codes = Recorder(agent.bus), list[int]()
     for _ in range(2):
         client.enqueue(deaf, {})

@@ -1,4 +1,4 @@
-"""Agents of two regions with their companions: one region works, the other waits, and takes over."""
+"""Agents of two regions with their threads: one region works, the other waits, and takes over."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Stage:
         self.bus = EventBus()
         self.told = Recorder(self.bus)
         store = open_store(self.settings)
-        self.agent = Agent(store, Registry(where), self.settings, bus=self.bus, first_poll_s=0.0, companions=equip)
+        self.agent = Agent(store, Registry(where), self.settings, bus=self.bus, first_poll_s=0.0, threads=equip)
         self.thread = threading.Thread(target=self.agent.run, name=f"agent of {region}", daemon=True)
 
     @property
     def watch(self) -> Any:
-        [watch] = [one for one in self.agent._companions._companions if one.name == "region"]
+        [watch] = [one for one in self.agent._threads._threads if one.name == "region"]
         return watch
 
 
@@ -123,7 +123,7 @@ def test_a_thread_that_asks_the_arbiter_and_dies_is_told_and_started_again(
         return step()
 
     monkeypatch.setattr(here.watch._authority, "step", dies)
-    monkeypatch.setattr("thunderagent.agent.threads.COMPANION_AGAIN_S", 0.1)
+    monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.1)
     with running(here):
         [event] = here.told.wait(events.ThreadDied)
         assert (event.thread, event.restarted) == ("region", True)
@@ -199,4 +199,4 @@ def test_an_agent_with_the_settings_of_another_region_does_not_start(
     given = settings(store=store, region=region, region_arbiter=arbiter)
     refused = pytest.raises(ConfigurationError, match=r"REGION is eu-central-1, and the table .* is in eu-west-1")
     with refused if is_refused else nullcontext():
-        Agent(memory_store(), Registry(where), given, companions=lambda agent: region_watch(agent))
+        Agent(memory_store(), Registry(where), given, threads=lambda agent: region_watch(agent))

@@ -13,21 +13,20 @@ from tests.support.stands import eventually
 from thunderagent.agent import threads
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.threads import Companions, Repeated
+from thunderagent.agent.threads import RESTART_AFTER_S, BackgroundThreads, RepeatingThread
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
-from thunderagent.model.pacing import COMPANION_AGAIN_S
 from thunderagent.testing import FakeClock, Recorder
 
 
-def died(one: Repeated) -> bool:
+def died(one: RepeatingThread) -> bool:
     return not one.is_alive
 
 
 def test_work_is_repeated_until_the_end_and_the_last_piece_is_done_then() -> None:
     rounds, last = threading.Semaphore(0), threading.Event()
-    one = Repeated("test", 0.001, rounds.release, last=last.set)
+    one = RepeatingThread("test", 0.001, rounds.release, last=last.set)
     assert not one.is_alive
     one.start()
     for _ in range(3):
@@ -48,13 +47,13 @@ def test_one_that_dies_is_told_and_started_again_but_not_all_the_time() -> None:
         rounds.append(1)
         raise LookupError("nobody expected this")
 
-    one = Repeated("test", 0.001, broken)
-    beside = Companions([one], bus, monotonic=clock.monotonic)
+    one = RepeatingThread("test", 0.001, broken)
+    beside = BackgroundThreads([one], bus, monotonic=clock.monotonic)
     beside.start()
     eventually(lambda: died(one))
     beside.look_after()
     assert record.of(events.ThreadDied) == [], "a thread that dies at once would be started all the time"
-    clock.advance(COMPANION_AGAIN_S)
+    clock.advance(RESTART_AFTER_S)
     beside.look_after()
     assert record.of(events.ThreadDied) == [events.ThreadDied(thread="test", restarted=True)]
     eventually(lambda: died(one))
@@ -64,10 +63,10 @@ def test_one_that_dies_is_told_and_started_again_but_not_all_the_time() -> None:
 
 
 def test_several_that_hang_cost_no_more_time_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "COMPANIONS_END_S", 0.3)
+    monkeypatch.setattr(threads, "END_S", 0.3)
     stuck = threading.Event()
-    hanging = [Repeated(f"test-{number}", 60.0, lambda: None, last=stuck.wait) for number in range(20)]
-    beside = Companions(hanging, EventBus())
+    hanging = [RepeatingThread(f"test-{number}", 60.0, lambda: None, last=stuck.wait) for number in range(20)]
+    beside = BackgroundThreads(hanging, EventBus())
     beside.start()
     began = time.monotonic()
     beside.close()
@@ -86,11 +85,11 @@ def test_an_agent_ends_in_time_although_its_heartbeat_waits_for_a_reply_and_says
         answered.wait(LONG_S)
 
     monkeypatch.setattr(Heartbeat, "renew_due", waits)
-    last = Repeated("test", 60.0, lambda: None, last=lambda: closed.append("test"))
+    last = RepeatingThread("test", 60.0, lambda: None, last=lambda: closed.append("test"))
     stage = Stage(())
     record = Recorder(stage.bus)
     agent = Agent(
-        stage.store, Registry(), stage.settings, bus=stage.bus, companions=lambda agent: [last], first_poll_s=0.0
+        stage.store, Registry(), stage.settings, bus=stage.bus, threads=lambda agent: [last], first_poll_s=0.0
     )
     monkeypatch.setattr(agent._heart_store.engine, "close", lambda: closed.append("engine"))
     try:
@@ -104,16 +103,16 @@ def test_an_agent_ends_in_time_although_its_heartbeat_waits_for_a_reply_and_says
         answered.set()
 
 
-def test_an_agent_starts_looks_after_and_ends_its_companions() -> None:
+def test_an_agent_starts_looks_after_and_ends_its_threads() -> None:
     alive = threading.Event()
-    one = Repeated("test", 60.0, alive.set)
+    one = RepeatingThread("test", 60.0, alive.set)
     stage = Stage(())
 
-    def companions(agent: Agent) -> list[Repeated]:
-        assert agent.health()["draining"] is False, "made before its companions"
+    def threads(agent: Agent) -> list[RepeatingThread]:
+        assert agent.health()["draining"] is False, "made before its threads"
         return [one]
 
-    agent = Agent(stage.store, Registry(), stage.settings, bus=stage.bus, companions=companions, first_poll_s=0.0)
+    agent = Agent(stage.store, Registry(), stage.settings, bus=stage.bus, threads=threads, first_poll_s=0.0)
     thread = threading.Thread(target=agent.run, daemon=True)
     thread.start()
     assert alive.wait(LONG_S)
@@ -125,8 +124,8 @@ def test_an_agent_starts_looks_after_and_ends_its_companions() -> None:
     assert [event.reason for event in stage.record.of(fleet_events.AgentRetires)] == ["somebody asked it to"]
 
 
-class Refused(Repeated):
-    """A companion that cannot begin again."""
+class Refused(RepeatingThread):
+    """A thread that cannot begin again."""
 
     is_refused = False
 
@@ -141,17 +140,17 @@ def test_one_that_cannot_begin_again_is_told_and_tried_later() -> None:
     clock, bus = FakeClock(), EventBus()
     record = Recorder(bus)
     one = Refused("test", 0.001, lambda: 1 / 0)
-    beside = Companions([one], bus, monotonic=clock.monotonic)
+    beside = BackgroundThreads([one], bus, monotonic=clock.monotonic)
     beside.start()
     eventually(lambda: died(one))
     one.is_refused = True
-    clock.advance(COMPANION_AGAIN_S)
+    clock.advance(RESTART_AFTER_S)
     beside.look_after()
     beside.look_after()
     assert record.of(events.ThreadDied) == [events.ThreadDied(thread="test", restarted=False)]
     assert beside.dead == ("test",)
     one.is_refused = False
-    clock.advance(COMPANION_AGAIN_S)
+    clock.advance(RESTART_AFTER_S)
     beside.look_after()
     assert record.of(events.ThreadDied)[1:] == [events.ThreadDied(thread="test", restarted=True)]
     beside.close()

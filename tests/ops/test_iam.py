@@ -375,7 +375,7 @@ def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
         settings(**world.options(lease_s=6.0)),
         bus=bus,
         doorbell=SqsDoorbell(world.queue_url),
-        companions=equip,
+        threads=equip,
         first_poll_s=0.0,
     )
     thread = threading.Thread(target=agent.run, name="agent", daemon=True)

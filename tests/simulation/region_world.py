@@ -325,7 +325,7 @@ class Agent:
     # What its threads do
 
     def look(self) -> None:
-        """The companion that asks the authority."""
+        """The thread that asks the authority."""
         try:
             self.gate.grant = self.arbiter.step()
         except StoreError as error:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.engine import Recorder, a_job, put, serving
 from thunderagent.agent.assembly import equip
-from thunderagent.agent.instruments import cloudwatch_place, make_meter, measuring_companions
+from thunderagent.agent.instruments import cloudwatch_place, make_meter, measuring_threads
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
@@ -151,14 +151,14 @@ def test_a_store_that_does_not_answer_is_told_and_asked_again(clock: FakeClock) 
 def test_an_agent_whose_metrics_nobody_reads_counts_and_measures_nothing() -> None:
     with serving(a_job()) as stage:
         assert make_meter(stage.agent) is None
-        assert "measure" not in {companion.name for companion in equip(stage.agent)}
+        assert "measure" not in {one.name for one in equip(stage.agent)}
 
 
 def test_an_agent_with_a_port_has_a_meter_and_measures_and_sends_nothing() -> None:
     with serving(a_job(), http_port=18977) as stage:
         meter = make_meter(stage.agent)
         assert meter is not None
-        assert [companion.name for companion in measuring_companions(stage.agent, meter)] == ["measure"]
+        assert [one.name for one in measuring_threads(stage.agent, meter)] == ["measure"]
         stage.end_of(stage.client.enqueue("test.job", {}))
         reading = meter.read()
         assert reading.counters[metrics.TASKS_SUCCEEDED, "default"] == 1
@@ -169,9 +169,9 @@ def test_an_agent_with_a_port_and_without_the_library_tells_its_health_alone(mon
     monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
     with serving(a_job(), http_port=18977) as stage:
         stage.record.wait(events.AgentStarted)
-        companions = {one.name: one for one in equip(stage.agent)}
-        assert "measure" not in companions
-        companions["http"].start()
+        threads = {one.name: one for one in equip(stage.agent)}
+        assert "measure" not in threads
+        threads["http"].start()
         try:
             with urllib.request.urlopen(f"{stage.agent.told['http']}/health", timeout=10) as reply:
                 assert reply.status == 200
@@ -180,7 +180,7 @@ def test_an_agent_with_a_port_and_without_the_library_tells_its_health_alone(mon
             with refused.value as answer:
                 assert b"pip install 'thunderagent[prometheus]'" in answer.read()
         finally:
-            companions["http"].close()
+            threads["http"].close()
 
 
 def test_throttles_of_the_store_are_metrics_by_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_an_agent_with_a_namespace_sends_too() -> None:
     with serving(a_job(), cloudwatch_namespace="Test") as stage:
         meter = make_meter(stage.agent)
         assert meter is not None
-        assert [one.name for one in measuring_companions(stage.agent, meter)] == ["measure", "cloudwatch"]
+        assert [one.name for one in measuring_threads(stage.agent, meter)] == ["measure", "cloudwatch"]
 
 
 @pytest.mark.parametrize(

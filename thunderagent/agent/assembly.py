@@ -11,11 +11,11 @@ from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.monitor import Monitor
 from thunderagent.agent.health.probes import Metrics, Probes
 from thunderagent.agent.health.systemd import Systemd
-from thunderagent.agent.instruments import make_meter, measuring_companions
+from thunderagent.agent.instruments import make_meter, measuring_threads
 from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
-from thunderagent.agent.threads import Companion
+from thunderagent.agent.threads import BackgroundThread
 from thunderagent.telemetry.prometheus import is_installed, prometheus_text
 from thunderagent.websocket_api.canary.making import make_watch
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from thunderagent.agent.loop import Agent
 
 
-def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
-    """The companions of an agent, for `Agent(..., companions=equip)`.
+def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThread]:
+    """The threads of an agent, for `Agent(..., threads=equip)`.
 
     Args:
         agent: the one that they run beside.
@@ -33,22 +33,22 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
     Raises:
         ConfigurationError: the folder of `health_folder` or the ports of `http_port` are not to be had.
     """
-    settings, companions = agent.settings, list[Companion]()
+    settings, threads = agent.settings, list[BackgroundThread]()
     meter = make_meter(agent)
     if meter is not None:
         metrics = metrics or (partial(prometheus_text, meter) if is_installed() else None)
-        companions += measuring_companions(agent, meter)
+        threads += measuring_threads(agent, meter)
     if settings.ec2_notices:
-        companions.append(Notices(Metadata(), agent.bus, retire=agent.retire, hold=agent.controls.hold))
+        threads.append(Notices(Metadata(), agent.bus, retire=agent.retire, hold=agent.controls.hold))
     if settings.http_port:
         probes = Probes(
             settings.http_host, settings.http_port, agent=agent.name, health=agent.vitals.health, metrics=metrics
         )
         agent.told["http"] = probes.url
-        companions.append(probes)
+        threads.append(probes)
     recycling = Recycling(settings, agent.bus, retire=agent.retire, held=agent.vitals.held)
     if recycling.is_needed:
-        companions.append(recycling.companion())
+        threads.append(recycling.thread())
     file = HealthFile(settings.health_folder, now=time.time) if settings.health_folder else None
     monitor = Monitor(
         agent.name,
@@ -68,6 +68,6 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[Companion]:
         monotonic=agent.store.monotonic,
     )
     if canary is not None:
-        companions.insert(0, canary)
+        threads.insert(0, canary)
     well = canary if canary is not None and canary.has_own_target else None
-    return [*region_watch(agent, well), *companions, monitor.companion()]
+    return [*region_watch(agent, well), *threads, monitor.thread()]

@@ -65,7 +65,7 @@ class Complaints:
 
 
 class Delivery:
-    """A companion of the agent: takes its events and calls the hooks.
+    """A thread of the agent: takes its events and calls the hooks.
 
     Args:
         hooks: who is told what.

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from thunderagent.agent.metadata import Metadata, MetadataUnavailable, Outlook
-from thunderagent.agent.threads import Repeated
+from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.pacing import NOTICES_RARELY_S, NOTICES_S
 
 
-class Notices(Repeated):
-    """The companion that asks the instance.
+class Notices(RepeatingThread):
+    """The thread that asks the instance.
 
     Args:
         metadata: of the instance.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.agent.threads import Companion, Repeated
+from thunderagent.agent.threads import BackgroundThread, RepeatingThread
 from thunderagent.model.outlet import dropped_lines
 from thunderagent.settings import Settings
 from thunderagent.telemetry import metrics
@@ -33,10 +33,10 @@ def make_meter(agent: Agent) -> Meter | None:
     return meter
 
 
-def measuring_companions(agent: Agent, meter: Meter) -> list[Companion]:
+def measuring_threads(agent: Agent, meter: Meter) -> list[BackgroundThread]:
     """The threads that count the queues, and that send everything to CloudWatch if a namespace is set."""
     queues = QueueMeasure(agent.store, agent.bus, owner=agent.name, gate=agent.gate)
-    companions: list[Companion] = [Repeated("measure", MEASURE_S, queues.look)]
+    threads: list[BackgroundThread] = [RepeatingThread("measure", MEASURE_S, queues.look)]
     if agent.settings.cloudwatch_namespace:
         # boto3 is slow to import, and an embedded store does not need it
         from thunderagent.telemetry.cloudwatch import CloudWatch
@@ -45,8 +45,8 @@ def measuring_companions(agent: Agent, meter: Meter) -> list[Companion]:
         where = cloudwatch_place(agent.settings)
         to = CloudWatch(agent.settings.cloudwatch_namespace, now=agent.store.clock.now, **where)
         export = Export(meter, to, agent.bus)
-        companions.append(Repeated("cloudwatch", HALF_MINUTE_S, export.turn, last=export.last))
-    return companions
+        threads.append(RepeatingThread("cloudwatch", HALF_MINUTE_S, export.turn, last=export.last))
+    return threads
 
 
 def cloudwatch_place(settings: Settings) -> dict[str, str | None]:

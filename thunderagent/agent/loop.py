@@ -29,10 +29,9 @@ from thunderagent.agent.listener import Listener
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.agent.scopes import Surroundings
 from thunderagent.agent.settle import Stopped
-from thunderagent.agent.signals import stopping_signals
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
-from thunderagent.agent.threads import Companion, Companions
+from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, stopping_signals
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -67,7 +66,7 @@ class Agent:
         bus: EventBus | None = None,
         doorbell: Doorbell | None = None,
         scope: Scope = no_scope,
-        companions: Callable[[Agent], Sequence[Companion]] = lambda agent: (),
+        threads: Callable[[Agent], Sequence[BackgroundThread]] = lambda agent: (),
         rng: random.Random | None = None,
         first_poll_s: float | None = None,
     ) -> None:
@@ -80,7 +79,7 @@ class Agent:
             bus: gets every event; a fresh one if None.
             doorbell: what it listens to, and closes at its end; None: it polls.
             scope: what surrounds each handler.
-            companions: makes the threads that run beside the loop, once the agent is made.
+            threads: makes the threads that run beside the loop, once the agent is made.
             rng: source of jitter and shuffling.
             first_poll_s: delay of the first poll; None takes a random one, so that a fleet does not poll in step.
         """
@@ -208,7 +207,7 @@ class Agent:
             is_draining=lambda: self._stops > 0,
         )
         """How the agent is, for any thread."""
-        self.vitals.companions = self._companions = Companions(companions(self), self.bus, hooks=around.companions)
+        self.vitals.threads = self._threads = BackgroundThreads(threads(self), self.bus, hooks=around.threads)
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
@@ -222,7 +221,7 @@ class Agent:
         settings = load_settings(**overrides)
         registry = jobs if isinstance(jobs, Registry) else Registry.from_package(jobs)
         store, doorbell = open_store(settings, for_agent=True), open_doorbell(settings)
-        return cls(store, registry, settings, doorbell=doorbell, companions=equip)
+        return cls(store, registry, settings, doorbell=doorbell, threads=equip)
 
     def run(self) -> int:
         """Serve until `stop()`, SIGTERM or SIGINT, then drain.
@@ -251,7 +250,7 @@ class Agent:
             finally:
                 left = self._end(executors)
                 self.bus.emit(events.AgentStopped(stuck=stuck))
-                self._companions.close_hooks()
+                self._threads.close_hooks()
         return stuck + left
 
     def stop(self) -> None:
@@ -294,7 +293,7 @@ class Agent:
         for poller in self._pollers.values():
             poller.postpone(self._first_poll_s)
         self._listener.start()
-        self._companions.start()
+        self._threads.start()
         self.bus.emit(
             events.AgentStarted(
                 agent=self.name,
@@ -317,7 +316,7 @@ class Agent:
 
     def _end(self, executors: Executors) -> int:
         """End all threads at once, in bounded time; the answer is how many go on, such as one that awaits a reply."""
-        left = self._companions.close(
+        left = self._threads.close(
             {"executors": executors.close, "heartbeat": self._heartbeat.stop, "doorbell": self._listener.close}
         )
         if not self._heartbeat.has_ended:
@@ -404,7 +403,7 @@ class Agent:
             for name in dead:
                 self.bus.emit(events.ThreadDied(thread=name, restarted=True))
         self._listener.look_after()
-        self._companions.look_after()
+        self._threads.look_after()
         executors = self._workload.executors
         if executors and executors.loop and not executors.loop.is_alive and not self._stops:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))

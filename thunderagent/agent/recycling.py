@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from thunderagent.agent.tally import Tally
-from thunderagent.agent.threads import Repeated
+from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.memory import resident_mib
@@ -76,9 +76,9 @@ class Recycling:
         """False when the settings ask for no recycling."""
         return bool(self._tasks or self._mib or self._threads)
 
-    def companion(self) -> Repeated:
+    def thread(self) -> RepeatingThread:
         """What looks every few seconds."""
-        return Repeated("recycling", RECYCLE_LOOK_S, self.look)
+        return RepeatingThread("recycling", RECYCLE_LOOK_S, self.look)
 
     def look(self) -> None:
         """Retire the agent if there is a reason, once."""

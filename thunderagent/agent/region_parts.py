@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from thunderagent.agent.threads import Repeated
+from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.regions.arbiter import Arbiter, Authority, Wellness
@@ -25,8 +25,8 @@ LOOKS_A_BEAT: Final = 2
 _OF_AWS: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 
 
-class RegionWatch(Repeated):
-    """The companion that asks the authority again and again, and opens and closes the gate.
+class RegionWatch(RepeatingThread):
+    """The thread that asks the authority again and again, and opens and closes the gate.
 
     A thread that dies or hangs leaves the gate to close by itself when the grant is over.
 
@@ -78,7 +78,7 @@ def region_entry(gate: Gate, *, well: bool = False) -> dict[str, Any]:
 def region_watch(
     agent: Agent, well: Wellness | None = None, *, arbiter_engine: Engine | None = None
 ) -> list[RegionWatch]:
-    """The companion of an agent whose settings name an arbiter; none for others.
+    """The thread of an agent whose settings name an arbiter; none for others.
 
     Args:
         agent: whose gate it is.

@@ -13,7 +13,7 @@ from typing import Any
 from thunderagent.agent.delivery import Complaints, Delivery
 from thunderagent.agent.executors.executor import Failed, Running, Scope, no_scope, outcome_of
 from thunderagent.agent.settle import Returned, in_words, raised
-from thunderagent.agent.threads import Companion
+from thunderagent.agent.threads import BackgroundThread
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor
@@ -68,7 +68,7 @@ def pushing(scope: Scope, settings: Settings) -> Scope:
 
 
 class Surroundings:
-    """What an agent has around its handlers, and the companions that this needs.
+    """What an agent has around its handlers, and the threads that this needs.
 
     Args:
         settings: whether spans are made.
@@ -84,14 +84,14 @@ class Surroundings:
         complaints = Complaints(bus)
         around = [hook for hook in hooks if isinstance(hook, RunHook)]
         told = [hook for hook in hooks if isinstance(hook, EventHook)]
-        self.companions: list[Companion] = []
+        self.threads: list[BackgroundThread] = []
         """To be started before all others and closed when the agent has stopped: all events between are for hooks."""
         run_span = None
         if settings.traces:
             spans.start()
             run_span = run_spans(Redactor(settings.log_redact).text)
         if hooks or settings.traces:
-            self.companions.append(Delivery(told, bus, complaints, last=spans.flush))
+            self.threads.append(Delivery(told, bus, complaints, last=spans.flush))
         scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=complaints.tell)
         self.scope = pushing(scope, settings)
 

@@ -67,9 +67,7 @@ def run(
         Telemetry(bus)
         registry = Registry.from_package(jobs)
         store_of_agent, doorbell = open_store(settings, for_agent=True), open_doorbell(settings)
-        agent = Agent(
-            store_of_agent, registry, settings, bus=bus, doorbell=doorbell, scope=task_scope, companions=equip
-        )
+        agent = Agent(store_of_agent, registry, settings, bus=bus, doorbell=doorbell, scope=task_scope, threads=equip)
         for sentence in idle_queues(settings.queues, registry):
             warn(sentence)
         stuck = _served(agent)

@@ -273,15 +273,6 @@ BEAT_AGAIN_S: Final = 1.0
 RELAY_S: Final = 1.0
 """Shortest time between two rings by which a busy agent tells others of children that it has let go."""
 
-COMPANION_AGAIN_S: Final = 5.0
-"""A thread beside the loop that has died is not started again sooner after its last start."""
-
-COMPANION_JOIN_S: Final = 2.0
-"""Longest wait for such a thread to end."""
-
-COMPANIONS_END_S: Final = 2.5
-"""Longest wait for all of them: hooks and metrics may still be sent for 2 s, whatever else hangs."""
-
 HOOKS_END_S: Final = 2.0
 """How long events that wait for hooks are worked off when an agent ends."""
 

@@ -1,4 +1,4 @@
-"""The companion of an agent: what it finds about its own region, tells, and is asked for."""
+"""The thread of an agent: what it finds about its own region, tells, and is asked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.websocket_api.canary.support import Api, an_api, run
-from thunderagent.agent.threads import Companions
+from thunderagent.agent.threads import BackgroundThreads
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, ThreadDied
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
@@ -257,7 +257,7 @@ def test_its_death_is_noticed_and_it_is_started_again(own: Api) -> None:
     bus, clock = EventBus(), FakeClock()
     recorder = Recorder(bus)
     watch = a_thread(own, bus)
-    companions = Companions([watch], bus, monotonic=clock.monotonic)
+    threads = BackgroundThreads([watch], bus, monotonic=clock.monotonic)
     is_to_fail = threading.Event()
     is_to_fail.set()
     whole = watch.turn
@@ -268,16 +268,16 @@ def test_its_death_is_noticed_and_it_is_started_again(own: Api) -> None:
         return await whole()
 
     watch.turn = failing  # type: ignore[method-assign]
-    companions.start()
+    threads.start()
     assert watch._thread is not None
     watch._thread.join(10)
-    assert companions.dead == ("canary",)
+    assert threads.dead == ("canary",)
     is_to_fail.clear()
     clock.advance(60)
-    companions.look_after()
+    threads.look_after()
     assert [(one.thread, one.restarted) for one in recorder.of(ThreadDied)] == [("canary", True)]
     recorder.wait_for(CanaryUp)
-    companions.close()
+    threads.close()
     assert not watch.is_alive
 
 

@@ -208,7 +208,7 @@ def test_a_drain_ends_it_at_once_and_takes_its_task_away(api: Api) -> None:
 
 def test_an_agent_of_the_command_line_watches_and_tells_its_row(api: Api) -> None:
     client = a_client(api, canary_s=0.05, sweep_s=0.1)
-    agent = Agent(client.store, Registry(), client.settings, companions=equip, first_poll_s=0.0)
+    agent = Agent(client.store, Registry(), client.settings, threads=equip, first_poll_s=0.0)
     recorder = Recorder(agent.bus)
     thread = threading.Thread(target=agent.run)
     thread.start()
@@ -228,7 +228,7 @@ def test_a_region_whose_users_cannot_use_it_gets_no_grant(api: Api, tmp_path: Pa
     client = a_client(
         api, canary_s=0.1, region_arbiter=f"sqlite:///{tmp_path}/arbiter.db", region_lease_s=3.0, region_beat_s=0.2
     )
-    agent = Agent(client.store, Registry(), client.settings, companions=equip, first_poll_s=0.0)
+    agent = Agent(client.store, Registry(), client.settings, threads=equip, first_poll_s=0.0)
     recorder = Recorder(agent.bus)
     thread = threading.Thread(target=agent.run)
     thread.start()

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.judgement import Health
 from thunderagent.agent.health.systemd import Systemd
-from thunderagent.agent.threads import Repeated
+from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 
@@ -34,7 +34,7 @@ class Looked(Protocol):
 
 
 class Monitor:
-    """The work of the companion `monitor`."""
+    """The work of the thread `monitor`."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Monitor:
         """Time between two looks: half of what the watchdog waits, at most."""
         bus.subscribe(self._listen)
 
-    def companion(self) -> Repeated:
+    def thread(self) -> RepeatingThread:
         """The thread that looks again and again."""
-        return Repeated("monitor", self.every_s, self.look, last=self.end)
+        return RepeatingThread("monitor", self.every_s, self.look, last=self.end)
 
     def look(self) -> Health:
         """Judge, and say it."""

@@ -18,8 +18,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from thunderagent.agent.health.judgement import Health
+from thunderagent.agent.threads import JOIN_S
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.pacing import COMPANION_JOIN_S, PROBE_S
+from thunderagent.model.pacing import PROBE_S
 from thunderagent.model.version import __version__
 
 PORTS: Final = 32
@@ -37,7 +38,7 @@ Metrics = Callable[[], bytes]
 
 
 class Probes:
-    """The companion `http`.
+    """The thread `http`.
 
     Args:
         host: address to listen at.
@@ -83,7 +84,7 @@ class Probes:
         """Answer no more."""
         if self.is_alive and self._thread is not None:
             threading.Thread(target=self._server.shutdown, daemon=True).start()  # it waits without a bound
-            self._thread.join(COMPANION_JOIN_S)
+            self._thread.join(JOIN_S)
         self._server.server_close()
 
     def _serve(self) -> None:

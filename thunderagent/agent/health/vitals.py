@@ -18,7 +18,7 @@ from thunderagent.agent.listener import THREAD, Listener
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Held
-from thunderagent.agent.threads import Companions
+from thunderagent.agent.threads import BackgroundThreads
 from thunderagent.model.outlet import dropped_lines
 from thunderagent.model.redaction import Redactor
 from thunderagent.model.task import STREAM
@@ -58,7 +58,7 @@ class Vitals:
         self._heartbeat = heartbeat
         self._listener = listener
         self._controls = controls
-        self.companions: Companions | None = None
+        self.threads: BackgroundThreads | None = None
         """Those of the agent, once they are made: they may look at it from their beginning."""
         self._clock = store.clock
         self._monotonic = store.monotonic
@@ -113,7 +113,7 @@ class Vitals:
             *self._heartbeat.dead,
             *(("event-loop",) if loop is not None and not loop.is_alive else ()),
             *((THREAD,) if self._listener.is_dead else ()),
-            *(self.companions.dead if self.companions else ()),
+            *(self.threads.dead if self.threads else ()),
         )
 
     def facts(self) -> Facts:

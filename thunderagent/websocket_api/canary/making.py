@@ -1,4 +1,4 @@
-"""Makes what an agent's settings ask for: the companion that watches, and the jobs that try each minute."""
+"""Makes what an agent's settings ask for: the thread that watches, and the jobs that try each minute."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_watch(
     now: Callable[[], float],
     monotonic: Callable[[], float],
 ) -> CanaryWatch | None:
-    """The companion that watches the targets of the settings; None when there are none."""
+    """The thread that watches the targets of the settings; None when there are none."""
     if not settings.canary_targets:
         return None
     return CanaryWatch(

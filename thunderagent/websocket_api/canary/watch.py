@@ -1,4 +1,4 @@
-"""The companion that tries the API of this agent's region every half minute, and those of other regions less often.
+"""The thread that tries the API of this agent's region every half minute, and those of other regions less often.
 
 What it has found about its own region is what the region authority goes by: a region that its users cannot use should
 not have the grant. It runs in a thread and an event loop of its own, so that no handler can hold it up.
@@ -31,7 +31,7 @@ STALE_TURNS: Final = 3
 
 
 class CanaryWatch:
-    """The companion `canary`.
+    """The thread `canary`.
 
     Args:
         targets: URLs by name.
@@ -110,7 +110,7 @@ class CanaryWatch:
         """How many attempts at the own region in a row did, up to the last; 0 when it is not healthy."""
         return self.judged[self._own].successes if self._own is not None and self.is_healthy() else 0
 
-    # The companion
+    # The thread
 
     @property
     def is_alive(self) -> bool:
