@@ -170,7 +170,7 @@ def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
 
 SLEEPERS: Final[dict[str, tuple[int, str]]] = {
     "queue.commands": (1, "the caller of a command waits for a stream; no agent does"),
-    "queue.drain_commands": (1, "the caller of a command waits for agents; no agent does"),
+    "queue.pause_commands": (1, "the caller of a command waits for agents; no agent does"),
     "stores.sqlite.engine": (
         2,
         "a file that is opened by many processes at once is locked for an instant, and while another writes; bounded",
@@ -214,7 +214,7 @@ AWAKE: Final[dict[str, str]] = {
     "agent.executors.child_end": "waits for processes that are to end",
     "client": "a caller waits for a task",
     "queue.commands": "a caller waits for a stream",
-    "queue.drain_commands": "a caller waits for agents",
+    "queue.pause_commands": "a caller waits for agents",
     "cli.streams": "a command waits",
     "cli.top": "the pace of a picture",
     "agent.health.probes": "how long a request may stay open",

@@ -19,9 +19,9 @@ from thunderagent.model.pacing import KEY_SETTLES_S, wait_delays
 from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
 from thunderagent.queue.commands import id_of
 from thunderagent.queue.doorbell.opening import open_doorbell
-from thunderagent.queue.drain_commands import DrainCommands
 from thunderagent.queue.enqueue import NewTask
 from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.pause_commands import DrainCommands
 from thunderagent.queue.schedules.commands import ScheduleCommands
 from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.regions.client_gate import ordering

@@ -17,7 +17,7 @@ from thunderagent.cli import app
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.queue.drains import drains_of
+from thunderagent.queue.pauses import drains_of
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.testing import FakeClock

@@ -26,8 +26,8 @@ from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeou
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row, Status
 from thunderagent.model.writes.shared import CONTROL_ID, control_row
-from thunderagent.queue.drain_commands import FORGOTTEN_S, MOST_DRAINS
-from thunderagent.queue.drains import OLD_S, drain_asked, drains_of
+from thunderagent.queue.pause_commands import FORGOTTEN_S, MOST_DRAINS
+from thunderagent.queue.pauses import OLD_S, drain_asked, drains_of
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_client, memory_store

@@ -19,8 +19,16 @@ from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row
 from thunderagent.model.writes.shared import CONTROL_ID
-from thunderagent.queue.drains import ASKED, change_controls, drain_asked, without_drains
-from thunderagent.queue.pauses import Pause, PauseKind, names_of, pauses_of
+from thunderagent.queue.pauses import (
+    ASKED,
+    Pause,
+    PauseKind,
+    change_controls,
+    drain_asked,
+    names_of,
+    pauses_of,
+    without_drains,
+)
 from thunderagent.stores.tasks import TaskStore
 
 

@@ -1,20 +1,34 @@
-"""What is paused: the entries of the one row that tells so.
+"""Pauses and requests to drain: the entries of the one row `control:`, which every agent reads.
 
-An entry of the row `control:` stands for a queue, a job or an agent of which no task starts. Its name is
-`queue:reports`, its content a map with `since`, `until` and `reason`.
+An entry `queue:reports` pauses a queue, a job or an agent: no task of it starts. An entry `drain:` and the name of an
+agent asks that one process to end; the agent that its supervisor starts next has another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from thunderagent.model.errors import NotAllowed
 from thunderagent.model.task import Row, timestamp
-from thunderagent.model.unreadable import as_map, is_number
+from thunderagent.model.unreadable import as_map, as_number, is_number
+from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes.shared import CONTROL_ID
 from thunderagent.stores.tasks import TaskStore
+
+DRAIN: Final = "drain:"
+"""How the key of a request to drain begins."""
+
+OLD_S: Final = 86400.0
+"""Age of a request to drain at which the next change of the row drops it: its agent is gone."""
+
+TRIES: Final = 20
+"""Attempts to change the row while others change it."""
+
+ASKED: Final = "somebody has asked for it"
+"""Reason of an agent that was given none."""
 
 
 class PauseKind(StrEnum):
@@ -34,7 +48,7 @@ class Pause:
     """Of an agent its whole name, or its host: that is every agent there."""
     since: float | None = None
     until: float | None = None
-    """When it ends by itself; None: when somebody resumes it."""
+    """When it ends by itself; None: when it is resumed."""
     reason: str | None = None
 
     @property
@@ -83,6 +97,72 @@ def names_of(agent: str) -> tuple[str, str]:
     return agent, agent.partition(":")[0]
 
 
+def drain_entry(*, since: float, reason: str | None) -> dict[str, Any]:
+    """The content of an entry."""
+    return {"since": timestamp(since), "reason": reason or None}
+
+
+def drain_asked(row: Row | None, agent: str) -> str | None:
+    """Why an agent is asked to drain, None if it is not. An entry of whatever content is one."""
+    info = info_of(row)
+    if f"{DRAIN}{agent}" not in info:
+        return None
+    reason = as_map(info[f"{DRAIN}{agent}"]).get("reason")
+    return reason if isinstance(reason, str) and reason else ASKED
+
+
+def drains_of(row: Row | None) -> dict[str, float]:
+    """The agents that are asked to drain, and since when in epoch seconds."""
+    found = {key.removeprefix(DRAIN): entry for key, entry in info_of(row).items() if key.startswith(DRAIN)}
+    return {name: _since(entry) for name, entry in found.items() if name}
+
+
+def without_old(info: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """The entries of the row without requests to drain that are so old that their agents have long seen them."""
+    return {
+        key: entry for key, entry in info.items() if not key.startswith(DRAIN) or not 0 < _since(entry) < now - OLD_S
+    }
+
+
+def without_drains(agents: Collection[str]) -> Callable[[Row | None], dict[str, Any] | None]:
+    """The change that takes the requests to these agents away."""
+    keys = {f"{DRAIN}{name}" for name in agents}
+
+    def change(row: Row | None) -> dict[str, Any] | None:
+        info = info_of(row)
+        return None if keys.isdisjoint(info) else {key: one for key, one in info.items() if key not in keys}
+
+    return change
+
+
+def change_controls(
+    store: TaskStore, row: Row | None, change: Callable[[Row | None], Mapping[str, Any] | None]
+) -> Row | None:
+    """Change the entries of the row as nobody else changes them.
+
+    Args:
+        store: where the row is.
+        row: the row as it was seen.
+        change: answers with the entries that are to be there; None: nothing is to be done.
+
+    Raises:
+        NotAllowed: others change the row all the time.
+        StoreError: the store did not answer.
+    """
+    for _ in range(TRIES):
+        info, now = change(row), store.clock.now()
+        if info is None:
+            return row
+        info = without_old(info, now)
+        if row is None:
+            is_done, row = store.found(shared_writes.control_row(info, now=now))
+        else:
+            [(is_done, row)] = store.attempt([shared_writes.set_controls(row, info, now=now)])
+        if is_done:
+            return row
+    raise NotAllowed("what is paused is changed by others all the time: try again")
+
+
 _KINDS: Final = frozenset(PauseKind)
 
 
@@ -102,3 +182,7 @@ def _pause(key: str, entry: object) -> Pause | None:
 
 def _moment(value: object) -> float | None:
     return float(value) if is_number(value) else None
+
+
+def _since(entry: object) -> float:
+    return as_number(as_map(entry).get("since"))
