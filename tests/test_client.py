@@ -29,7 +29,10 @@ from thunderagent.model.errors import (
 from thunderagent.model.schedules import schedule_id
 from thunderagent.model.task import Lane, Lease, Page, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import CONTROL_ID, key_id, limit_id, sentinel_id
+from thunderagent.model.writes.agents import sentinel_id
+from thunderagent.model.writes.limits import limit_id
+from thunderagent.model.writes.pauses import CONTROL_ID
+from thunderagent.model.writes.unique import key_id
 from thunderagent.regions.grant import scope_id
 from thunderagent.stores.dynamo.batches import PROBE_ID
 from thunderagent.stores.dynamo.engine import LANES_ID

@@ -23,7 +23,7 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import limit_row
+from thunderagent.model.writes.limits import limit_row
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.limits.slots import holders_of
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

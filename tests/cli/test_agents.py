@@ -16,7 +16,7 @@ from tests.support.stands import eventually
 from thunderagent.cli import app
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.pauses import drains_of
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.sqlite.engine import SqliteEngine

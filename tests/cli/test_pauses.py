@@ -17,7 +17,7 @@ from thunderagent.cli.pauses import duration
 from thunderagent.client import Client
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lane, Status
-from thunderagent.model.writes.shared import holder, limit_row
+from thunderagent.model.writes.limits import holder, limit_row
 from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from thunderagent.model.conditions import Absent, Is, OneOf, Present, Write
 from thunderagent.model.task import Candidate, Lease, Status, Task
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.tasks import ERROR_BYTES, ERRORS_KEPT, cut, error_history
 
@@ -114,7 +114,7 @@ def test_a_revival_is_conditioned_on_the_very_end_that_was_seen() -> None:
 
 
 def test_a_row_that_was_deleted_is_not_brought_back_by_housekeeping() -> None:
-    write = shared_writes.take_turn("turn:x", owner="me", now=NOW, until=NOW + 9)
+    write = agent_writes.take_turn("turn:x", owner="me", now=NOW, until=NOW + 9)
     assert Present("taskId") in write.require
 
 

@@ -11,8 +11,9 @@ from tests.support.streams import Watched
 from thunderagent.agent.health.judgement import Facts, Limits, QueueFacts, judge
 from thunderagent.client import Client
 from thunderagent.model.task import Lane, Status, Task
-from thunderagent.model.writes import shared as shared_writes
-from thunderagent.model.writes.shared import holder, key_row, limit_row
+from thunderagent.model.writes import unique as unique_writes
+from thunderagent.model.writes.limits import holder, limit_row
+from thunderagent.model.writes.unique import key_row
 from thunderagent.ops.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why
 from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.stores.tasks import Beat, TaskStore
@@ -324,7 +325,7 @@ def test_a_long_line_is_counted_to_a_thousand_and_many_holders_are_not_all_read(
 def test_a_task_tells_that_it_holds_a_unique_key(at: At, scope: str, until: str) -> None:
     at.agent()
     task = at.task(unique_key="customer-42", unique_scope=scope)
-    row_id = shared_writes.key_id("test.job", "customer-42")
+    row_id = unique_writes.key_id("test.job", "customer-42")
     at.store.found(key_row(row_id, "a", now=at.clock.now()))
     assert at.why(task) == [
         "it is ready: an agent takes it with its next poll",
@@ -336,7 +337,7 @@ def test_a_running_task_holds_its_key_only_until_done(at: At) -> None:
     at.agent()
     for name, scope in (("a", "until_start"), ("b", "until_done")):
         claimed(at.store, name, owner=AGENT, unique_key=f"key-{name}", unique_scope=scope)
-        at.store.found(key_row(shared_writes.key_id("test.job", f"key-{name}"), name, now=at.clock.now()))
+        at.store.found(key_row(unique_writes.key_id("test.job", f"key-{name}"), name, now=at.clock.now()))
     assert at.why("a") == []
     assert at.why("b") == ["it holds the unique key 'key-b' of test.job until it has ended"]
 
@@ -345,7 +346,7 @@ def test_a_key_that_another_has_is_told(at: At) -> None:
     at.agent()
     task = at.task(unique_key="k", unique_scope="until_done")
     assert len(at.why(task)) == 1, "no row, no sentence"
-    at.store.found(key_row(shared_writes.key_id("test.job", "k"), "other", now=at.clock.now()))
+    at.store.found(key_row(unique_writes.key_id("test.job", "k"), "other", now=at.clock.now()))
     assert at.why(task)[1] == "its unique key 'k' of test.job is held by other"
 
 

@@ -25,7 +25,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row, Status
-from thunderagent.model.writes.shared import CONTROL_ID, control_row
+from thunderagent.model.writes.pauses import CONTROL_ID, control_row
 from thunderagent.queue.pause_commands import FORGOTTEN_S, MOST_DRAINS
 from thunderagent.queue.pauses import OLD_S, drain_asked, drains_of
 from thunderagent.stores.engine import Engine

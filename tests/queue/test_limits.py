@@ -29,9 +29,9 @@ from thunderagent.model.conditions import Above, Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError
 from thunderagent.model.pacing import UNDECIDED_S
 from thunderagent.model.task import Lease, Row, Status, Task
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import LIMIT_LIVES_S, LINE_STATUS
+from thunderagent.model.writes.limits import LIMIT_LIVES_S, LINE_STATUS
 from thunderagent.queue.limits.lines import keep_line_open
 from thunderagent.queue.limits.slots import Limit, Slots, holders_of, limit_of
 from thunderagent.stores.dynamo.engine import DynamoEngine
@@ -778,7 +778,7 @@ def test_a_line_that_opens_keeps_the_row_of_a_limit_that_expires(stand: stands.S
     assert is_kept(row_of(stand, limit.key)), "a line is open"
     for is_used, won in ((True, False), (False, True)):
         at = row_of(stand, limit.key)["updatedAt"]
-        write = shared_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=engine.clock.now())
+        write = limit_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=engine.clock.now())
         assert stand.store.attempt([write])[0][0] == won
     assert "expireAt" in row_of(stand, limit.key)
     engine.apply([_holders(limit.key, {"x#1"})])
@@ -794,7 +794,7 @@ def test_a_line_that_closes_beside_a_long_handler_lets_the_row_expire_after_it(s
     assert slots.admit([(lease, limit)]) == [None]
     at = row_of(stand, limit.key)["updatedAt"]
     for is_used, won in ((False, False), (True, True)):
-        write = shared_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=at)
+        write = limit_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=at)
         assert stand.store.attempt([write])[0][0] == won
     assert is_kept(row_of(stand, limit.key))
     slots.free([lease])

@@ -25,7 +25,7 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable
 from thunderagent.model.task import Lane, Row, Status
-from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.doorbell.message import Ring
 from thunderagent.queue.pause_commands import MOST_PAUSES, doubt
 from thunderagent.queue.pauses import Pause, PauseKind, pauses_of

@@ -34,7 +34,7 @@ from thunderagent.model.schedules import SET_BACK_S, State, Tick, schedule_id, t
 from thunderagent.model.task import Candidate, Row, Status, Task
 from thunderagent.model.ticks import Spec, every
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import SCHEDULE_STATUS
+from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 from thunderagent.queue.schedules.scheduler import EXTENDED_S, KEPT_S, Periodic
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.engine import Applied, Engine

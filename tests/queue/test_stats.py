@@ -12,7 +12,7 @@ import pytest
 from tests.support.engine import settings
 from thunderagent.client import Client
 from thunderagent.model.task import Lane, Page, Row, Status
-from thunderagent.model.writes.shared import LINE_STATUS, limit_row
+from thunderagent.model.writes.limits import LINE_STATUS, limit_row
 from thunderagent.queue.limits.lines import line_value
 from thunderagent.queue.stats import LINES_COUNTED
 from thunderagent.stores.engine import Engine

@@ -36,9 +36,9 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.pacing import KEY_SETTLES_S
 from thunderagent.model.task import TERMINAL, Lane, Lease, Row, Status, Task
-from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import key_id
+from thunderagent.model.writes import unique as unique_writes
+from thunderagent.model.writes.unique import key_id
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.unique import OWED, Keys
 from thunderagent.stores.engine import Applied, Engine
@@ -206,7 +206,7 @@ def is_to_live_again_and_its_client_died(site: Site) -> str:
 
 
 def was_never_put(site: Site) -> str:
-    assert site.store.found(shared_writes.key_row(ROW_ID, "lost", now=site.clock.now()))[0]
+    assert site.store.found(unique_writes.key_row(ROW_ID, "lost", now=site.clock.now()))[0]
     return "lost"
 
 
@@ -602,7 +602,7 @@ def test_an_own_id_of_a_task_without_the_key_takes_no_key(site: Site) -> None:
 def test_a_key_that_names_an_open_task_of_another_job_is_free(site: Site) -> None:
     """As a client leaves it that dies when it finds its own id taken."""
     site.client.enqueue("other.job", {"n": 1}, task_id="mine")
-    assert site.store.found(shared_writes.key_row(ROW_ID, "mine", now=site.clock.now()))[0]
+    assert site.store.found(unique_writes.key_row(ROW_ID, "mine", now=site.clock.now()))[0]
     assert site.enqueue(2).job == JOB
     site.check_next()
 
@@ -707,7 +707,7 @@ def test_with_shards_a_task_that_takes_the_id_of_a_lost_one_is_in_the_lane_of_th
     client = Client(site.store, settings(shards=8))
     for number in range(20):
         key = f"key-{number}"
-        row = shared_writes.key_row(key_id(JOB, key), f"lost-{number}", now=site.clock.now())
+        row = unique_writes.key_row(key_id(JOB, key), f"lost-{number}", now=site.clock.now())
         assert site.store.found(row)[0]
         task = site.enqueue(client=client, unique_key=key)
         assert task.task_id == f"lost-{number}"
@@ -1205,7 +1205,7 @@ def test_a_row_made_by_hand_is_a_clear_error_for_its_key_and_for_nobody_else(cha
     site = Site()
     task_id = has_failed(site)
     assert site.store.take_turn("blocked", owner="me", lasts_s=1.0)
-    row = shared_writes.key_row(ROW_ID, "x", now=site.clock.now()) | change
+    row = unique_writes.key_row(ROW_ID, "x", now=site.clock.now()) | change
     site.engine.put([{name: value for name, value in row.items() if value is not None}])
     asks: list[Callable[[], Task]] = [partial(site.enqueue, 1), partial(site.client.retry, task_id)]
     for ask in asks:
@@ -1222,7 +1222,7 @@ def test_a_row_made_by_hand_is_a_clear_error_for_its_key_and_for_nobody_else(cha
 
 def test_a_key_whose_task_is_of_a_newer_version_is_not_given_to_another(site: Site) -> None:
     site.engine.put([{"taskId": "strange", "status": "SLEEPING", "job": JOB, "createdAt": 1.0, "fence": 1}])
-    site.engine.put([shared_writes.key_row(ROW_ID, "strange", now=site.clock.now())])
+    site.engine.put([unique_writes.key_row(ROW_ID, "strange", now=site.clock.now())])
     with pytest.raises(TaskUnreadable, match=r"is held by 'strange'.* status is 'SLEEPING'; upgrade this"):
         site.enqueue(1)
     row = site.row()

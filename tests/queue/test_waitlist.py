@@ -18,9 +18,9 @@ from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.model.task import Lane, Page, Status, Task
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import LINE_STATUS, close_line, limit_row
+from thunderagent.model.writes.limits import LINE_STATUS, close_line, limit_row
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import candidate_of, keep_line_open, let_out, line_value
 from thunderagent.queue.limits.slots import Limit, Slots, holders_of
@@ -604,7 +604,7 @@ def test_a_clock_that_is_set_back_by_an_hour_does_not_keep_the_sweep_from_its_tu
     world.pass_time(2 * SWEEP_S)
     world.client.cancel("b")
     world.clock.jump(-3600.0)
-    world.engine.apply([shared_writes.replace_holders("shared", frozenset({"held#1"}), frozenset({"x#1"}), now=1.0)])
+    world.engine.apply([limit_writes.replace_holders("shared", frozenset({"held#1"}), frozenset({"x#1"}), now=1.0)])
     world.pass_time_until(lambda: not holders_of(row(world)), 2 * SWEEP_S + 1.0)
 
 

@@ -33,7 +33,7 @@ from thunderagent.model.clock import HostClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.model.task import Page, Row, Status, Task
-from thunderagent.model.writes.shared import LINE_STATUS, free_slot, holder, limit_id, take_slot
+from thunderagent.model.writes.limits import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.queue.limits.lines import keep_line_open, line_of
 from thunderagent.queue.limits.slots import Limit, holders_of, limit_of, number_of
 from thunderagent.settings import Settings

@@ -32,7 +32,7 @@ from thunderagent.model.errors import (
     ThunderAgentError,
 )
 from thunderagent.model.task import Row, Status, Task
-from thunderagent.model.writes.shared import AGENT_STATUS
+from thunderagent.model.writes.agents import AGENT_STATUS
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

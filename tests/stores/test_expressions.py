@@ -28,7 +28,7 @@ from thunderagent.model.conditions import (
     Write,
 )
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.dynamo import expressions
 
@@ -236,8 +236,8 @@ def test_every_attribute_that_a_verb_names_has_an_alias_and_a_type() -> None:
         writes.unpark(seen, now=1.0),
         writes.doom(seen, status=Status.FAILED, reason="x", now=1.0, expire_at=2.0),
         writes.cancel_waiting(seen, reason="x", now=1.0, expire_at=2.0),
-        shared_writes.take_turn("turn:x", owner="a", now=1.0, until=2.0),
-        shared_writes.announce("agent:x", info={"n": 1}, now=1.0, expire_at=2.0),
+        agent_writes.take_turn("turn:x", owner="a", now=1.0, until=2.0),
+        agent_writes.announce("agent:x", info={"n": 1}, now=1.0, expire_at=2.0),
     ]
     for write in every:
         rendered = expressions.update("T", write)

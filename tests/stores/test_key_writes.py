@@ -16,7 +16,7 @@ from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import drop_key, forget_key, free_key, key_id, key_row, pass_key
+from thunderagent.model.writes.unique import drop_key, forget_key, free_key, key_id, key_row, pass_key
 from thunderagent.queue.unique import Keys
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo import expressions

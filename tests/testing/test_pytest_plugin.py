@@ -343,8 +343,8 @@ def test_limits_and_snoozes_take_their_turns(project: pytest.Pytester) -> None:
 
 
 def test_every_name_of_a_fault_is_that_of_a_request() -> None:
-    package = Path(thunderagent.__file__).parent / "model"
-    sources = "".join((package / name).read_text() for name in ("writes/tasks.py", "writes/shared.py"))
+    modules = (Path(thunderagent.__file__).parent / "model" / "writes").glob("*.py")
+    sources = "".join(module.read_text(encoding="utf-8") for module in modules)
     verbs = set(re.findall(r'"([a-z ]+)"', sources))
     for name in VERBS:
         faults = FaultyEngine(SqliteEngine(MEMORY))

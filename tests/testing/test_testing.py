@@ -29,7 +29,7 @@ from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Candidate, Lane, Lease, Status
 from thunderagent.model.ticks import every
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import limit_row
+from thunderagent.model.writes.limits import limit_row
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted

@@ -18,7 +18,7 @@ from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row
-from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.pauses import (
     ASKED,
     Pause,

@@ -17,7 +17,7 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LINE_TRIED_S
 from thunderagent.model.task import Candidate, Task, read_task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import limit_id
+from thunderagent.model.writes.limits import limit_id
 from thunderagent.queue.limits.lines import keep_line_open
 from thunderagent.queue.limits.slots import Limit, Slots, job_limit
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over

@@ -19,7 +19,7 @@ from thunderagent.model.losses import Loss, is_to_blame, lived, lost_agents, run
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import holder
+from thunderagent.model.writes.limits import holder
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.limits.slots import Limit, Taken, free_slots, limit_of
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds

@@ -21,7 +21,7 @@ from thunderagent.model.jsondata import dump_json, is_same_json
 from thunderagent.model.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
 from thunderagent.model.ticks import LAST_MOMENT, Spec, between, newest, spec_of
 from thunderagent.model.unreadable import is_number
-from thunderagent.model.writes.shared import SCHEDULE_STATUS
+from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 CatchUp = Literal["none", "last", "all"]
 Overlap = Literal["allow", "skip", "cancel_previous"]

@@ -16,7 +16,7 @@ from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import Lane, Row, timestamp
 from thunderagent.model.unreadable import as_map, is_number
-from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.commands import Commands
 from thunderagent.queue.pauses import (
     DRAIN,

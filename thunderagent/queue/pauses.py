@@ -14,8 +14,8 @@ from typing import Any, Final
 from thunderagent.model.errors import NotAllowed
 from thunderagent.model.task import Row, timestamp
 from thunderagent.model.unreadable import as_map, as_number, is_number
-from thunderagent.model.writes import shared as shared_writes
-from thunderagent.model.writes.shared import CONTROL_ID
+from thunderagent.model.writes import pauses as pause_writes
+from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.stores.tasks import TaskStore
 
 DRAIN: Final = "drain:"
@@ -155,9 +155,9 @@ def change_controls(
             return row
         info = without_old(info, now)
         if row is None:
-            is_done, row = store.found(shared_writes.control_row(info, now=now))
+            is_done, row = store.found(pause_writes.control_row(info, now=now))
         else:
-            [(is_done, row)] = store.attempt([shared_writes.set_controls(row, info, now=now)])
+            [(is_done, row)] = store.attempt([pause_writes.set_controls(row, info, now=now)])
         if is_done:
             return row
     raise NotAllowed("what is paused is changed by others all the time: try again")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Candidate
 from thunderagent.model.unreadable import as_map
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import agents as agent_writes
 from thunderagent.stores.tasks import TaskStore
 
 PAGE: Final = 100
@@ -95,4 +95,4 @@ def fleet_rounds(
     finally:
         if rounds.places != before:
             with suppress(StoreError):  # the next sweep begins where this one did
-                store.attempt([shared_writes.keep_places(row["taskId"], rounds.places, owner=owner)])
+                store.attempt([agent_writes.keep_places(row["taskId"], rounds.places, owner=owner)])

@@ -28,9 +28,9 @@ from thunderagent.model.errors import ConfigurationError, DuplicateTask, NotAllo
 from thunderagent.model.names import key_problem
 from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.model.task import Lane, Row, Status, Task, UniqueScope, new_task_id, timestamp
-from thunderagent.model.writes import shared as shared_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import key_id
+from thunderagent.model.writes import unique as unique_writes
+from thunderagent.model.writes.unique import key_id
 from thunderagent.queue.key_rows import KeyRow, end_of, has_key, look_at, promise_of
 from thunderagent.stores.large_texts import payload_of
 from thunderagent.stores.tasks import Enqueued, TaskStore, passed_over
@@ -106,7 +106,7 @@ class Keys:
             if has_key(answer.task, task):
                 return _not_stopping(answer.task, task, own_id=own_id)
             if own_id:
-                self._try(shared_writes.drop_key(row))
+                self._try(unique_writes.drop_key(row))
                 if answer.error is not None:
                     raise answer.error
                 return answer.task
@@ -148,7 +148,7 @@ class Keys:
         """
         owed, self._owed = self._owed, []
         owed += (
-            shared_writes.free_key(_row_id(task), task.task_id, over_at=task.finished_at or task.started_at)
+            unique_writes.free_key(_row_id(task), task.task_id, over_at=task.finished_at or task.started_at)
             for task in tasks
             if task.unique_key is not None
         )
@@ -174,7 +174,7 @@ class Keys:
         rows = self._store.engine.get(sorted({row_id for row_id, _ in gone}))
         left = [one for one in sorted(gone) if rows.get(one[0], {}).get("heldBy") == one[1]]
         if left:
-            batch = [shared_writes.forget_key(row_id, task_id, now=now) for row_id, task_id in left]
+            batch = [unique_writes.forget_key(row_id, task_id, now=now) for row_id, task_id in left]
             self._store.attempt(batch, rejected=passed_over)
 
     # Inside
@@ -203,7 +203,7 @@ class Keys:
 
     def _found(self, task: Task, *, promise: str | None = None, ended_at: float | None = None) -> tuple[bool, Row]:
         now = self._store.clock.leases.now()
-        row = shared_writes.key_row(_row_id(task), task.task_id, now=now, promise=promise, ended_at=ended_at)
+        row = unique_writes.key_row(_row_id(task), task.task_id, now=now, promise=promise, ended_at=ended_at)
         return self._store.found(row)
 
     def _pass(
@@ -211,7 +211,7 @@ class Keys:
     ) -> Row | None:
         """The row of the key that has gone to the task; None: it has changed since it was seen."""
         now = self._store.clock.leases.now()
-        write = shared_writes.pass_key(seen.row, task.task_id, now=now, promise=promise, ended_at=ended_at)
+        write = unique_writes.pass_key(seen.row, task.task_id, now=now, promise=promise, ended_at=ended_at)
         [(won, row)] = self._store.attempt([write])
         return row if won else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thunderagent.model.errors import StoreError
 from thunderagent.model.unreadable import is_number
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import agents as agent_writes
 from thunderagent.regions.grant import Record
 from thunderagent.regions.hysteresis import Hysteresis
 from thunderagent.stores.tasks import TaskStore
@@ -26,9 +26,9 @@ class Sentinel:
         """Give a sign. A table that does not take it makes the others wait with their return, and no more."""
         try:
             now = self._store.clock.now()
-            [(is_known, _)] = self._store.attempt([shared_writes.sentinel(self._region, now=now)])
+            [(is_known, _)] = self._store.attempt([agent_writes.sentinel(self._region, now=now)])
             if not is_known:
-                self._store.found({"taskId": shared_writes.sentinel_id(self._region), "updatedAt": now})
+                self._store.found({"taskId": agent_writes.sentinel_id(self._region), "updatedAt": now})
         except StoreError:
             return
 
@@ -40,13 +40,13 @@ class Sentinel:
         """
         told = [agent.info.get("region") for agent in self._store.agents(lost=True)]
         regions = {self._region, *(str(one["name"]) for one in told if isinstance(one, dict) and "name" in one)}
-        rows = self._store.engine.get([shared_writes.sentinel_id(region) for region in sorted(regions)])
+        rows = self._store.engine.get([agent_writes.sentinel_id(region) for region in sorted(regions)])
         epochs = (row.get("regionEpoch") for row in rows.values())
         return max((int(epoch) for epoch in epochs if is_number(epoch)), default=0)
 
     def age_s(self, record: Record) -> float | None:
         """Seconds since the newest sign of the holder that has come here; None: none has, or our table is away."""
-        row_id = shared_writes.sentinel_id(record.holder)
+        row_id = agent_writes.sentinel_id(record.holder)
         try:
             row = self._store.engine.get([row_id]).get(row_id)
         except StoreError:
@@ -60,7 +60,7 @@ class TableWellness:
 
     def __init__(self, store: TaskStore, region: str) -> None:
         self._store = store
-        self._row_id = shared_writes.sentinel_id(region)
+        self._row_id = agent_writes.sentinel_id(region)
         self._seen = Hysteresis(first=1)
 
     @property

@@ -6,7 +6,9 @@ from enum import StrEnum
 from typing import Final
 
 from thunderagent.model.task import Status, StatusValue
-from thunderagent.model.writes.shared import AGENT_STATUS, LINE_STATUS, SCHEDULE_STATUS
+from thunderagent.model.writes.agents import AGENT_STATUS
+from thunderagent.model.writes.limits import LINE_STATUS
+from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 
 class Purpose(StrEnum):

@@ -23,7 +23,7 @@ from thunderagent.model.losses import Loss
 from thunderagent.model.pacing import TEXT_DOUBT_S
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
 from thunderagent.model.unreadable import Unread, Unreadable, is_list, is_number, mistyped
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Applied, Blobs, Engine
 from thunderagent.stores.large_texts import Texts, is_same_payload
@@ -338,7 +338,7 @@ class TaskStore:
     def take_turn(self, name: str, *, owner: str, lasts_s: float) -> Row | None:
         """The row of the turn for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
         now = self.clock.leases.now()
-        turn = shared_writes.take_turn(f"turn:{name}", owner=owner, now=now, until=timestamp(now + lasts_s))
+        turn = agent_writes.take_turn(f"turn:{name}", owner=owner, now=now, until=timestamp(now + lasts_s))
         [(answer, won)] = self._apply([turn])
         is_known = won or answer.row or answer.error
         won, row = (won, answer.row) if is_known else self.found({"taskId": turn.task_id, **turn.set})
@@ -381,10 +381,10 @@ class TaskStore:
         agent_id, expire_at = f"agent:{agent}", int(leases.now() + lives_s)
         if isinstance(leases, BootClock):  # when the machine starts again, what this agent held is over
             info = {**info, "boot": leases.boot_id}
-        [(is_known, _)] = self.attempt([shared_writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
+        [(is_known, _)] = self.attempt([agent_writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
         if not is_known:
             row = {
-                "status": shared_writes.AGENT_STATUS,
+                "status": agent_writes.AGENT_STATUS,
                 "createdAt": timestamp(now),
                 "updatedAt": timestamp(now),
                 "fence": 0,
@@ -400,7 +400,7 @@ class TaskStore:
         found: list[AgentInfo] = []
         after = None
         while True:
-            page = self.engine.page(shared_writes.AGENT_STATUS, limit=100, after=after)
+            page = self.engine.page(agent_writes.AGENT_STATUS, limit=100, after=after)
             rows = self.engine.get([entry.task_id for entry in page.entries]).values()
             for row in rows:
                 agent = _read_agent(row, self.clock.leases.earliest())

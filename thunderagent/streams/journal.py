@@ -15,7 +15,7 @@ from typing import Any, Final
 from thunderagent.model.errors import StoreRejected, StreamFailed
 from thunderagent.model.task import Status, Task, timestamp
 from thunderagent.model.unreadable import Unreadable, is_number
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.ending import CAUGHT_UP, NEXT_ATTEMPT, State
@@ -233,7 +233,7 @@ def keep_journals(store: TaskStore, journals: Mapping[str, Mapping[str, Any]], *
     """
     now = store.clock.now()
     expire_at = int(now + keep_s)
-    batch = [shared_writes.journal(name, info=info, now=now, expire_at=expire_at) for name, info in journals.items()]
+    batch = [agent_writes.journal(name, info=info, now=now, expire_at=expire_at) for name, info in journals.items()]
     answers = store.engine.apply(batch) if batch else []
     new = [
         {"taskId": write.task_id, "info": write.set["info"], "expireAt": expire_at, "updatedAt": timestamp(now)}

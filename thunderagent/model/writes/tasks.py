@@ -1,12 +1,10 @@
-"""Every conditional write of a task, once, as data: one pure function per verb. Those of other rows: `shared_writes`.
+"""Conditional writes of tasks, as data: one pure function for each verb.
 
-A `Write` says what is set, increased, removed, put into and taken out of a set, and what must hold for any of it to
-happen. `stores/expressions.py` renders it to the arguments of UpdateItem, `stores/sql.py` to one SQL statement; so the
-rules exist once and cannot drift between the stores.
+A `Write` says what is set, increased, removed, inserted and discarded, and what must hold for any of it to happen.
+`stores/dynamo/expressions.py` renders it to UpdateItem, `stores/sqlite/sql.py` to one SQL statement.
 
-Two rules for whoever adds a verb: no write without a condition (an update of a deleted row would create a ghost), and
-no `increase` whose repetition would count twice unless the condition refuses the repetition (the SDK repeats a write
-whose reply was lost).
+Two rules for a new verb: no write without a condition (an update of a deleted row would create a ghost), and no
+`increase` that counts twice when it is repeated (the SDK repeats a write whose reply was lost).
 """
 
 from __future__ import annotations

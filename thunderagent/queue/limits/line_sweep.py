@@ -13,8 +13,8 @@ from typing import Any, Final
 from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.model.task import Candidate, Lane, Row, Task
 from thunderagent.model.unreadable import is_number
-from thunderagent.model.writes import shared as shared_writes
-from thunderagent.model.writes.shared import LINE_STATUS
+from thunderagent.model.writes import limits as limit_writes
+from thunderagent.model.writes.limits import LINE_STATUS
 from thunderagent.queue.limits.lines import PAGE, PAGES, keys_of, let_out, line_value
 from thunderagent.queue.limits.slots import Slots, holders_of, number_of, rows_of
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
@@ -89,7 +89,7 @@ class LineSweep:
         living = self._slots.living(rows.values())
         now = self._store.clock.now()
         over = [
-            shared_writes.replace_holders(key, held, held & living, now=now)
+            limit_writes.replace_holders(key, held, held & living, now=now)
             for key, row in rows.items()
             if not (held := holders_of(row)) <= living
         ]
@@ -138,11 +138,11 @@ class LineSweep:
     def _close(self, key: str, lanes: Sequence[Lane], row: Row, number: int) -> None:
         seen_at = row.get("updatedAt")
         if not is_number(seen_at):  # a row made by hand: from now on it counts
-            keep = shared_writes.keep_line(key, number=number, now=self._store.clock.now())
+            keep = limit_writes.keep_line(key, number=number, now=self._store.clock.now())
             self._store.attempt([keep], rejected=passed_over)
         elif self._store.clock.now() - seen_at >= LINE_CLOSES_S and not self._has_tasks(key, lanes):
             is_used, now = bool(holders_of(row)), self._store.clock.now()
-            close = shared_writes.close_line(key, seen_at=seen_at, is_used=is_used, now=now)
+            close = limit_writes.close_line(key, seen_at=seen_at, is_used=is_used, now=now)
             self._store.attempt([close], rejected=passed_over)
 
     def _has_tasks(self, key: str, lanes: Sequence[Lane]) -> bool:

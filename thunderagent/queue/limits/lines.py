@@ -15,9 +15,9 @@ from typing import Final
 from thunderagent.model.pacing import LINE_KEPT_S
 from thunderagent.model.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
 from thunderagent.model.unreadable import is_number
-from thunderagent.model.writes import shared as shared_writes
+from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.shared import LINE_STATUS, limit_id, limit_row
+from thunderagent.model.writes.limits import LINE_STATUS, limit_id, limit_row
 from thunderagent.queue.limits.slots import Limit
 from thunderagent.stores.tasks import TaskStore, passed_over
 
@@ -81,11 +81,11 @@ def keep_line_open(store: TaskStore, limit: Limit, row: Row | None) -> None:
             if ours:
                 return
         if not is_line_open(row):
-            write = shared_writes.open_line(key, number=number, now=now)
+            write = limit_writes.open_line(key, number=number, now=now)
         elif now - seconds_of(row.get("updatedAt")) < LINE_KEPT_S:
             return
         else:
-            write = shared_writes.keep_line(key, number=number, now=now)
+            write = limit_writes.keep_line(key, number=number, now=now)
         [(won, row)] = store.attempt([write])
         if won:
             return

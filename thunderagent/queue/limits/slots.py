@@ -20,8 +20,8 @@ from thunderagent.model.errors import StoreError, StoreRejected
 from thunderagent.model.pacing import SLOTS_SEEN_S
 from thunderagent.model.task import Handoff, Lease, Row, Status, Task
 from thunderagent.model.unreadable import Unreadable, is_number
-from thunderagent.model.writes import shared as shared_writes
-from thunderagent.model.writes.shared import LINE_STATUS, holder, limit_id, limit_row
+from thunderagent.model.writes import limits as limit_writes
+from thunderagent.model.writes.limits import LINE_STATUS, holder, limit_id, limit_row
 from thunderagent.stores.tasks import TaskStore, passed_over
 
 TRIES: Final = 5
@@ -153,7 +153,7 @@ class Slots:
             member = holder(lease.task_id, lease.fence)
             self._taken[lease.task_id, lease.fence] = Taken(limit, member, False)  # before: the reply may be lost
             self._idle.pop(limit.key, None)
-            batch.append(shared_writes.take_slot(limit.key, member, number=limit.number, now=now))
+            batch.append(limit_writes.take_slot(limit.key, member, number=limit.number, now=now))
         refused: list[Row | StoreRejected | None] = []
         never = list[tuple[Write, StoreRejected]]()
         answers = self._store.attempt(batch, rejected=lambda write, error: never.append((write, error)))
@@ -210,7 +210,7 @@ class Slots:
             return
         self._idle = {key: at for key, at in self._idle.items() if key not in due}
         try:
-            self._store.attempt([shared_writes.let_limit_expire(key, now=now) for key in due], rejected=passed_over)
+            self._store.attempt([limit_writes.let_limit_expire(key, now=now) for key in due], rejected=passed_over)
         except StoreError:
             self._idle |= {} if is_leaving else dict.fromkeys(due, begun + IDLE_S)
 
@@ -228,7 +228,7 @@ class Slots:
             StoreError: the store did not answer.
         """
         now = self._store.clock.now()
-        if batch := [shared_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
+        if batch := [limit_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
             self._store.attempt(batch, rejected=passed_over)
 
     def _insist(self, lease: Lease, limit: Limit, member: str, row: Row | None) -> Row | None:
@@ -251,9 +251,9 @@ class Slots:
             if len(left) >= limit.number:
                 return row
             if seen:
-                write = shared_writes.replace_holders(limit.key, seen, left | {member}, now=now)
+                write = limit_writes.replace_holders(limit.key, seen, left | {member}, now=now)
             else:
-                write = shared_writes.take_slot(limit.key, member, number=limit.number, now=now)
+                write = limit_writes.take_slot(limit.key, member, number=limit.number, now=now)
             [(won, row)] = self._store.attempt([write])
             if won:
                 return None
@@ -266,7 +266,7 @@ class Slots:
         former = [one for one in holders_of(row) if one.rpartition("#")[0] == lease.task_id and one != _member(lease)]
         if former:
             with suppress(StoreError):  # they are over: the next who needs a slot finds them
-                self._store.attempt([shared_writes.free_slot(limit.key, one) for one in former])
+                self._store.attempt([limit_writes.free_slot(limit.key, one) for one in former])
 
     def _note(self, key: str, row: Row) -> None:
         now = self._store.monotonic()
@@ -305,7 +305,7 @@ def free_slots(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Ro
     with suppress(StoreError):
         freed = _give_back(store, taken)
         now = store.clock.now()
-        if idle := [shared_writes.let_limit_expire(limit.key, now=now) for limit, row in freed if _is_idle(row)]:
+        if idle := [limit_writes.let_limit_expire(limit.key, now=now) for limit, row in freed if _is_idle(row)]:
             store.attempt(idle, rejected=passed_over)
         return freed
     return []
@@ -315,14 +315,14 @@ def _give_back(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Ro
     """Who has the last slot of a limit lets its row expire in the same write, unless another has come meanwhile."""
     now = store.clock.now()
     batch = [
-        shared_writes.free_last_slot(one.limit.key, one.member, now=now)
+        limit_writes.free_last_slot(one.limit.key, one.member, now=now)
         if one.is_alone
-        else shared_writes.free_slot(one.limit.key, one.member)
+        else limit_writes.free_slot(one.limit.key, one.member)
         for one in taken
     ]
     rows = [row for _, row in store.attempt(batch, rejected=passed_over)]
     left = [number for number, one in enumerate(taken) if one.member in holders_of(rows[number])]
-    again = [shared_writes.free_slot(taken[number].limit.key, taken[number].member) for number in left]
+    again = [limit_writes.free_slot(taken[number].limit.key, taken[number].member) for number in left]
     if again:
         for number, (_, row) in zip(left, store.attempt(again, rejected=passed_over), strict=True):
             rows[number] = row

@@ -18,7 +18,7 @@ from thunderagent.model.schedules import State, counts_from, expires_at, schedul
 from thunderagent.model.task import Row, Task, timestamp
 from thunderagent.model.ticks import between
 from thunderagent.model.unreadable import Unreadable
-from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule
+from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule
 from thunderagent.queue.commands import Commands
 from thunderagent.queue.pause_commands import check_pause
 from thunderagent.queue.schedules.scheduler import KEPT_S, is_open

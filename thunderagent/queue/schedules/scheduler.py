@@ -54,7 +54,7 @@ from thunderagent.model.schedules import (
 from thunderagent.model.task import Row, Task
 from thunderagent.model.ticks import newest
 from thunderagent.model.unreadable import Unreadable
-from thunderagent.model.writes.shared import SCHEDULE_STATUS, change_schedule, schedule_row
+from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule, schedule_row
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 

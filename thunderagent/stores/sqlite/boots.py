@@ -15,7 +15,7 @@ from typing import Final
 
 from thunderagent.model.clock import BootClock
 from thunderagent.model.task import Status, timestamp
-from thunderagent.model.writes.shared import AGENT_STATUS
+from thunderagent.model.writes.agents import AGENT_STATUS
 
 ROW_ID: Final = "boot:"
 """Id of the row; it has no status, so no index shows it."""

@@ -33,7 +33,8 @@ from thunderagent.model.errors import (
 from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import lock_pause
 from thunderagent.model.task import Candidate, Lane, Page, Row, Status, StatusValue, lanes_of
-from thunderagent.model.writes.shared import AGENT_STATUS, forget_key, key_id
+from thunderagent.model.writes.agents import AGENT_STATUS
+from thunderagent.model.writes.unique import forget_key, key_id
 from thunderagent.stores.engine import MAX_TEXT_BYTES, Applied, KeptText, Overdue
 from thunderagent.stores.sqlite import boots, sql
 from thunderagent.stores.sqlite import link as sqlite_link

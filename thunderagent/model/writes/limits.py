@@ -1,0 +1,151 @@
+"""Conditional writes of the rows of limits.
+
+`holders` has one member for each permit that is taken, `task_id#fence`: a lease holds a permit, not a task. `expireAt`
+is there only while no permit is taken and no waitlist is open. A row with a waitlist has an index entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from thunderagent.model.conditions import Absent, Fewer, Is, Mistyped, Present, Write
+from thunderagent.model.task import Row, timestamp
+
+LINE_STATUS: Final = "LINE"
+"""Status value of the row of a limit in whose line tasks may stand, so that sweeps find it."""
+
+
+LIMIT_LIVES_S: Final = 7 * 86400.0
+"""The row of a limit that nobody uses is deleted after so long."""
+
+
+def limit_id(limit_key: str) -> str:
+    """Id of the row of a limit."""
+    return f"limit:{limit_key}"
+
+
+def holder(task_id: str, fence: int) -> str:
+    """How a lease is written among the holders of a limit."""
+    return f"{task_id}#{fence}"
+
+
+def limit_row(limit_key: str, *, number: int, now: float, holders: Iterable[str] = ()) -> Row:
+    """The row of a limit that nobody has used."""
+    row: Row = {"taskId": limit_id(limit_key), "limitMax": number, "updatedAt": timestamp(now)}
+    if members := frozenset(holders):
+        row["holders"] = members
+    return row
+
+
+def take_slot(limit_key: str, member: str, *, number: int, now: float) -> Write:
+    """Take one of `number` slots; refused when all are taken."""
+    return Write(
+        verb="take slot",
+        task_id=limit_id(limit_key),
+        set={"limitMax": number, "updatedAt": timestamp(now)},
+        insert={"holders": frozenset({member})},
+        remove=("expireAt",),
+        require=(Present("taskId"), Fewer("holders", number)),
+    )
+
+
+def replace_holders(limit_key: str, seen: frozenset[str], then: frozenset[str], *, now: float) -> Write:
+    """Put leases that live in the place of those that are over, as somebody saw the holders."""
+    return Write(
+        verb="replace holders",
+        task_id=limit_id(limit_key),
+        set={"updatedAt": timestamp(now)} | ({"holders": then} if then else {}),
+        remove=("expireAt",) if then else ("holders",),
+        require=(Is("holders", seen),),
+    )
+
+
+def mend_limit(row_id: str, *, now: float) -> Write:
+    """Take away what somebody has put by hand in the place of the holders; no slot can be taken beside it."""
+    return Write(
+        verb="mend limit",
+        task_id=row_id,
+        set={"updatedAt": timestamp(now)},
+        remove=("holders",),
+        require=(Mistyped("holders"),),
+    )
+
+
+def free_slot(limit_key: str, member: str) -> Write:
+    """Give a slot back; doing it again changes nothing."""
+    return Write(
+        verb="free slot",
+        task_id=limit_id(limit_key),
+        discard={"holders": member},
+        require=(Present("taskId"),),
+    )
+
+
+def free_last_slot(limit_key: str, member: str, *, now: float) -> Write:
+    """Give the only slot back that is taken, and let the row expire; refused if another is taken or a line is open."""
+    return Write(
+        verb="free slot",
+        task_id=limit_id(limit_key),
+        set={"expireAt": _limit_over(now)},
+        remove=("holders",),
+        require=(Is("holders", frozenset({member})), Absent("status")),
+    )
+
+
+def let_limit_expire(limit_key: str, *, now: float) -> Write:
+    """The row of a limit expires that nobody uses; it stays when a slot was taken meanwhile or a line opened."""
+    return Write(
+        verb="let limit expire",
+        task_id=limit_id(limit_key),
+        set={"expireAt": _limit_over(now)},
+        require=(Present("taskId"), Absent("holders"), Absent("status"), Absent("expireAt")),
+    )
+
+
+def open_line(limit_key: str, *, number: int, now: float) -> Write:
+    """Say that tasks are about to stand in the line of a limit: sweeps look after it from now on."""
+    return Write(
+        verb="open line",
+        task_id=limit_id(limit_key),
+        set={"status": LINE_STATUS, "createdAt": timestamp(now), "limitMax": number, "updatedAt": timestamp(now)},
+        remove=("expireAt",),
+        require=(Present("taskId"),),
+    )
+
+
+def keep_line(limit_key: str, *, number: int, now: float) -> Write:
+    """Say it again of a line that is open: nobody may close it as long as tasks come."""
+    return Write(
+        verb="keep line",
+        task_id=limit_id(limit_key),
+        set={"limitMax": number, "updatedAt": timestamp(now)},
+        remove=("expireAt",),
+        require=(Is("status", LINE_STATUS),),
+    )
+
+
+def close_line(limit_key: str, *, seen_at: float, is_used: bool, now: float) -> Write:
+    """The line has been empty for long and nobody has touched the row since it was seen.
+
+    Args:
+        limit_key: the key of the limit.
+        seen_at: when the row had been touched that was seen.
+        is_used: a slot was taken then; else the row expires from now on.
+        now: on the shared clock.
+    """
+    return Write(
+        verb="close line",
+        task_id=limit_id(limit_key),
+        set={} if is_used else {"expireAt": _limit_over(now)},
+        remove=("status", "createdAt"),
+        require=(
+            Is("status", LINE_STATUS),
+            Is("updatedAt", seen_at),
+            Present("holders") if is_used else Absent("holders"),
+        ),
+    )
+
+
+def _limit_over(now: float) -> float:
+    return float(int(now + LIMIT_LIVES_S))
