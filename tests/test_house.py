@@ -35,8 +35,6 @@ FLOORS: Final = {room: floor for floor, rooms in enumerate(ORDER) for room in ro
 UPWARD: Final = {
     ("agent", "websocket_api"),
     ("ops", "websocket_api"),
-    ("streams", "agent"),
-    ("telemetry", "agent"),
 }
 """Arrows upward that are still to be cut."""
 

@@ -18,10 +18,10 @@ import pytest
 from tests.support.engine import LONG_S, Stage, a_job, put, seen, serving, settings
 from tests.support.stands import eventually
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
+from thunderagent.jobs.outcome import Returned
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus

@@ -17,7 +17,7 @@ from tests.support import process_jobs
 from thunderagent.agent.executors import child_end
 from thunderagent.agent.executors import process as isolation
 from thunderagent.agent.executors.child_end import ChildEnd, reap
-from thunderagent.agent.settle import Raised, raised
+from thunderagent.jobs.outcome import Raised, raised
 from thunderagent.model.memory import peak_mib
 
 __all__ = ("bench",)

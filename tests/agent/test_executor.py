@@ -18,12 +18,14 @@ import pytest
 from tests.support import process_jobs
 from tests.support.engine import LONG_S, a_lease, running
 from tests.support.stands import eventually
-from thunderagent.agent.executors.executor import Executor, Executors, LoopExecutor, Running, ThreadExecutor
+from thunderagent.agent.executors.executor import Executor, Executors, LoopExecutor, ThreadExecutor
 from thunderagent.agent.executors.process import ProcessExecutor
-from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped, time_limit
+from thunderagent.agent.settle import time_limit
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Running
 from thunderagent.model.errors import (
     AgentDraining,
     LeaseLost,

@@ -15,10 +15,10 @@ import pytest
 from tests.support.engine import LONG_S, Recorder, a_job, settings
 from tests.support.stands import eventually
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
+from thunderagent.jobs.outcome import Returned
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.stores.sqlite.engine import SqliteEngine

@@ -16,7 +16,7 @@ import pytest
 
 from tests.agent.test_executor import Bench, bench
 from tests.support import process_jobs
-from thunderagent.agent.settle import Returned
+from thunderagent.jobs.outcome import Returned
 
 __all__ = ["bench"]
 

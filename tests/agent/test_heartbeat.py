@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.engine import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.support.stands import eventually
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.heartbeat import Heartbeat
-from thunderagent.agent.settle import Returned
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
+from thunderagent.jobs.outcome import Returned
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write

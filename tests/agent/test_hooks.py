@@ -18,14 +18,14 @@ from tests.support.stands import eventually
 from tests.telemetry.test_logs import ABOUT
 from thunderagent import JobRun, Registry, around, on
 from thunderagent.agent.delivery import MOST_WAITING, Complaints, Delivery
-from thunderagent.agent.executors.executor import Scope, no_scope
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.scopes import scope_of
-from thunderagent.agent.settle import Outcome, Returned
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.hooks import Hook
 from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.outcome import Outcome, Returned
+from thunderagent.jobs.running import Scope, no_scope
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError

@@ -16,12 +16,12 @@ import pytest
 from tests.support.engine import LONG_S, Stage, put, seen, serving
 from tests.support.stands import eventually
 from thunderagent.agent.admission import ARRIVES_TIMES, Admission
-from thunderagent.agent.settle import Outcome, Raised, Undecided
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
-from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.job import Job, Limit, job
+from thunderagent.jobs.outcome import Outcome, Raised, Undecided
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -39,7 +39,6 @@ from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Limit
 from thunderagent.regions.grant import Grant
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText

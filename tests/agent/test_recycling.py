@@ -15,10 +15,10 @@ from tests.support.stands import eventually
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.recycling import JITTER, Held, Recycling
-from thunderagent.agent.settle import about
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
+from thunderagent.jobs.outcome import about
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus

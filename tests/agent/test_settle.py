@@ -14,20 +14,10 @@ import pytest
 from pydantic import BaseModel
 
 from thunderagent.agent.executors.executor import run_handler
-from thunderagent.agent.settle import (
-    Outcome,
-    Policy,
-    Raised,
-    Returned,
-    Settlement,
-    Stopped,
-    about,
-    raised,
-    settle,
-    time_limit,
-)
+from thunderagent.agent.settle import Policy, Settlement, settle, time_limit
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, about, raised
 from thunderagent.model import errors, events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped

@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.engine import LONG_S, Recorder, claimed
 from tests.support.streams import FeedThread, Log, Watched, a_loop, fleet, follower
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.heartbeat import Heartbeat
-from thunderagent.agent.settle import Stopped
+from thunderagent.jobs.outcome import Stopped
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged

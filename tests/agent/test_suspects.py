@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.simulation.limit_world import BOMB, LEASE_S, World, limited_jobs
-from thunderagent.agent.settle import Returned
+from thunderagent.jobs.outcome import Returned
 from thunderagent.model.losses import runs_alone
 from thunderagent.model.task import Status, Task
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from thunderagent.agent.sifter import Sifter
 from thunderagent.jobs.context import Context
-from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.job import Job, Limit, job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.versions import bring_up
@@ -24,7 +24,7 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.queue.doorbell.message import Ring
 from thunderagent.queue.limits.lines import candidate_of
-from thunderagent.queue.limits.slots import Limit, Slots
+from thunderagent.queue.limits.slots import Slots
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.stores.tasks import Wanted
 from thunderagent.streams.context import StreamContext, stream

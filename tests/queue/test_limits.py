@@ -18,12 +18,12 @@ from tests.support import process_jobs, stands
 from tests.support.billing import write_units
 from tests.support.engine import LONG_S, Stage, Writing, settings
 from tests.support.streams import FeedThread, Fleet, Log, fleet, follower
-from thunderagent.agent.executors.executor import Running
-from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
-from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.job import Job, Limit, job
+from thunderagent.jobs.outcome import Returned
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.conditions import Above, Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError
@@ -33,7 +33,7 @@ from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import LIMIT_LIVES_S, LINE_STATUS
 from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Limit, Slots, holders_of, limit_of
+from thunderagent.queue.limits.slots import Slots, holders_of, limit_of
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.expressions import encode_row
 from thunderagent.stores.engine import Applied, Engine

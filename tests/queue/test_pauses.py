@@ -16,11 +16,11 @@ from tests.support.engine import LONG_S, Recorder, Stage, a_job, claimed, put, s
 from tests.support.stands import Stand, together
 from tests.support.streams import FeedThread, Log, Watched, fleet, follower
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.settle import Returned
 from thunderagent.agent.stream_balance import Fleet, is_paused
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.outcome import Returned
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable

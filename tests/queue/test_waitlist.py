@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 
 from tests.simulation.limit_world import BOUND_S, SWEEP_S, Killed, Process, World, limited_jobs
-from thunderagent.agent.settle import Outcome, Raised, Returned
 from thunderagent.jobs.context import Snooze
-from thunderagent.jobs.job import job
+from thunderagent.jobs.job import Limit, job
+from thunderagent.jobs.outcome import Outcome, Raised, Returned
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreRejected
 from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
@@ -23,7 +23,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import LINE_STATUS, close_line, limit_row
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import candidate_of, keep_line_open, let_out, line_value
-from thunderagent.queue.limits.slots import Limit, Slots, holders_of
+from thunderagent.queue.limits.slots import Slots, holders_of
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store

@@ -21,13 +21,13 @@ import schedule
 
 from tests.simulation.stream_agents import Killed, SimHeartbeat, Turn, named
 from thunderagent.agent import loop as agent_module
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
-from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.job import Job, Limit, job
+from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Running
 from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.clock import HostClock
 from thunderagent.model.conditions import Write
@@ -35,7 +35,7 @@ from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, 
 from thunderagent.model.task import Page, Row, Status, Task
 from thunderagent.model.writes.limits import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.queue.limits.lines import keep_line_open, line_of
-from thunderagent.queue.limits.slots import Limit, holders_of, limit_of, number_of
+from thunderagent.queue.limits.slots import holders_of, limit_of, number_of
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

@@ -24,10 +24,11 @@ from typing import Any, Final
 
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.gatekeeper import gated
-from thunderagent.agent.settle import Outcome, Policy, Undecided, settle
+from thunderagent.agent.settle import Policy, settle
 from thunderagent.agent.sweep import Janitor
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
+from thunderagent.jobs.outcome import Outcome, Undecided
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock

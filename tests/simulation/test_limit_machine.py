@@ -43,13 +43,13 @@ from tests.simulation.limit_world import (
     World,
     limited_jobs,
 )
-from thunderagent.agent.settle import Returned
 from thunderagent.client import Client
+from thunderagent.jobs.job import Limit
+from thunderagent.jobs.outcome import Returned
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane, Status
 from thunderagent.model.writes.tasks import join_line
 from thunderagent.queue.limits.lines import candidate_of, keep_line_open, line_value
-from thunderagent.queue.limits.slots import Limit
 
 RANDOM: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0"))
 EXAMPLES: Final = RANDOM or 7

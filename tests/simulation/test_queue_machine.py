@@ -38,11 +38,12 @@ from moto import mock_aws
 
 from tests.simulation.audit import GUARD_S, MAX_CRASHES, Actor, Audit
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.settle import Outcome, Policy, Raised, Returned, Settlement, Stopped, settle
+from thunderagent.agent.settle import Policy, Settlement, settle
 from thunderagent.agent.sweep import Janitor
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
+from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import DateClock, HostClock

@@ -28,11 +28,11 @@ from tests.support.streams import (
     plain_stream,
     watched_memory,
 )
-from thunderagent.agent.executors.executor import Running
-from thunderagent.agent.settle import Stopped
 from thunderagent.agent.stream_balance import AT_ONCE
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
+from thunderagent.jobs.outcome import Stopped
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from thunderagent.agent.executors.executor import Running, Scope, no_scope
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.settle import Policy
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Running, Scope, no_scope
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected

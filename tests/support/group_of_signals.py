@@ -14,7 +14,7 @@ from collections import Counter
 from tests.support import process_jobs
 from tests.support.engine import a_lease, running
 from thunderagent.agent.executors.process import ProcessExecutor
-from thunderagent.agent.settle import Raised
+from thunderagent.jobs.outcome import Raised
 
 
 def say(text: str) -> None:

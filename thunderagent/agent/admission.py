@@ -14,8 +14,9 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from thunderagent.agent.settle import Outcome, Raised, Refused, Undecided
 from thunderagent.agent.sifter import Sifter
+from thunderagent.jobs.job import Limit
+from thunderagent.jobs.outcome import Outcome, Raised, Refused, Undecided
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -25,7 +26,7 @@ from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope
 from thunderagent.queue.limits.freed import FreeSlots
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Limit, Slots, holders_of, limit_of, numbers_of, rows_of
+from thunderagent.queue.limits.slots import Slots, holders_of, limit_of, numbers_of, rows_of
 from thunderagent.queue.unique import Keys
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from thunderagent.agent.settle import raised
 from thunderagent.jobs.hooks import EventHook
+from thunderagent.jobs.outcome import raised
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.events import Event

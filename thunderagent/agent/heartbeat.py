@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from thunderagent.agent.executors.executor import Running
-from thunderagent.agent.settle import about, time_limit
+from thunderagent.agent.settle import time_limit
+from thunderagent.jobs.outcome import about
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot

@@ -24,27 +24,18 @@ from thunderagent.agent.admission import Admission
 from thunderagent.agent.candidates import Choice, Chosen
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.doubts import Doubts
-from thunderagent.agent.executors.executor import Executors, Running
+from thunderagent.agent.executors.executor import Executors
 from thunderagent.agent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.agent.poller import QueuePoller, Served
-from thunderagent.agent.settle import (
-    Outcome,
-    Policy,
-    Refused,
-    Settlement,
-    Stopped,
-    Undecided,
-    about,
-    raised,
-    settle,
-    story,
-)
+from thunderagent.agent.settle import Policy, Settlement, settle
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.stream_handoff import Handoffs, is_open
 from thunderagent.agent.suspects import Suspects
 from thunderagent.jobs.context import Context, ParentResults
 from thunderagent.jobs.job import Job
+from thunderagent.jobs.outcome import Outcome, Refused, Stopped, Undecided, about, raised, story
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (

@@ -17,7 +17,7 @@ from typing import Any, Final
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.executors.choice import make_executors
-from thunderagent.agent.executors.executor import Executors, Scope, no_scope
+from thunderagent.agent.executors.executor import Executors
 from thunderagent.agent.gatekeeper import Gatekeeper, gated
 from thunderagent.agent.health.marks import Marks
 from thunderagent.agent.health.outage import Outage
@@ -28,11 +28,12 @@ from thunderagent.agent.in_flight import Workload
 from thunderagent.agent.listener import Listener
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.agent.scopes import Surroundings
-from thunderagent.agent.settle import Stopped
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, stopping_signals
+from thunderagent.jobs.outcome import Stopped
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Scope, no_scope
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError

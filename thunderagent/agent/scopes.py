@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thunderagent.agent.delivery import Complaints, Delivery
-from thunderagent.agent.executors.executor import Failed, Running, Scope, no_scope, outcome_of
-from thunderagent.agent.settle import Returned, in_words, raised
+from thunderagent.agent.executors.executor import outcome_of
 from thunderagent.agent.threads import BackgroundThread
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
+from thunderagent.jobs.outcome import Returned, in_words, raised
+from thunderagent.jobs.running import Failed, Running, Scope, no_scope
 from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from thunderagent.jobs.job import Limit
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -19,7 +20,7 @@ from thunderagent.model.task import Candidate, Task, read_task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import limit_id
 from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Limit, Slots, job_limit
+from thunderagent.queue.limits.slots import Slots, job_limit
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
 REMEMBERED: Final = 2000

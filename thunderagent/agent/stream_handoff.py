@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.heartbeat import Heartbeat
-from thunderagent.agent.settle import about
 from thunderagent.agent.stream_balance import Fleet
+from thunderagent.jobs.outcome import about
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write

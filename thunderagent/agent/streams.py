@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.in_flight import Workload
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import on_host

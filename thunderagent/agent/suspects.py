@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.poller import Room
-from thunderagent.agent.settle import Outcome, Stopped, Undecided, about
+from thunderagent.jobs.outcome import Outcome, Stopped, Undecided, about
+from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError

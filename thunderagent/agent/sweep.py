@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from thunderagent.agent.settle import about
+from thunderagent.jobs.job import Limit
+from thunderagent.jobs.outcome import about
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import on_host, process_start, since_boot
@@ -21,7 +22,7 @@ from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import holder
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
-from thunderagent.queue.limits.slots import Limit, Taken, free_slots, limit_of
+from thunderagent.queue.limits.slots import Taken, free_slots, limit_of
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.queue.unique import Keys
 from thunderagent.stores.tasks import Doubt, TaskStore

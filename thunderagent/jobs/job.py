@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import GenericAlias
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -282,6 +282,13 @@ def make_job(
         version=version,
         upcasters=dict(upcasters or {}),
     )
+
+
+class Limit(NamedTuple):
+    """At most `number` tasks with this key at once."""
+
+    key: str
+    number: int
 
 
 def limit_problems(limit: int | None, limit_key: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from thunderagent.jobs.job import Job, limit_problems
+from thunderagent.jobs.job import Job, Limit, limit_problems
 from thunderagent.model.arguments import (
     LONGEST_S,
     MOST_RETRIES,
@@ -43,7 +43,7 @@ from thunderagent.model.task import (
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, statuses_of
 from thunderagent.queue.limits.entrance import Entrance
-from thunderagent.queue.limits.slots import Limit, job_limit
+from thunderagent.queue.limits.slots import job_limit
 from thunderagent.queue.unique import Keys, check_unique
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import Enqueued, TaskStore

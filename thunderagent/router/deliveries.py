@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-from thunderagent.agent.settle import raised
 from thunderagent.client import Client
+from thunderagent.jobs.outcome import raised
 from thunderagent.model import router_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import EventRejected, StoreError

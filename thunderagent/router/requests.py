@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thunderagent.agent.settle import raised
 from thunderagent.client import Client
+from thunderagent.jobs.outcome import raised
 from thunderagent.model import router_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DuplicateTask, EventRejected, ParentNotFound, StoreError

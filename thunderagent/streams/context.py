@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
-from thunderagent.agent.settle import about
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, make_job
+from thunderagent.jobs.outcome import about
 from thunderagent.jobs.versions import Upcaster
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from loguru import logger
 
-from thunderagent.agent.executors.executor import Running
+from thunderagent.jobs.running import Running
 from thunderagent.model import events, fleet_events, router_events, websocket_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from thunderagent.agent.executors.executor import Running, Scope
-from thunderagent.agent.settle import Outcome, Stopped, in_words
+from thunderagent.jobs.outcome import Outcome, Stopped, in_words
+from thunderagent.jobs.running import Running, Scope
 from thunderagent.model.errors import LeaseLost, StreamWedged, TimeLimitExceeded
 from thunderagent.model.pacing import CHILD_SPANS_S
 from thunderagent.model.traceparent import CURRENT, checked, continuing

@@ -13,12 +13,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import IO, Any
 
-from thunderagent.agent.executors.executor import Failed, Running, outcome_of_scope, run_handler
+from thunderagent.agent.executors.executor import outcome_of_scope, run_handler
 from thunderagent.agent.scopes import HookScope
-from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.hooks import RunHook
 from thunderagent.jobs.job import Job
+from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.jobs.running import Failed, Running
 from thunderagent.model import errors
 from thunderagent.model.jsondata import dump_result
 from thunderagent.model.outlet import end_lines, open_outlets

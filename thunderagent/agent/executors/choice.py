@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from importlib import import_module
 
-from thunderagent.agent.executors.executor import Done, Executors, LoopExecutor, Scope, ThreadExecutor
+from thunderagent.agent.executors.executor import Done, Executors, LoopExecutor, ThreadExecutor
 from thunderagent.agent.executors.process import ProcessExecutor
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Scope
 from thunderagent.settings import Settings
 from thunderagent.streams.connection.governor import Governor
 

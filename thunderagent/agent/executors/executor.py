@@ -10,58 +10,19 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from thunderagent.agent.settle import Outcome, Raised, Ran, Returned, Stopped, raised
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job
+from thunderagent.jobs.outcome import Outcome, Raised, Ran, Returned, Stopped, raised
+from thunderagent.jobs.running import Running, Scope, no_scope
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import LeaseLost, PayloadInvalid, TaskStopped
 from thunderagent.model.pacing import LOOP_JOIN_S, LOOP_TICK_S
-from thunderagent.model.task import Lease
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.context import StreamContext
-
-Failed = Callable[[str, str], None]
-"""Told the name of a hook, or of another part of a scope, and what went wrong in it."""
-
-
-@dataclass(eq=False, slots=True)
-class Running:
-    """One task in one slot. `lease` is replaced at each renewal; the context keeps the lease of the claim."""
-
-    lease: Lease
-    job: Job[Any]
-    context: Context
-    lease_margin: float
-    beat_s: float
-    started: float = field(default_factory=since_boot)
-    next_beat: float = 0.0
-    settling: bool = False
-    waits: bool = False
-    """Its handler is not started yet: it is to run apart from others."""
-    lost: bool = False
-    wedged: bool = False
-    warned: float = 0.0
-    told_at: float = 0.0
-    """Monotonic second at which the heartbeat first saw that the handler was told to stop; 0: it was not."""
-    outcome: Outcome | None = None
-    """What came of the handler, once it has ended."""
-    failed: Failed | None = None
-    """Told of hooks that fail around it in a child process."""
-
-    @property
-    def deadline(self) -> float:
-        """Monotonic second at which we stop by ourselves unless the lease is renewed before."""
-        return self.lease.deadline(self.lease_margin)
-
-
-Scope = Callable[[Running], AbstractContextManager[Any]]
-"""What surrounds a handler, in its own thread or coroutine: log lines know its task, spans its time, hooks what they
-want. Entered before the handler begins; at its exit the outcome is known."""
 
 Done = Callable[[Running, Outcome], None]
 
@@ -74,11 +35,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Take no more; idle threads end."""
-
-
-def no_scope(_: Running) -> AbstractContextManager[Any]:
-    """Nothing around the handler."""
-    return nullcontext()
 
 
 def run_handler(job: Job[Any], context: Context) -> Ran:

@@ -21,11 +21,12 @@ from dataclasses import asdict
 from typing import IO, Any, Final
 
 from thunderagent.agent.executors.child_end import reap
-from thunderagent.agent.executors.executor import Done, Running, Scope, no_scope, outcome_of_scope
-from thunderagent.agent.settle import Outcome, Raised, Returned, Stopped, raised
+from thunderagent.agent.executors.executor import Done, outcome_of_scope
 from thunderagent.jobs.context import Cancel, Fail, Snooze
 from thunderagent.jobs.hooks import RunHook
+from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, raised
 from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Running, Scope, no_scope
 from thunderagent.model.errors import LeaseLost, TaskStopped
 from thunderagent.model.jsondata import Unstorable
 from thunderagent.model.memory import kernel_kills

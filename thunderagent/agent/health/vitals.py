@@ -9,7 +9,6 @@ from types import FrameType
 from typing import Any, Final
 
 from thunderagent.agent.controls import Controls
-from thunderagent.agent.executors.executor import Running
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 from thunderagent.agent.health.marks import Marks
 from thunderagent.agent.heartbeat import Heartbeat
@@ -19,6 +18,7 @@ from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Held
 from thunderagent.agent.threads import BackgroundThreads
+from thunderagent.jobs.running import Running
 from thunderagent.model.outlet import dropped_lines
 from thunderagent.model.redaction import Redactor
 from thunderagent.model.task import STREAM

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from thunderagent.jobs.job import Limit
 from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row, Status, Task
 from thunderagent.queue.limits.lines import candidate_of, is_line_open, keep_line_open, let_out
-from thunderagent.queue.limits.slots import Limit, holders_of, number_of, rows_of
+from thunderagent.queue.limits.slots import holders_of, number_of, rows_of
 from thunderagent.stores.tasks import TaskStore
 
 

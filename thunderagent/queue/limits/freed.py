@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+from thunderagent.jobs.job import Limit
 from thunderagent.model.errors import StoreError
 from thunderagent.model.pacing import LINE_AGAIN_S, LINE_TRIED_S
 from thunderagent.model.task import Candidate, Lane, Row, Status, Task
 from thunderagent.queue.limits.lines import candidate_of, entries, is_line_open, keep_line_open, let_out, line_of
-from thunderagent.queue.limits.slots import Limit, holders_of, rows_of
+from thunderagent.queue.limits.slots import holders_of, rows_of
 from thunderagent.stores.tasks import TaskStore, Wanted
 
 FREED_KEPT: Final = 1000

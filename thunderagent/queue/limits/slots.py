@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from thunderagent.jobs.job import Job, limit_problems
+from thunderagent.jobs.job import Job, Limit, limit_problems
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected
 from thunderagent.model.pacing import SLOTS_SEEN_S
@@ -35,13 +35,6 @@ OWED: Final = 1000
 
 IDLE_S: Final = 300.0
 """After so long without a use, the row of a limit that was shared is set to expire: one write at most in that time."""
-
-
-class Limit(NamedTuple):
-    """At most `number` tasks with this key at once."""
-
-    key: str
-    number: int
 
 
 def limit_of(task: Task, job: Job[Any] | None) -> Limit | None:
