@@ -352,7 +352,7 @@ def test_an_error_names_its_type_its_message_and_where_it_happened() -> None:
     first, *places = outcome.error.splitlines()
     assert first == "ValueError: no such month"
     assert len(places) == 1
-    assert "unit/test_settler.py:" in places[0]
+    assert "agent/test_settle.py:" in places[0]
     assert places[0].endswith(" in caught")
     assert not outcome.fatal
 
