@@ -18,7 +18,7 @@ from thunderagent.model.errors import NotAllowed, WaitTimeout
 from thunderagent.model.pacing import KEY_SETTLES_S, wait_delays
 from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
 from thunderagent.queue.commands import id_of
-from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.enqueue import NewTask
 from thunderagent.queue.limits.lines import line_value, open_lines
 from thunderagent.queue.pause_commands import DrainCommands
@@ -51,7 +51,7 @@ class Client(ScheduleCommands, DrainCommands):
 
     def close(self) -> None:
         """Let go of the connections of the store, and of the doorbell."""
-        self._ringer.close()
+        self._sender.close()
         self.store.engine.close()
 
     # Enqueue
@@ -218,7 +218,7 @@ class Client(ScheduleCommands, DrainCommands):
             with enqueuing(new.name, traces=self.settings.traces, number=len(batch)):
                 put = self._intake.put_many(new, batch, fresh=task_ids is None)
             outcomes += put
-            self._ringer.tasks(one.task for one in put if one.error is None)
+            self._sender.tasks(one.task for one in put if one.error is None)
             if on_progress:
                 on_progress(len(outcomes))
         self._enqueued()

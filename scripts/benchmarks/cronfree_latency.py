@@ -25,7 +25,7 @@ from benchmarks.processes import BenchFailed
 from benchmarks.sections import Line, number_text
 from benchmarks.streams_children import Child, children
 from thunderagent.client import Client
-from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, new_session
 from thunderagent.stores.opening import open_store

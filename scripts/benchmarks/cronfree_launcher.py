@@ -17,7 +17,7 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
-from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope

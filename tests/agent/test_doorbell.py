@@ -24,9 +24,9 @@ from thunderagent.model.errors import DoorbellError
 from thunderagent.model.pacing import BEAT_AGAIN_S, PollPace
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
 from thunderagent.queue.doorbell.memory import MemoryDoorbell
-from thunderagent.queue.doorbell.message import Ring, Verb
-from thunderagent.queue.doorbell.port import Wanted as WantedRing
-from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
+from thunderagent.queue.doorbell.port import Accepts
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.streams.context import stream
 from thunderagent.testing import FakeClock, memory_store
@@ -86,7 +86,7 @@ class Setting:
     def batch(self) -> QueuePoller:
         return self.pollers["default", BATCH]
 
-    def ring(self, *rings: Ring) -> list[str]:
+    def ring(self, *rings: DoorbellMessage) -> list[str]:
         """Hear rings, and the ids that are to be claimed in the round after."""
         for ring in rings:
             self.rung.hear(ring)
@@ -99,10 +99,10 @@ class Setting:
     def woken(self) -> list[str]:
         return [f"{queue} {kind}" for (queue, kind), one in self.pollers.items() if one.due <= self.clock.monotonic()]
 
-    def due(self, name: str = "a", in_s: float = 0.0, **changes: Any) -> Ring:
+    def due(self, name: str = "a", in_s: float = 0.0, **changes: Any) -> DoorbellMessage:
         now = self.clock.now()
         values: dict[str, Any] = {"status": Status.PENDING, "submitted_at": now, "job": "test.job", **changes}
-        return Ring.task(Task(task_id=name, created_at=now + in_s, **values))
+        return DoorbellMessage.task(Task(task_id=name, created_at=now + in_s, **values))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def at() -> Setting:
 
 
 def test_a_task_that_is_due_is_claimed_by_id_without_a_look_into_the_index(at: Setting) -> None:
-    ring = Ring.task(put(at.store))
+    ring = DoorbellMessage.task(put(at.store))
     at.rung.hear(ring)
     at.rung.arrive()
     [wanted] = at.rung.claims(lambda one: 60.0, ())
@@ -147,9 +147,9 @@ def test_a_forged_job_or_status_wins_nothing(at: Setting) -> None:
     task = put(at.store, job="test.secret")
     put(at.store, "b", lane=Lane("other"), job="test.job")
     forged = [
-        Ring.task(Candidate("a", "PENDING", task.created_at, "test.job")),
-        Ring.task(Candidate("b", "PENDING", task.created_at, "test.job")),
-        Ring.task(Candidate("nobody", "PENDING", task.created_at, "test.job")),
+        DoorbellMessage.task(Candidate("a", "PENDING", task.created_at, "test.job")),
+        DoorbellMessage.task(Candidate("b", "PENDING", task.created_at, "test.job")),
+        DoorbellMessage.task(Candidate("nobody", "PENDING", task.created_at, "test.job")),
     ]
     for ring in forged:
         at.rung.hear(ring)
@@ -169,13 +169,13 @@ def test_what_a_poll_has_found_in_the_same_round_is_not_claimed_twice(at: Settin
 
 
 def test_a_queue_or_a_job_that_is_not_served_here_is_nothing(at: Setting) -> None:
-    rings = [at.due(lane=Lane("elsewhere")), at.due(job="test.unknown"), Ring.look("elsewhere")]
+    rings = [at.due(lane=Lane("elsewhere")), at.due(job="test.unknown"), DoorbellMessage.look("elsewhere")]
     assert at.ring(*rings) == []
     assert at.woken() == []
 
 
 def test_a_ring_to_look_wakes_the_pollers_of_its_queue_at_its_time(at: Setting) -> None:
-    at.ring(Ring.look("default"), Ring.look("other", at.clock.now() + 5))
+    at.ring(DoorbellMessage.look("default"), DoorbellMessage.look("other", at.clock.now() + 5))
     assert at.woken() == ["default batch", "default stream"]
     at.clock.advance(5.01)
     at.round()
@@ -246,7 +246,7 @@ def test_a_flood_costs_a_bounded_room_and_the_pollers_look(at: Setting) -> None:
 
 def test_a_store_that_does_not_answer_is_not_hurried(at: Setting) -> None:
     at.rung.is_deaf = True
-    assert at.ring(at.due(), Ring.look("default")) == []
+    assert at.ring(at.due(), DoorbellMessage.look("default")) == []
     assert at.woken() == []
     at.rung.is_deaf = False
     assert at.round() == []
@@ -259,7 +259,7 @@ def test_a_full_agent_wants_no_rings_unless_it_serves_the_queue_alone(at: Settin
     assert at.rung.has_room(at.due())
     at.batch.share = (0, 2)
     assert not at.rung.has_room(at.due())
-    assert at.rung.has_room(Ring.look("default")), "for a stream there is room"
+    assert at.rung.has_room(DoorbellMessage.look("default")), "for a stream there is room"
     assert not at.rung.has_room(at.due(job="test.unknown"))
 
 
@@ -399,16 +399,16 @@ class Bell:
     is_healthy = True
 
     def __init__(self) -> None:
-        self.rung: list[Ring] = []
+        self.rung: list[DoorbellMessage] = []
         self.problem: BaseException | None = None
         self.listens = threading.Semaphore(0)
         self.goes_on = threading.Event()
         self.closed = threading.Event()
 
-    def ring(self, rings: Sequence[Ring]) -> None:
+    def ring(self, rings: Sequence[DoorbellMessage]) -> None:
         self.rung += rings
 
-    def listen(self, timeout_s: float, wanted: WantedRing) -> list[Ring]:
+    def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         self.listens.release()
         if self.problem is not None:
             raise self.problem
@@ -547,14 +547,14 @@ def test_a_doorbell_of_one_machine_leaves_the_pace_of_polls_as_it_is() -> None:
 
 
 def test_a_beat_for_another_agent_is_not_ours(ears: Ears) -> None:
-    assert ears.listener._wants(Ring.beat("a", "me"))
-    assert not ears.listener._wants(Ring.beat("a", "another"))
+    assert ears.listener._wants(DoorbellMessage.beat("a", "me"))
+    assert not ears.listener._wants(DoorbellMessage.beat("a", "another"))
 
 
 def test_what_comes_after_the_stop_is_for_others(ears: Ears) -> None:
     ears.listener.start()
     ears.listener.stop()
-    assert not ears.listener._wants(Ring.beat("a", "me"))
+    assert not ears.listener._wants(DoorbellMessage.beat("a", "me"))
     assert not ears.listener._wants(ears.at.due())
 
 
@@ -582,7 +582,7 @@ def test_tasks_that_are_given_back_are_told_to_the_others(ears: Ears) -> None:
     for queue in ("default", "other", "default"):
         ears.at.bus.emit(events.TaskReleased(**{**ABOUT, "queue": queue}))
     ears.listener.close()
-    assert ears.bell.rung == [Ring.look("default"), Ring.look("other")]
+    assert ears.bell.rung == [DoorbellMessage.look("default"), DoorbellMessage.look("other")]
     assert ears.bell.closed.is_set()
 
 
@@ -597,7 +597,7 @@ def test_a_child_for_which_there_is_no_room_here_is_told_to_the_others_once_a_se
         poller.began()
     for _ in range(5):
         ears.at.bus.emit(child)
-    assert ears.bell.rung == [Ring.look("other")]
+    assert ears.bell.rung == [DoorbellMessage.look("other")]
     ears.at.clock.advance(1.1)
     ears.at.bus.emit(events.ChildUnparked(task_id="b", parent_id="a", queue="nobody serves it here"))
     assert len(ears.bell.rung) == 2
@@ -616,12 +616,12 @@ class Told:
         self.bell.is_local = is_local
         self.client = Client(self.store, settings(), doorbell=self.bell)
 
-    def take(self) -> list[Ring]:
+    def take(self) -> list[DoorbellMessage]:
         rung, self.bell.rung = self.bell.rung, []
         return rung
 
     def run(self, task: Task, owner: str = "agent-1") -> None:
-        assert self.store.claim([Wanted(Ring.task(task).candidate, 60.0)], owner=owner)
+        assert self.store.claim([Wanted(DoorbellMessage.task(task).candidate, 60.0)], owner=owner)
 
 
 @pytest.fixture
@@ -631,7 +631,7 @@ def told() -> Told:
 
 def test_an_enqueue_rings_with_what_a_claim_needs(told: Told) -> None:
     task = told.client.enqueue("test.job", {"a": 1}, delay_s=5.0, queue="reports")
-    assert told.take() == [Ring.task(task)]
+    assert told.take() == [DoorbellMessage.task(task)]
 
 
 def test_a_task_that_waits_for_others_is_not_rung_for_until_it_is_free(told: Told) -> None:
@@ -639,7 +639,7 @@ def test_a_task_that_waits_for_others_is_not_rung_for_until_it_is_free(told: Tol
     told.client.enqueue("test.job", depends_on=[parent], on_parent_failure="run", queue="reports")
     told.take()
     told.client.cancel(parent)
-    assert told.take() == [Ring.look("reports")]
+    assert told.take() == [DoorbellMessage.look("reports")]
 
 
 def test_few_of_many_tasks_are_rung_for_by_id_and_more_by_a_few_looks(told: Told) -> None:
@@ -647,7 +647,7 @@ def test_few_of_many_tasks_are_rung_for_by_id_and_more_by_a_few_looks(told: Told
     assert [ring.verb for ring in told.take()] == [Verb.TASK] * 3
     told.client.enqueue_many("test.job", [{}] * 60, delay_s=30.0)
     rung = told.take()
-    assert rung == [Ring.look("default", rung[0].at)] * 6
+    assert rung == [DoorbellMessage.look("default", rung[0].at)] * 6
     assert rung[0].at == pytest.approx(told.clock.now() + 30.0)
     told.client.enqueue_many("test.job", [{}] * 400)
     assert len(told.take()) == 10
@@ -665,13 +665,13 @@ def test_a_cancel_and_a_stop_ring_for_the_agent_that_runs_the_task_each_time(tol
     told.take()
     told.client.cancel(task)
     told.client.cancel(task)
-    assert told.take() == [Ring.beat(task.id, "agent-1")] * 2
+    assert told.take() == [DoorbellMessage.beat(task.id, "agent-1")] * 2
     following = told.client.enqueue(stream("test.stream")(follow), {})
     told.run(following, "agent-2")
     told.take()
     told.client.stop(following)
     told.client.stop(following)
-    assert told.take() == [Ring.beat(following.id, "agent-2")] * 2
+    assert told.take() == [DoorbellMessage.beat(following.id, "agent-2")] * 2
 
 
 def test_a_cancel_of_a_task_that_waits_rings_for_nobody(told: Told) -> None:
@@ -686,12 +686,12 @@ def test_a_retry_and_a_start_ring(told: Told) -> None:
     told.client.cancel(task)
     told.take()
     again = told.client.retry(task)
-    assert told.take() == [Ring.task(again)]
+    assert told.take() == [DoorbellMessage.task(again)]
     following = told.client.enqueue(stream("test.stream")(follow), {})
     told.client.stop(following)
     told.take()
     again = told.client.start(following)
-    assert told.take() == [Ring.task(again)]
+    assert told.take() == [DoorbellMessage.task(again)]
 
 
 def test_the_end_of_a_pause_rings_for_the_agents_that_serve_the_queue(told: Told) -> None:
@@ -699,11 +699,11 @@ def test_the_end_of_a_pause_rings_for_the_agents_that_serve_the_queue(told: Told
     told.client.pause(queue="reports")
     told.take()
     told.client.resume(queue="reports")
-    assert told.take() == [Ring.look("reports")]
+    assert told.take() == [DoorbellMessage.look("reports")]
 
 
 def test_who_has_no_doorbell_rings_nowhere() -> None:
-    ringer = Ringer(None)
-    ringer.tasks([])
-    ringer.looks(["a"])
-    ringer.close()
+    sender = DoorbellSender(None)
+    sender.tasks([])
+    sender.looks(["a"])
+    sender.close()

@@ -28,8 +28,8 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.task import Candidate, Status, Task
 from thunderagent.queue.doorbell.memory import MemoryDoorbell, MemoryHub
-from thunderagent.queue.doorbell.message import Ring, Verb, pack
-from thunderagent.queue.doorbell.port import Wanted
+from thunderagent.queue.doorbell.message import DoorbellMessage, Verb, pack
+from thunderagent.queue.doorbell.port import Accepts
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
@@ -53,67 +53,71 @@ class Audited(SqliteEngine):
 class Bad(MemoryDoorbell):
     """A doorbell of which rings go wrong."""
 
-    def __init__(self, hub: MemoryHub, tell: Callable[[Bad, Sequence[Ring]], None]) -> None:
+    def __init__(self, hub: MemoryHub, tell: Callable[[Bad, Sequence[DoorbellMessage]], None]) -> None:
         super().__init__(hub)
         self._tell = tell
         self.rng = random.Random(3)
 
-    def ring(self, rings: Sequence[Ring]) -> None:
+    def ring(self, rings: Sequence[DoorbellMessage]) -> None:
         self._tell(self, rings)
 
-    def pass_on(self, rings: Sequence[Ring]) -> None:
+    def pass_on(self, rings: Sequence[DoorbellMessage]) -> None:
         super().ring(rings)
 
 
 class Broken(Bad):
     """Half of the attempts to listen fail."""
 
-    def listen(self, timeout_s: float, wanted: Wanted) -> list[Ring]:
+    def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         if self.rng.random() < 0.5:
             raise DoorbellError("out of order")
-        return super().listen(min(timeout_s, 0.05), wanted)
+        return super().listen(min(timeout_s, 0.05), accepts)
 
 
-def good(bell: Bad, rings: Sequence[Ring]) -> None:
+def good(bell: Bad, rings: Sequence[DoorbellMessage]) -> None:
     bell.pass_on(rings)
 
 
-def half(bell: Bad, rings: Sequence[Ring]) -> None:
+def half(bell: Bad, rings: Sequence[DoorbellMessage]) -> None:
     bell.pass_on([ring for ring in rings if bell.rng.random() < 0.5])
 
 
-def doubled(bell: Bad, rings: Sequence[Ring]) -> None:
+def doubled(bell: Bad, rings: Sequence[DoorbellMessage]) -> None:
     for _ in range(3):
         bell.pass_on([*rings, *rings])
 
 
-def late(bell: Bad, rings: Sequence[Ring]) -> None:
+def late(bell: Bad, rings: Sequence[DoorbellMessage]) -> None:
     timer = threading.Timer(bell.rng.uniform(0.0, 0.8), bell.pass_on, (rings,))
     timer.daemon = True
     timer.start()
 
 
-def lost(bell: Bad, rings: Sequence[Ring]) -> None:
+def lost(bell: Bad, rings: Sequence[DoorbellMessage]) -> None:
     """None arrives."""
 
 
-def forged(bell: Bad, rings: Sequence[Ring]) -> None:
+def forged(bell: Bad, rings: Sequence[DoorbellMessage]) -> None:
     """Each comes in many wrong forms, and the right one not at all."""
     for ring in rings:
         if ring.verb is Verb.TASK:
             values = replace(ring, job="work.plain"), replace(ring, job="nobody.has.it"), replace(ring, at=1.0)
             early = replace(ring, at=time.time() - 1.0)
-            elsewhere = Ring.task(Candidate(ring.task_id, "PENDING#other", ring.at, ring.job))
+            elsewhere = DoorbellMessage.task(Candidate(ring.task_id, "PENDING#other", ring.at, ring.job))
             invented = replace(ring, task_id="there-is-none")
             bell.pass_on([*values, early, elsewhere, invented, replace(ring, kind="stream"), replace(ring, at=9e9)])
         bell.pass_on(
-            [Ring.beat(ring.task_id or "x", "another-agent"), Ring.look("nobody-serves-it"), Ring.look("other")]
+            [
+                DoorbellMessage.beat(ring.task_id or "x", "another-agent"),
+                DoorbellMessage.look("nobody-serves-it"),
+                DoorbellMessage.look("other"),
+            ]
         )
         for garbage in ("", "{", "\x00" * 100, "x" * 100_000, json.dumps({"thunderagent": 1, "rings": [None]})):
-            bell.hub.tell(garbage)
+            bell.hub.send(garbage)
         message = json.loads(pack([ring])[0])
         for name in list(message["rings"][0]):
-            bell.hub.tell(json.dumps({**message, "rings": [{**message["rings"][0], name: [1]}]}))
+            bell.hub.send(json.dumps({**message, "rings": [{**message["rings"][0], name: [1]}]}))
 
 
 KINDS: Final[dict[str, Any]] = {

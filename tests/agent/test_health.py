@@ -35,7 +35,7 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Page, Status
 from thunderagent.queue.doorbell.memory import MemoryDoorbell, MemoryHub
-from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite import access as sqlite_access
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
@@ -533,7 +533,7 @@ def test_a_thread_that_dies_is_noticed_within_seconds_and_started_again(
         else:
             dying(thread, monkeypatch)
         if thread == "doorbell":
-            bell.ring([Ring.look("default")])
+            bell.ring([DoorbellMessage.look("default")])
         begun = at.store.monotonic()
         [died] = at.record.wait(events.ThreadDied)
         assert (died.thread, died.restarted) == (thread, True)

@@ -21,7 +21,7 @@ from thunderagent.model import events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Status, Task
-from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
@@ -350,7 +350,7 @@ def test_nothing_wakes_an_outcome_before_its_next_attempt(work: Work) -> None:
             assert _when(lambda: told and told[0])
             number, until = 0, told[0][0] + 3.0
             while time.monotonic() < until:
-                stage.agent._workload.choice.rung.hear(Ring.look("default"))
+                stage.agent._workload.choice.rung.hear(DoorbellMessage.look("default"))
                 stage.agent.wake()
                 number += 1
                 time.sleep(0.002)

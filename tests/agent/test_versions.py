@@ -24,7 +24,7 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.ops.waiting import why
-from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.pause_commands import doubt
 from thunderagent.queue.stats import queue_stats
 from thunderagent.stores.tasks import AgentInfo
@@ -397,12 +397,12 @@ def test_a_ring_of_newer_code_wins_nothing() -> None:
     """What a doorbell tells of a version that an agent does not have is not even tried."""
     with serving(old_job()) as stage:
         task = stage.client.enqueue(new_job(), NEW, delay_s=0.0)
-        assert not stage.agent._workload.choice.rung.has_room(Ring.task(task))
-        stage.agent._workload.choice.rung.hear(Ring.task(task))
+        assert not stage.agent._workload.choice.rung.has_room(DoorbellMessage.task(task))
+        stage.agent._workload.choice.rung.hear(DoorbellMessage.task(task))
         stage.agent.wake()
         stage.record.wait(events.UnknownJobsSeen)
         assert untouched(stage.client.get(task))
-        stage.agent._workload.choice.rung.hear(Ring.task(replace(task, version=1)))  # forged: it is not so in the row
+        stage.agent._workload.choice.rung.hear(DoorbellMessage.task(replace(task, version=1)))  # forged
         stage.agent.wake()
         stage.record.wait(events.Polled, len(stage.record.of(events.Polled)) + 3)
         assert untouched(stage.client.get(task))
@@ -415,10 +415,10 @@ def test_a_ring_of_any_version_that_an_agent_takes_is_followed() -> None:
         cases: list[tuple[Job[Any], Any]] = [(old_job(), OLD), (new_job(), NEW)]
         for one, payload in cases:
             task = Client(stage.store, stage.settings).enqueue(one, payload)  # nobody is woken by it
-            assert rung.has_room(Ring.task(task))
-            rung.hear(Ring.task(task))
+            assert rung.has_room(DoorbellMessage.task(task))
+            rung.hear(DoorbellMessage.task(task))
             stage.end_of(task)
-        assert not rung.has_room(Ring.task(replace(task, version=3)))
+        assert not rung.has_room(DoorbellMessage.task(replace(task, version=3)))
 
 
 def test_a_retry_by_hand_keeps_the_version() -> None:

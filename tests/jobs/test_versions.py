@@ -22,7 +22,7 @@ from thunderagent.model.names import NEWEST, has_version, job_value, parse_job, 
 from thunderagent.model.schedules import Schedule, Tick, tick_task
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
-from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.limits.lines import candidate_of
 from thunderagent.queue.limits.slots import Slots
 from thunderagent.router.enqueue import Enqueue
@@ -231,8 +231,8 @@ def test_of_the_page_what_has_no_slot_goes_into_its_line_whatever_the_version() 
 
 def test_a_ring_tells_what_stands_in_the_table() -> None:
     task = a_task(version=2)
-    assert Ring.task(task).job == "report.build@2"
-    assert Ring.task(Ring.task(task).candidate) == Ring.task(task)
+    assert DoorbellMessage.task(task).job == "report.build@2"
+    assert DoorbellMessage.task(DoorbellMessage.task(task).candidate) == DoorbellMessage.task(task)
 
 
 def test_a_schedule_tells_the_version_of_its_payload() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thunderagent.model.task import Lane, Status, Task
-from thunderagent.queue.doorbell.message import MAX_BYTES, MAX_RINGS, Ring, Verb, pack, parse
+from thunderagent.queue.doorbell.message import MAX_BYTES, MOST_MESSAGES, DoorbellMessage, Verb, pack, parse
 
 words = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=40)
 names = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
@@ -32,9 +32,9 @@ tasks = st.builds(
     st.sampled_from(["batch", "stream"]),
 )
 rings = st.one_of(
-    st.builds(Ring.task, tasks),
-    st.builds(Ring.look, names, moments),
-    st.builds(Ring.beat, words, words),
+    st.builds(DoorbellMessage.task, tasks),
+    st.builds(DoorbellMessage.look, names, moments),
+    st.builds(DoorbellMessage.beat, words, words),
 )
 A_TASK: dict[str, Any] = {"verb": "task", "id": "a", "status": "PENDING#x.3", "at": 1.5, "job": "j", "kind": "batch"}
 
@@ -43,8 +43,8 @@ def message(*given: Any, **envelope: Any) -> str:
     return json.dumps({"thunderagent": 1, "rings": list(given)} | envelope)
 
 
-@given(sent=st.lists(rings, max_size=35), most=st.sampled_from([1, 3, MAX_RINGS]))
-def test_rings_come_out_of_their_messages_as_they_went_in(sent: list[Ring], most: int) -> None:
+@given(sent=st.lists(rings, max_size=35), most=st.sampled_from([1, 3, MOST_MESSAGES]))
+def test_rings_come_out_of_their_messages_as_they_went_in(sent: list[DoorbellMessage], most: int) -> None:
     messages = pack(sent, most=most)
     read = [parse(one) for one in messages]
     assert [ring for several in read for ring in several or ()] == sent
@@ -53,18 +53,18 @@ def test_rings_come_out_of_their_messages_as_they_went_in(sent: list[Ring], most
 
 
 def test_a_ring_of_a_task_is_the_index_entry_that_a_poll_would_have_found() -> None:
-    ring = Ring.task(task(task_id="t", lane=Lane("reports", 3), created_at=7.25))
+    ring = DoorbellMessage.task(task(task_id="t", lane=Lane("reports", 3), created_at=7.25))
     assert ring.candidate == ("t", "PENDING#reports.3", 7.25, "test.job", "batch")
     assert (ring.verb, ring.queue, ring.at) == (Verb.TASK, "reports", 7.25)
 
 
 def test_long_rings_are_spread_over_messages_and_one_that_is_too_long_alone_is_left_out() -> None:
-    long = [Ring.task(task(task_id=str(number) + "ä" * 250, job="ö" * 250)) for number in range(10)]
+    long = [DoorbellMessage.task(task(task_id=str(number) + "ä" * 250, job="ö" * 250)) for number in range(10)]
     messages = pack(long)
     assert len(messages) > 1
     assert sum(len(parse(one) or ()) for one in messages) == 10
-    endless = Ring.look("q" * MAX_BYTES)
-    assert pack([endless, Ring.look("a")]) == pack([Ring.look("a")])
+    endless = DoorbellMessage.look("q" * MAX_BYTES)
+    assert pack([endless, DoorbellMessage.look("a")]) == pack([DoorbellMessage.look("a")])
     assert pack([]) == []
 
 
@@ -82,7 +82,7 @@ def test_long_rings_are_spread_over_messages_and_one_that_is_too_long_alone_is_l
         b"\xff\xfe\x00",
         b"\x80abc",
         message(),
-        message(*[A_TASK] * (MAX_RINGS + 1)),
+        message(*[A_TASK] * (MOST_MESSAGES + 1)),
         message(A_TASK, thunderagent=2),
         message(A_TASK, more=1),
         message(A_TASK) + " " * MAX_BYTES,
@@ -124,7 +124,7 @@ def test_what_is_not_exactly_a_message_of_ours_is_none(text: str | bytes) -> Non
 
 
 def test_the_message_from_which_those_were_made_is_one() -> None:
-    assert parse(message(A_TASK)) == (Ring.task(task(lane=Lane("x", 3), job="j")),)
+    assert parse(message(A_TASK)) == (DoorbellMessage.task(task(lane=Lane("x", 3), job="j")),)
 
 
 @settings(max_examples=300)

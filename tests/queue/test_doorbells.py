@@ -23,30 +23,30 @@ from botocore.config import Config
 from tests.support.stands import eventually, patience
 from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.task import Status, Task
+from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.doorbell.memory import MemoryDoorbell
-from thunderagent.queue.doorbell.message import Ring
-from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sqs import BREAK_S, RECEIVES, SqsDoorbell
 from thunderagent.queue.doorbell.unix import BORN_S, FOLDER, SUFFIX, LocalDoorbell
 from thunderagent.settings import load_settings
 from thunderagent.testing import FakeClock
 
-A: Ring = Ring.look("a")
-B: Ring = Ring.look("b")
+A: DoorbellMessage = DoorbellMessage.look("a")
+B: DoorbellMessage = DoorbellMessage.look("b")
 
 
-def everything(_: Ring) -> bool:
+def everything(_: DoorbellMessage) -> bool:
     return True
 
 
-def nothing(_: Ring) -> bool:
+def nothing(_: DoorbellMessage) -> bool:
     return False
 
 
-def due(at: float, name: str = "t") -> Ring:
+def due(at: float, name: str = "t") -> DoorbellMessage:
     task = Task(task_id=name, status=Status.PENDING, created_at=at, submitted_at=0.0, job="test.job")
-    return Ring.task(task)
+    return DoorbellMessage.task(task)
 
 
 class Queue:
@@ -113,16 +113,18 @@ def another(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
         bell.close()
 
 
-def heard(bell: Doorbell, wanted: Callable[[Ring], bool] = everything, within_s: float = 10.0) -> list[Ring]:
+def heard(
+    bell: Doorbell, wanted: Callable[[DoorbellMessage], bool] = everything, within_s: float = 10.0
+) -> list[DoorbellMessage]:
     return eventually(lambda: bell.listen(1.0, wanted), within_s)
 
 
 def test_what_is_rung_is_heard(another: Pair) -> None:
-    rings = [due(1.0), A, Ring.beat("t", "agent-1")]
+    rings = [due(1.0), A, DoorbellMessage.beat("t", "agent-1")]
     listening, ringing = another(), another()
     assert listening.listen(0.0, everything) == []
     ringing.ring(rings)
-    found: list[Ring] = []
+    found: list[DoorbellMessage] = []
     while len(found) < 3:
         found += heard(listening)
     assert sorted(found, key=repr) == sorted(rings, key=repr)
@@ -385,7 +387,7 @@ def test_what_is_of_no_use_to_anybody_is_dropped_after_a_few_tries(sqs: Queue) -
     bell, tries = sqs.bell(), []
     bell.ring([A])
 
-    def refuse(ring: Ring) -> bool:
+    def refuse(ring: DoorbellMessage) -> bool:
         tries.append(ring)
         return False
 

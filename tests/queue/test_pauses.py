@@ -26,7 +26,7 @@ from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable
 from thunderagent.model.task import Lane, Row, Status
 from thunderagent.model.writes.pauses import CONTROL_ID
-from thunderagent.queue.doorbell.message import Ring
+from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.pause_commands import MOST_PAUSES, doubt
 from thunderagent.queue.pauses import Pause, PauseKind, pauses_of
 from thunderagent.stores.engine import Engine
@@ -241,7 +241,7 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
 def test_a_ring_starts_nothing_that_is_paused(at: Steps, way: int) -> None:
     at.client.pause(**at.names[way])
     task = put(at.store, "a")
-    at.agent._workload.choice.rung.hear(Ring.task(task))
+    at.agent._workload.choice.rung.hear(DoorbellMessage.task(task))
     assert at.rounds(30) == set()
 
 
@@ -754,10 +754,10 @@ class Bell:
     def __init__(self) -> None:
         self.rung: list[str] = []
 
-    def ring(self, rings: Sequence[Ring]) -> None:
+    def ring(self, rings: Sequence[DoorbellMessage]) -> None:
         self.rung += [f"{ring.verb} {ring.queue}" for ring in rings]
 
-    def listen(self, timeout_s: float, wanted: object) -> list[Ring]:
+    def listen(self, timeout_s: float, accepts: object) -> list[DoorbellMessage]:
         return []
 
     def close(self) -> None:

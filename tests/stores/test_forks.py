@@ -32,7 +32,7 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lease
 from thunderagent.ops.doctor.findings import State
 from thunderagent.ops.doctor.sqlite import look_at_file
-from thunderagent.queue.doorbell.message import Ring, Verb
+from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.queue.doorbell.unix import LocalDoorbell
 from thunderagent.stores.dynamo import connection
@@ -531,7 +531,7 @@ def test_a_child_finds_every_lock_of_the_client_free_that_a_thread_of_its_parent
 
         def work() -> list[Any]:
             answers = engine.put(_rows(60))
-            doorbell.ring([Ring(verb=Verb.LOOK)])
+            doorbell.ring([DoorbellMessage(verb=Verb.LOOK)])
             doorbell.close()
             local.close()
             bus.subscribe(print)

@@ -20,7 +20,7 @@ from thunderagent.model.errors import DoorbellError
 from thunderagent.model.events import Event
 from thunderagent.model.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
 from thunderagent.model.task import BATCH
-from thunderagent.queue.doorbell.message import Ring, Verb
+from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.queue.doorbell.port import Doorbell
 
 THREAD: Final = "doorbell"
@@ -131,7 +131,7 @@ class Listener:
         if self._bell is None:
             return
         if self._released:
-            self._bell.ring([Ring.look(queue) for queue in sorted(self._released)])
+            self._bell.ring([DoorbellMessage.look(queue) for queue in sorted(self._released)])
         self._bell.close()
         if self._thread is not None:
             self._thread.join(LISTENER_JOIN_S)
@@ -155,7 +155,7 @@ class Listener:
             if rings:
                 self._wake()
 
-    def _wants(self, ring: Ring) -> bool:
+    def _wants(self, ring: DoorbellMessage) -> bool:
         if self._stop.is_set():
             return False
         return ring.owner == self._owner if ring.verb is Verb.BEAT else self._rung.has_room(ring)
@@ -183,11 +183,11 @@ class Listener:
         """Nobody rings for what an agent itself puts back: it remembers when, and tells others what is not for it."""
         match event:
             case events.TaskRetried(queue=queue, delay_s=delay_s) | events.TaskSnoozed(queue=queue, delay_s=delay_s):
-                self._rung.hear(Ring.look(queue, self._store.clock.now() + delay_s))
+                self._rung.hear(DoorbellMessage.look(queue, self._store.clock.now() + delay_s))
             case events.TaskReleased(queue=queue):
                 self._released.add(queue)
             case events.ChildUnparked(queue=queue) | events.TaskLetOut(queue=queue) if queue and self._bell is not None:
-                if not self._stop.is_set() and not self._rung.has_room(Ring.look(queue)):
+                if not self._stop.is_set() and not self._rung.has_room(DoorbellMessage.look(queue)):
                     self._relay(queue)
             case _:
                 return
@@ -196,4 +196,4 @@ class Listener:
         now = self._monotonic()
         if self._bell is not None and now - self._told.get(queue, -RELAY_S) >= RELAY_S:
             self._told[queue] = now
-            self._bell.ring([Ring.look(queue)])
+            self._bell.ring([DoorbellMessage.look(queue)])

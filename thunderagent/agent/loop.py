@@ -41,9 +41,9 @@ from thunderagent.model.pacing import HURRY_S, first_poll
 from thunderagent.model.task import BATCH
 from thunderagent.queue.commands import Commands
 from thunderagent.queue.dependents import Dependents
-from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.doorbell.port import Doorbell
-from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings, load_settings
@@ -173,7 +173,7 @@ class Agent:
                 self.bus,
                 owner=self.name,
                 cancel=Commands(store, settings, doorbell=doorbell).cancel,
-                ring=Ringer(doorbell).tasks,
+                ring=DoorbellSender(doorbell).tasks,
                 rng=self._rng,
             ),
             health=self.health,

@@ -19,7 +19,7 @@ from thunderagent.agent.poller import QueuePoller, Room, Served
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import MISSED_S, SHY_S
 from thunderagent.model.task import STREAM, Candidate
-from thunderagent.queue.doorbell.message import Ring, Verb
+from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.stores.tasks import TaskStore, Wanted
 
 HEARD: Final = 1000
@@ -45,19 +45,19 @@ class Rung:
         self._jobs = jobs.by_value
         self.store = store
         self._rng = rng
-        self._heard: deque[Ring] = deque()
+        self._heard: deque[DoorbellMessage] = deque()
         self._overflowed = False
-        self._held: list[tuple[float, int, Ring]] = []
+        self._held: list[tuple[float, int, DoorbellMessage]] = []
         self._looks: set[tuple[str, float]] = set()
         self._number = 0
-        self._ready: dict[str, Ring] = {}
+        self._ready: dict[str, DoorbellMessage] = {}
         self._accepted: Counter[Room] = Counter()
         self.is_shared = False
         """True when every agent hears every ring: each leaves the others their share."""
         self.is_deaf = False
         """True while the store does not answer: rings are not to hurry an agent that waits for it."""
 
-    def has_room(self, ring: Ring) -> bool:
+    def has_room(self, ring: DoorbellMessage) -> bool:
         """Whether the agent could follow a ring now, beside those that it has accepted; an agent that serves the queue
         alone takes all, as nobody else would."""
         if ring.verb is Verb.LOOK:
@@ -68,7 +68,7 @@ class Rung:
         self._accepted[poller.room] += 1
         return True
 
-    def hear(self, ring: Ring) -> None:
+    def hear(self, ring: DoorbellMessage) -> None:
         """Take a ring; the agent's loop is to be woken afterwards."""
         if len(self._heard) < HEARD:
             self._heard.append(ring)
@@ -125,18 +125,18 @@ class Rung:
         self._ready.clear()
         return wanted
 
-    def _task_is_due(self, ring: Ring, now: float) -> None:
+    def _task_is_due(self, ring: DoorbellMessage, now: float) -> None:
         poller = self._poller(ring)
         if poller is None:
             return
         if poller.kind == STREAM or ring.at < now - STALE_S:  # who takes a stream is decided where they are shared out
             poller.wake()
         elif self.is_shared and not _is_ours(poller, ring.task_id):
-            self._hold(Ring.look(ring.queue, math.ceil((now + SHY_S) / SHY_S) * SHY_S))  # one look for many rings
+            self._hold(DoorbellMessage.look(ring.queue, math.ceil((now + SHY_S) / SHY_S) * SHY_S))
         else:
             self._ready[ring.task_id] = ring
 
-    def _hold(self, ring: Ring) -> None:
+    def _hold(self, ring: DoorbellMessage) -> None:
         if ring.verb is Verb.LOOK:
             if (ring.queue, ring.at) in self._looks:
                 return
@@ -154,7 +154,7 @@ class Rung:
             if name == queue:
                 poller.wake()
 
-    def _poller(self, ring: Ring) -> QueuePoller | None:
+    def _poller(self, ring: DoorbellMessage) -> QueuePoller | None:
         return self._pollers.get((ring.queue, self._jobs[ring.job].kind)) if ring.job in self._jobs else None
 
     def _may_take(self, poller: QueuePoller) -> bool:

@@ -31,7 +31,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 from thunderagent.model.outlet import end_lines, open_outlets
 from thunderagent.ops.waiting import pause_text
-from thunderagent.queue.doorbell.opening import open_doorbell
+from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.queue.stats import overdue_text
 from thunderagent.settings import load_settings

@@ -17,7 +17,7 @@ from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.doorbell.port import Doorbell
-from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import Intake
 from thunderagent.queue.unique import Keys
 from thunderagent.settings import Settings
@@ -54,9 +54,9 @@ class Commands:
         self.store = store
         self.settings = settings
         self._on_enqueue = on_enqueue
-        self._ringer = Ringer(doorbell)
+        self._sender = DoorbellSender(doorbell)
         bus = EventBus()
-        bus.subscribe(self._ringer.listen)
+        bus.subscribe(self._sender.on_event)
         self._dependents = Dependents(
             store,
             bus,
@@ -93,7 +93,7 @@ class Commands:
         for _ in range(TRIES):
             task, now = self.get(task_id), self.store.clock.now()
             if task.status is Status.DONE or (task.status is Status.RUNNING and task.cancel_requested):
-                self._ringer.beat(task)
+                self._sender.beat(task)
                 return task
             if task.status.is_terminal:
                 raise NotAllowed(f"the task {task.task_id!r} has ended as {task.status}: nothing is left to cancel")
@@ -106,7 +106,7 @@ class Commands:
             if after is not None:
                 if after.status.is_terminal:
                     self._ended(after)
-                self._ringer.beat(after)
+                self._sender.beat(after)
                 return after
         raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
 
@@ -155,7 +155,7 @@ class Commands:
         for _ in range(TRIES):
             task, now = self.get(task_id), self.store.clock.now()
             if task.desired_state == Desired.STOPPED and task.status in (Status.RUNNING, Status.DONE):
-                self._ringer.beat(task)
+                self._sender.beat(task)
                 return task
             if not task.is_stream and task.status is not Status.PENDING:
                 raise NotAllowed(f"the task {task.task_id!r} is no stream: cancel it")
@@ -170,7 +170,7 @@ class Commands:
             if after is not None:
                 if after.status.is_terminal:
                     self._ended(after)
-                self._ringer.beat(after)
+                self._sender.beat(after)
                 return after
         raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
 
@@ -226,7 +226,7 @@ class Commands:
     def _enqueued(self, *tasks: Task) -> None:
         if self._on_enqueue:
             self._on_enqueue()
-        self._ringer.tasks(tasks)
+        self._sender.tasks(tasks)
 
     def _open_parents(self, task: Task) -> frozenset[str]:
         if not task.depends_on:

@@ -149,7 +149,7 @@ class PauseCommands(Commands):
             queues = [queue for agent in concerned for queue in agent.info["queues"]]
             if changed.kind is PauseKind.QUEUE:
                 queues = [changed.name] * len(concerned)  # one for each: on SQS only one agent hears a ring
-            self._ringer.looks(queues[:MOST_RUNG])
+            self._sender.looks(queues[:MOST_RUNG])
 
 
 class DrainCommands(PauseCommands):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.forks import renewed
-from thunderagent.queue.doorbell.message import Ring, pack, parse
-from thunderagent.queue.doorbell.port import Wanted
+from thunderagent.queue.doorbell.message import DoorbellMessage, pack, parse
+from thunderagent.queue.doorbell.port import Accepts
 
-HEARD = 1000
-"""Messages that wait for a listener at most; what comes on top is lost."""
+INBOX = 1000
+"""Packets that wait for a listener at most; what comes on top is lost."""
 
 
 class MemoryHub:
@@ -23,25 +24,25 @@ class MemoryHub:
         self._listeners: tuple[queue.Queue[str | None], ...] = ()
 
     def join(self) -> queue.Queue[str | None]:
-        """A new listener's inbox."""
-        inbox: queue.Queue[str | None] = queue.Queue(HEARD)
+        """Add a listener; returns its inbox."""
+        inbox: queue.Queue[str | None] = queue.Queue(INBOX)
         with self._guard:
             self._listeners = (*self._listeners, inbox)
         return inbox
 
     def leave(self, inbox: queue.Queue[str | None]) -> None:
-        """Tell this listener nothing more."""
+        """Remove a listener."""
         with self._guard:
             self._listeners = tuple(one for one in self._listeners if one is not inbox)
 
-    def tell(self, message: str) -> None:
-        """Put a message into every inbox that has room."""
+    def send(self, packet: str) -> None:
+        """Put a packet into every inbox that has room."""
         for inbox in self._listeners:
-            put_if_room(inbox, message)
+            put_if_room(inbox, packet)
 
 
 class MemoryDoorbell:
-    """One party at a hub. The rings go through their text, as they do between processes."""
+    """One party at a hub. Messages are packed as they are between processes."""
 
     is_local = True
 
@@ -51,20 +52,20 @@ class MemoryDoorbell:
         self._inbox: queue.Queue[str | None] | None = None
         self._closed = False
 
-    def ring(self, rings: Sequence[Ring]) -> None:
-        for message in pack(rings):
-            self.hub.tell(message)
+    def ring(self, messages: Sequence[DoorbellMessage]) -> None:
+        for packet in pack(messages):
+            self.hub.send(packet)
 
-    def listen(self, timeout_s: float, wanted: Wanted) -> list[Ring]:
+    def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         if self._closed:
             raise DoorbellError("the doorbell was closed")
         if self._inbox is None:
             self._inbox = self.hub.join()
         try:
-            message = self._inbox.get(timeout=timeout_s)
+            packet = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
             return []
-        return [ring for ring in parse(message or b"") or () if wanted(ring)]
+        return [message for message in parse(packet or b"") or () if accepts(message)]
 
     def close(self) -> None:
         self._closed = True
@@ -73,9 +74,7 @@ class MemoryDoorbell:
             put_if_room(self._inbox, None)
 
 
-def put_if_room(inbox: queue.Queue[str | None], message: str | None) -> None:
-    """Put a message into an inbox unless it is full."""
-    try:
-        inbox.put_nowait(message)
-    except queue.Full:
-        return
+def put_if_room(inbox: queue.Queue[str | None], packet: str | None) -> None:
+    """Put a packet into an inbox unless it is full."""
+    with suppress(queue.Full):
+        inbox.put_nowait(packet)

@@ -1,8 +1,8 @@
-"""Rings: what processes tell each other so that nobody waits for the next poll.
+"""Doorbell messages: hints that save an agent the wait for its next poll.
 
-A ring is a hint and never the truth. Whoever gets one looks at the store, or tries a claim with the conditions that
-every claim has: a ring that was lost, doubled, delayed or forged changes when something is looked at and nothing else.
-So a message is read with suspicion: what is not exactly a message of ours is no message.
+A message is a hint and never the truth. The agent looks at the store, or claims with the conditions of every claim. A
+message that was lost, doubled, delayed or forged changes when something is looked at and nothing else. Messages travel
+in packets, and a packet that is not exactly one of ours is dropped.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Status, StatusValue, Task
 
 VERSION: Final = 1
-MAX_RINGS: Final = 10
-"""Rings in one message at most."""
+MOST_MESSAGES: Final = 10
+"""Messages in one packet at most."""
 
 MAX_BYTES: Final = 8 * 1024
-"""Length of one message at most."""
+"""Length of one packet at most."""
 
 LATEST: Final = 10_000_000_000.0
 LONGEST_TEXT: Final = 512
 
 
 class Verb(StrEnum):
-    """What a ring asks for.
+    """What a message asks for.
 
     * `TASK`: claim this task.
     * `LOOK`: look into this queue.
-    * `BEAT`: renew the lease of this task now, as its row has something to tell (a cancel, a stop).
+    * `BEAT`: renew the lease of this task now, as its row has news (a cancel, a stop).
     """
 
     TASK = "task"
@@ -42,8 +42,8 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """One hint. `at` is the moment (epoch seconds) before which there is nothing to do."""
+class DoorbellMessage:
+    """One hint. Before `at` (epoch seconds) there is nothing to do."""
 
     verb: Verb
     queue: str = ""
@@ -55,7 +55,7 @@ class Ring:
     owner: str = ""
 
     @classmethod
-    def task(cls, task: Task | Candidate) -> Ring:
+    def task(cls, task: Task | Candidate) -> DoorbellMessage:
         """Claim a task that waits in its queue."""
         return cls(
             verb=Verb.TASK,
@@ -68,48 +68,48 @@ class Ring:
         )
 
     @classmethod
-    def look(cls, queue: str, at: float = 0.0) -> Ring:
+    def look(cls, queue: str, at: float = 0.0) -> DoorbellMessage:
         """Look into a queue, from a moment on."""
         return cls(verb=Verb.LOOK, queue=queue, at=at)
 
     @classmethod
-    def beat(cls, task_id: str, owner: str) -> Ring:
+    def beat(cls, task_id: str, owner: str) -> DoorbellMessage:
         """Let the agent that holds a task renew its lease now."""
         return cls(verb=Verb.BEAT, task_id=task_id, owner=owner)
 
     @property
     def candidate(self) -> Candidate:
-        """The index entry that the ring tells of."""
+        """The index entry that the message names."""
         return Candidate(self.task_id, self.status_value, self.at, self.job, self.kind)
 
 
-def pack(rings: Iterable[Ring], *, most: int = MAX_RINGS) -> list[str]:
-    """The rings as messages of `most` rings and `MAX_BYTES` bytes at most; one that is too long alone is left out."""
-    messages: list[str] = []
+def pack(messages: Iterable[DoorbellMessage], *, most: int = MOST_MESSAGES) -> list[str]:
+    """The messages as packets of at most `most` messages and `MAX_BYTES` bytes; one that is too long is left out."""
+    packets: list[str] = []
     batch: list[dict[str, Any]] = []
-    for one in map(_as_data, rings):
+    for one in map(_as_data, messages):
         if batch and (len(batch) >= most or not _fits([*batch, one])):
-            messages.append(_text(batch))
+            packets.append(_text(batch))
             batch = []
         if _fits([*batch, one]):
             batch.append(one)
     if batch:
-        messages.append(_text(batch))
-    return messages
+        packets.append(_text(batch))
+    return packets
 
 
-def parse(message: str | bytes) -> tuple[Ring, ...] | None:
-    """The rings of a message; None for one that is not exactly a message of ours."""
-    if not 0 < len(message) <= MAX_BYTES:
+def parse(packet: str | bytes) -> tuple[DoorbellMessage, ...] | None:
+    """The messages of a packet; None for one that is not exactly a packet of ours."""
+    if not 0 < len(packet) <= MAX_BYTES:
         return None
     try:
-        data = json.loads(message)
+        data = json.loads(packet)
         if type(data) is not dict or data.keys() != {"thunderagent", "rings"} or data["thunderagent"] != VERSION:
             return None
-        rings = data["rings"]
-        if type(rings) is not list or not 1 <= len(rings) <= MAX_RINGS:
+        several = data["rings"]
+        if type(several) is not list or not 1 <= len(several) <= MOST_MESSAGES:
             return None
-        return tuple(_ring(one) for one in rings)
+        return tuple(map(_message, several))
     except (ValueError, TypeError, KeyError, RecursionError, ConfigurationError):
         return None
 
@@ -122,18 +122,18 @@ def _fits(batch: list[dict[str, Any]]) -> bool:
     return len(_text(batch)) <= MAX_BYTES  # of ASCII, so that characters are bytes
 
 
-def _as_data(ring: Ring) -> dict[str, Any]:
-    match ring.verb:
+def _as_data(one: DoorbellMessage) -> dict[str, Any]:
+    match one.verb:
         case Verb.TASK:
-            keys = {"id": ring.task_id, "status": ring.status_value, "at": ring.at, "job": ring.job, "kind": ring.kind}
+            keys = {"id": one.task_id, "status": one.status_value, "at": one.at, "job": one.job, "kind": one.kind}
         case Verb.LOOK:
-            keys = {"queue": ring.queue, "at": ring.at}
+            keys = {"queue": one.queue, "at": one.at}
         case Verb.BEAT:
-            keys = {"id": ring.task_id, "owner": ring.owner}
-    return {"verb": str(ring.verb), **keys}
+            keys = {"id": one.task_id, "owner": one.owner}
+    return {"verb": str(one.verb), **keys}
 
 
-def _ring(data: Mapping[str, Any]) -> Ring:
+def _message(data: Mapping[str, Any]) -> DoorbellMessage:
     match data:
         case {"verb": "task", "id": task_id, "status": value, "at": at, "job": job, "kind": kind} if len(data) == 6:
             status, suffix, line = StatusValue.parse(_checked(value))
@@ -146,13 +146,13 @@ def _ring(data: Mapping[str, Any]) -> Ring:
             ):
                 raise ValueError("no task that could be claimed")
             candidate = Candidate(_checked(task_id), value, _moment(at), _checked(job), kind)
-            return Ring.task(candidate)
+            return DoorbellMessage.task(candidate)
         case {"verb": "look", "queue": queue, "at": at} if len(data) == 3:
-            return Ring.look(Lane(_checked(queue)).queue, _moment(at))
+            return DoorbellMessage.look(Lane(_checked(queue)).queue, _moment(at))
         case {"verb": "beat", "id": task_id, "owner": owner} if len(data) == 3:
-            return Ring.beat(_checked(task_id), _checked(owner))
+            return DoorbellMessage.beat(_checked(task_id), _checked(owner))
         case _:
-            raise ValueError("no ring")
+            raise ValueError("no message of ours")
 
 
 def _checked(text: Any) -> str:

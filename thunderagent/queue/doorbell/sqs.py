@@ -1,10 +1,10 @@
 """The doorbell of a fleet: one Amazon SQS standard queue that all clients send to and all agents long-poll.
 
-A message reaches one agent. Is it of no use there (another agent's lease, a job that it does not have, no free slot),
-it is made visible again for the others, a few times; then it is dropped, as it is a hint and nothing more.
+A message reaches one agent. If it is of no use there (another agent's lease, an unknown job, no free slot), it is made
+visible again for the others, a few times, and then dropped.
 
-What does not work costs little: sending gives up after three seconds, and after a failure nothing is sent for
-`BREAK_S`, so that an enqueue is not slower than the store for long.
+Failure costs little: sending gives up after three seconds, and after a failure nothing is sent for `BREAK_S` seconds,
+so that an enqueue does not stay slower than the store.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.forks import renewed
 from thunderagent.model.pacing import EAGER_POLL_S, STAND_BACK_S
-from thunderagent.queue.doorbell.message import Ring, Verb, pack, parse
-from thunderagent.queue.doorbell.port import Wanted
+from thunderagent.queue.doorbell.message import DoorbellMessage, Verb, pack, parse
+from thunderagent.queue.doorbell.port import Accepts
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 
 LONG_POLL_S: Final = 20
-"""Longest that SQS waits for a message; the request is paid for once, however long it waits."""
+"""Longest wait of one request; its price does not depend on the wait."""
 
 BREAK_S: Final = 30.0
-"""After a failure nothing is sent for so long."""
+"""Seconds after a failure in which nothing is sent."""
 
 LONGEST_DELAY_S: Final = 900
-"""SQS holds a message back no longer; what is due later is found by polling, which looks ahead."""
+"""Longest delay that SQS allows; polling, which looks ahead, finds what is due later."""
 
 HIDDEN_S: Final = 5
-"""A message that an agent took and did not delete, as it was killed in between, comes to another after this time."""
+"""Seconds until a message comes to another agent when its first was killed before it deleted it."""
 
 RECEIVES: Final = 15
-"""How many agents may find a task of no use for them."""
+"""Agents that may hand on a message about a task."""
 
 BEAT_RECEIVES: Final = 40
-"""A lease is one agent's alone, which in a large fleet is not found with the first tries."""
+"""As `RECEIVES`, for a lease: it is one agent's alone, which in a large fleet takes more tries."""
 
 MOST_SENT: Final = 50
-"""Rings that one call sends at most."""
+"""Messages that one call sends at most."""
 
 EAGER_S: Final = 60.0
-"""A local engine looks into its queue every 100 ms while somebody waits; so long after a ring we ask it more often."""
+"""Seconds after a message in which a local engine is asked often: it looks into its queue every 100 ms only."""
 
 _REGION: Final = re.compile(r"(?:^|\.)sqs(?:-fips)?\.([a-z]{2}[a-z0-9-]*-\d)\.|^([a-z]{2}[a-z0-9-]*-\d)\.queue\.")
 
 
 class SqsDoorbell:
-    """Rings through a queue. Safe in threads and after a fork; `listen` in one thread."""
+    """Messages through an SQS queue. Safe in threads and after a fork; `listen` in one thread."""
 
     is_local = False
 
@@ -76,7 +76,7 @@ class SqsDoorbell:
             url: of the queue.
             make_client: makes a client from the URL and its configuration; None: one of boto3.
             monotonic: the clock of the break after a failure.
-            now: epoch seconds, for the delay of a ring.
+            now: epoch seconds, for the delay of a message.
         """
         self.url = url
         self._make_client = make_client or _make_client
@@ -93,21 +93,21 @@ class SqsDoorbell:
         self._closed = renewed(threading.Event())
         self.is_healthy = True
         self.problem = ""
-        """What went wrong when something was sent last."""
+        """Why the last `ring` failed."""
 
-    def ring(self, rings: Sequence[Ring]) -> None:
-        entries = self._entries(rings)
+    def ring(self, messages: Sequence[DoorbellMessage]) -> None:
+        entries = self._entries(messages)
         if not entries or not self._may_try():
             return
         try:
             for first in range(0, len(entries), 10):
                 self._sender.send_message_batch(QueueUrl=self.url, Entries=entries[first : first + 10])
             self.is_healthy, self._next_try = True, -math.inf
-        except Exception as error:  # whatever it is: the task is in the table, and the caller is not to hear of a hint
+        except Exception as error:  # of any kind: the task is in the table, so a lost hint is no error of the caller
             self.problem = str(_problem(error, self.url))
             self.is_healthy, self._next_try = False, self._monotonic() + BREAK_S
 
-    def listen(self, timeout_s: float, wanted: Wanted) -> list[Ring]:
+    def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         wait_s = min(LONG_POLL_S, max(0, int(timeout_s)))
         if self._is_near and self._monotonic() - self._last_heard < EAGER_S:
             wait_s = 0
@@ -122,21 +122,21 @@ class SqsDoorbell:
                 VisibilityTimeout=HIDDEN_S,
                 AttributeNames=["ApproximateReceiveCount"],
             )
-            messages = reply.get("Messages") or []
-            if self._closed.is_set():  # they came too late for us
-                self._useless += [message["ReceiptHandle"] for message in messages]
+            received = reply.get("Messages") or []
+            if self._closed.is_set():  # too late for this agent
+                self._useless += [one["ReceiptHandle"] for one in received]
                 self._tidy(self._sender)
                 return []
         except (ClientError, BotoCoreError, ConfigurationError) as error:
             raise _problem(error, self.url) from error
-        if messages:
+        if received:
             self._last_heard = self._monotonic()
         elif self._is_near and wait_s == 0:
             self._closed.wait(EAGER_POLL_S)
-        return [ring for message in messages for ring in self._sorted(message, wanted)]
+        return [message for one in received for message in self._accepted(one, accepts)]
 
     def close(self) -> None:
-        """Give back what is of no use here. A long poll under way in another thread ends by itself."""
+        """Hand on what is of no use here. A long poll under way in another thread ends by itself."""
         self._closed.set()
         with suppress(ClientError, BotoCoreError, ConfigurationError):
             if self._used or self._useless:
@@ -147,14 +147,14 @@ class SqsDoorbell:
             for client in clients.values():
                 client.close()
 
-    def _entries(self, rings: Sequence[Ring]) -> list[dict[str, Any]]:
-        """One message for each ring, as each may be for another agent."""
+    def _entries(self, messages: Sequence[DoorbellMessage]) -> list[dict[str, Any]]:
+        """One packet for each message, as each may be for another agent."""
         now = self._now()
         entries: list[dict[str, Any]] = []
-        for ring in rings[:MOST_SENT]:
-            delay_s = max(0, int(ring.at - now))
-            for message in pack([ring]) if delay_s <= LONGEST_DELAY_S else ():
-                entry = {"Id": str(len(entries)), "MessageBody": message}
+        for message in messages[:MOST_SENT]:
+            delay_s = max(0, int(message.at - now))
+            for packet in pack([message]) if delay_s <= LONGEST_DELAY_S else ():
+                entry = {"Id": str(len(entries)), "MessageBody": packet}
                 entries.append({**entry, "DelaySeconds": delay_s} if delay_s else entry)
         return entries
 
@@ -163,26 +163,28 @@ class SqsDoorbell:
             now = self._monotonic()
             if now < self._next_try:
                 return False
-            if not self.is_healthy:  # one tries whether it works again, the others go by what that one finds
+            if not self.is_healthy:  # one thread tries whether it works again, the others wait for its result
                 self._next_try = now + BREAK_S
             return True
 
-    def _sorted(self, message: Mapping[str, Any], wanted: Wanted) -> list[Ring]:
-        """The rings of a message that are of use here. What becomes of the message is told before the next are asked
-        for: first things first, and a ring that was handed over and comes again does no harm."""
-        rings = parse(str(message.get("Body", ""))) or ()
-        useful = [ring for ring in rings if wanted(ring)]
-        received = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
+    def _accepted(self, received: Mapping[str, Any], accepts: Accepts) -> list[DoorbellMessage]:
+        """The messages that are of use here. The next `listen` deletes or hands on what was received: this agent acts
+        first, and a message that comes twice does no harm."""
+        messages = parse(str(received.get("Body", ""))) or ()
+        useful = [message for message in messages if accepts(message)]
+        receives = int(received.get("Attributes", {}).get("ApproximateReceiveCount", 1))
         others_may = any(
-            received < (BEAT_RECEIVES if ring.verb is Verb.BEAT else RECEIVES) for ring in rings if ring not in useful
+            receives < (BEAT_RECEIVES if message.verb is Verb.BEAT else RECEIVES)
+            for message in messages
+            if message not in useful
         )
-        (self._useless if others_may else self._used).append(message["ReceiptHandle"])
+        (self._useless if others_may else self._used).append(received["ReceiptHandle"])
         return useful
 
     def _tidy(self, client: Any) -> bool:
-        """Delete what was handed over, and give the others what is of no use here; whether there was such."""
+        """Delete what was used and hand on what is of no use here; whether there was any to hand on."""
         useless, self._useless = self._useless[:10], []
-        used, self._used = self._used[:10], []  # a receive gives no more, and what is left out comes again by itself
+        used, self._used = self._used[:10], []  # one receive gives no more; the rest comes again by itself
         if useless:
             entries = [
                 {"Id": str(number), "ReceiptHandle": one, "VisibilityTimeout": 0} for number, one in enumerate(useless)
@@ -226,7 +228,7 @@ def _make_client(url: str, config: Config) -> Any:
 
 
 def _problem(error: Exception, url: str) -> DoorbellError:
-    """What is wrong, and the remedy where there is one."""
+    """The error with its remedy."""
     response: Mapping[str, Any] = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
     if "NonExistentQueue" in code or code == "QueueDoesNotExist":

@@ -1,8 +1,8 @@
 """The doorbell of agents on one machine: Unix datagram sockets in a folder beside the SQLite file.
 
-Each agent that listens has one socket, `<database>-bells/<pid>-<random>.bell`; who rings sends to all of them and waits
-for none. The kernel drops a socket with its process and only the file's name stays: whoever finds a name without a
-socket takes it away. Where there are no such sockets, nothing is told and the agents poll.
+Each listening agent has one socket, `<database>-bells/<pid>-<random>.bell`. A sender sends to all of them and waits for
+none. The kernel drops a socket with its process and leaves the file; a sender that finds a file without a socket
+deletes it. On a system without such sockets nothing is sent and the agents poll.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Final
 
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.forks import renewed
-from thunderagent.queue.doorbell.message import MAX_BYTES, Ring, pack, parse
-from thunderagent.queue.doorbell.port import Wanted
+from thunderagent.queue.doorbell.message import MAX_BYTES, DoorbellMessage, pack, parse
+from thunderagent.queue.doorbell.port import Accepts
 
 FOLDER: Final = "-bells"
 SUFFIX: Final = ".bell"
@@ -30,21 +30,21 @@ LONGEST_PATH: Final = 100
 """Bytes of an address; the system allows 107 on Linux and 103 on macOS."""
 
 AT_ONCE: Final = 100
-"""Messages that one `listen` takes at most."""
+"""Packets that one `listen` takes at most."""
 
 CHECK_S: Final = 5.0
-"""How often a listener sees to it that its socket still has its name."""
+"""Seconds between two checks that the socket of a listener still has its name."""
 
 CLOSE_S: Final = 1.0
 BORN_S: Final = 60.0
-"""A socket that has not got its name after this time is of a process that died."""
+"""Age at which a socket without its final name is deleted: its process died."""
 
 WAKE: Final = b"."
-"""What wakes our own listener; no message, so that it does nothing else."""
+"""Wakes our own listener; no packet, so that it does nothing else."""
 
 
 class LocalDoorbell:
-    """Rings between the processes of one machine that use the same database file."""
+    """Messages between the processes of one machine that use the same database file."""
 
     is_local = True
 
@@ -64,34 +64,34 @@ class LocalDoorbell:
         self._pid = 0
         self._closed = False
 
-    def ring(self, rings: Sequence[Ring]) -> None:
-        messages = [message.encode() for message in pack(rings)]
-        if not messages or not self.is_healthy:
+    def ring(self, messages: Sequence[DoorbellMessage]) -> None:
+        packets = [packet.encode() for packet in pack(messages)]
+        if not packets or not self.is_healthy:
             return
         try:
             names = _bells(self.folder)
             if names:
                 with _reached(self.folder) as place, _datagrams() as sender:
                     for name in names:
-                        _send(sender, self.folder, place, name, messages)
-        except OSError:  # the folder went away, no file is left to open: they poll
+                        _send(sender, self.folder, place, name, packets)
+        except OSError:  # the folder is gone, or no file can be opened: the agents poll
             return
 
-    def listen(self, timeout_s: float, wanted: Wanted) -> list[Ring]:
+    def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         with self._listening:
             try:
                 listening = self._open()
                 poll = select.poll()  # not select: an agent may have thousands of files open
                 poll.register(listening, select.POLLIN)
                 ready = poll.poll(max(0.0, min(timeout_s, CHECK_S)) * 1000)
-                rings: list[Ring] = []
+                messages: list[DoorbellMessage] = []
                 for _ in range(AT_ONCE if ready else 0):
                     try:
-                        message = listening.recv(MAX_BYTES + 1)
+                        packet = listening.recv(MAX_BYTES + 1)
                     except BlockingIOError:
                         break
-                    rings += [ring for ring in parse(message) or () if wanted(ring)]
-                return rings
+                    messages += [message for message in parse(packet) or () if accepts(message)]
+                return messages
             except OSError as error:
                 self._drop()
                 raise DoorbellError(
@@ -116,7 +116,7 @@ class LocalDoorbell:
         return self._socket
 
     def _has_name(self) -> bool:
-        """False when somebody has taken the file of our socket away: nobody finds us then."""
+        """False when the file of our socket was deleted, so that no sender finds it."""
         return bool(self._name) and (self.folder / self._name).exists()
 
     def _bind(self) -> socket.socket:
@@ -125,13 +125,13 @@ class LocalDoorbell:
         mode = _mode(self._database)
         with suppress(FileExistsError):
             self.folder.mkdir()
-            self.folder.chmod(mode | (mode & 0o444) >> 2)  # whoever may use the database may ring
+            self.folder.chmod(mode | (mode & 0o444) >> 2)  # users of the database may ring
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         with _reached(self.folder) as place:
             self._socket = listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             listening.setblocking(False)
             listening.bind(f"{place}/{name}")
-            # It gets the name by which others know it when it can hear: else they take it for one of a dead process.
+            # Its final name comes last: senders take a file without a socket for one of a dead process.
             (self.folder / name).chmod(mode)
             (self.folder / name).rename(self.folder / (name + SUFFIX))
         self._name, self._pid = name + SUFFIX, os.getpid()
@@ -139,7 +139,7 @@ class LocalDoorbell:
         return listening
 
     def _clean(self) -> None:
-        """Take away what dead processes have left."""
+        """Delete what dead processes have left."""
         with _reached(self.folder) as place, _datagrams() as sender:
             for other in _bells(self.folder):
                 if other != self._name:
@@ -182,7 +182,7 @@ def _datagrams() -> Iterator[socket.socket]:
 
 @contextmanager
 def _reached(folder: Path) -> Iterator[str]:
-    """A short name of the folder: an address has room for a hundred bytes, however deep the folder is."""
+    """A short name of the folder: a socket's address has room for a hundred bytes."""
     path = str(folder)
     if len(os.fsencode(path)) + 40 <= LONGEST_PATH:
         yield path
@@ -194,12 +194,12 @@ def _reached(folder: Path) -> Iterator[str]:
         os.close(number)
 
 
-def _send(sender: socket.socket, folder: Path, place: str, name: str, messages: Sequence[bytes]) -> None:
-    """Send to one socket, and take the name away if there is no socket behind it."""
+def _send(sender: socket.socket, folder: Path, place: str, name: str, packets: Sequence[bytes]) -> None:
+    """Send to one socket, and delete its file if there is no socket behind it."""
     try:
         sender.connect(f"{place}/{name}")
-        for message in messages:
-            sender.send(message)
+        for packet in packets:
+            sender.send(packet)
     except ConnectionRefusedError:
         with suppress(OSError):
             (folder / name).unlink()

@@ -11,7 +11,7 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell.port import Doorbell
-from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import Intake
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
@@ -78,7 +78,7 @@ def with_canary(
         store=store,
         intake=Intake(store, settings, Dependents(store, bus, **keep)),
         bus=bus,
-        ringer=Ringer(doorbell),
+        sender=DoorbellSender(doorbell),
     )
     registry = Registry(*jobs.values(), *jobs.hooks, *work.jobs())
     registry.packages = jobs.packages

@@ -25,7 +25,7 @@ from thunderagent.model.pacing import wait_delays
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
-from thunderagent.queue.doorbell.sender import Ringer
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import Intake, NewTask
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
@@ -48,7 +48,7 @@ class CanaryWork:
         store: of the agent.
         intake: puts the task.
         bus: told of the attempt at the queue.
-        ringer: tells agents of the task at once.
+        sender: tells agents of the task at once.
         budget_s: how long the task may take to be done.
     """
 
@@ -60,7 +60,7 @@ class CanaryWork:
         store: TaskStore,
         intake: Intake,
         bus: EventBus,
-        ringer: Ringer,
+        sender: DoorbellSender,
         budget_s: float = BUDGET_S,
     ) -> None:
         self._targets = targets
@@ -68,7 +68,7 @@ class CanaryWork:
         self._store = store
         self._intake = intake
         self._bus = bus
-        self._ringer = ringer
+        self._sender = sender
         self._budget_s = budget_s
         common: dict[str, Any] = {"queue": BUILT_IN_QUEUE, "max_retry": 0, "lease_s": 30.0, "heartbeat_s": 10.0}
         self._probe = make_job(PROBE_JOB, self._arrive, timeout_s=BUDGET_S, **common)
@@ -104,7 +104,7 @@ class CanaryWork:
         seconds, reason = 0.0, ""
         try:
             task = self._intake.put(self._intake.make(NewTask(self._probe), None))
-            self._ringer.tasks([task])
+            self._sender.tasks([task])
             task = self._wait(ctx, task)
             seconds, reason = _judged(task, self._store.clock.now(), self._budget_s)
             self._take_away(task)
