@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from thunderagent.stores.purposes import MEANING
-from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.metrics import METRICS, Group, Kind
 from thunderagent.telemetry.prices import METRIC_DOLLARS, PUT_DOLLARS
 

@@ -12,7 +12,7 @@ from moto import mock_aws
 from tests.infra.rendering import ACCOUNT, Rendered
 from thunderagent.model.canary_targets import TokenSource
 from thunderagent.regions.hysteresis import Hysteresis
-from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.metrics import CANARY_BLIND, CANARY_HEALTHY, CANARY_TOKEN_DAYS
 from thunderagent.websocket_api.canary.tokens import WARN_DAYS
 

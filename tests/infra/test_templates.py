@@ -23,7 +23,7 @@ from thunderagent.router.function import DETAIL_TYPE
 from thunderagent.stores.dynamo.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
 from thunderagent.telemetry import metrics
-from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.logs import LEVELS
 from thunderagent.telemetry.metrics import Metric
 

@@ -7,8 +7,7 @@ import re
 from typing import Any
 
 from thunderagent.telemetry import metrics
-from thunderagent.telemetry.alarms import ALARMS
-from thunderagent.telemetry.dashboard import dashboard
+from thunderagent.telemetry.dashboard import ALARMS, dashboard
 from thunderagent.telemetry.metrics import METRICS, Dimension
 
 BODY = dashboard("Shop/Tasks", "eu-central-1")

@@ -15,7 +15,7 @@ from thunderagent.model.events import Event
 from thunderagent.model.task import StatusValue
 from thunderagent.stores.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write
 from thunderagent.telemetry import metrics
-from thunderagent.telemetry.alarms import ALARMS
+from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.logs import LEVELS
 from thunderagent.telemetry.meter import _NOTES, Meter
 from thunderagent.telemetry.metrics import METRICS, Kind, Metric, Unit
