@@ -39,8 +39,7 @@ def measuring_threads(agent: Agent, meter: Meter) -> list[BackgroundThread]:
     threads: list[BackgroundThread] = [RepeatingThread("measure", MEASURE_S, queues.look)]
     if agent.settings.cloudwatch_namespace:
         # boto3 is slow to import, and an embedded store does not need it
-        from thunderagent.telemetry.cloudwatch import CloudWatch
-        from thunderagent.telemetry.export import HALF_MINUTE_S, Export
+        from thunderagent.telemetry.cloudwatch import HALF_MINUTE_S, CloudWatch, Export
 
         where = cloudwatch_place(agent.settings)
         to = CloudWatch(agent.settings.cloudwatch_namespace, now=agent.store.clock.now, **where)

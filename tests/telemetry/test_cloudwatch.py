@@ -19,8 +19,16 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.telemetry import cloudwatch, metrics
-from thunderagent.telemetry.cloudwatch import MOST_BYTES, MOST_DATA, MOST_VALUES, CloudWatch, data_of, portions_of
-from thunderagent.telemetry.export import FLUSH_S, Export
+from thunderagent.telemetry.cloudwatch import (
+    FLUSH_S,
+    MOST_BYTES,
+    MOST_DATA,
+    MOST_VALUES,
+    CloudWatch,
+    Export,
+    data_of,
+    portions_of,
+)
 from thunderagent.telemetry.meter import Meter
 from thunderagent.telemetry.metrics import METRICS, MOST_LABELS, Kind
 from thunderagent.telemetry.readings import Distribution, Reading
