@@ -29,9 +29,8 @@ from thunderagent.telemetry.cloudwatch import (
     data_of,
     portions_of,
 )
-from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.meter import Distribution, Meter, Reading
 from thunderagent.telemetry.metrics import METRICS, MOST_LABELS, Kind
-from thunderagent.telemetry.readings import Distribution, Reading
 
 
 def about(**changes: Any) -> dict[str, Any]:

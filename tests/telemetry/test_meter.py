@@ -11,10 +11,9 @@ import pytest
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.telemetry import metrics
-from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.meter import Meter, Reader, two_digits
 from thunderagent.telemetry.metrics import MOST_LABELS, OTHER
 from thunderagent.telemetry.prices import store_dollars
-from thunderagent.telemetry.readings import Reader, two_digits
 from thunderagent.testing import FakeClock
 
 

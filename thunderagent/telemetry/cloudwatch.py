@@ -31,9 +31,8 @@ from thunderagent.stores.dynamo.batches import chunks
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, THROTTLES, code_of
 from thunderagent.telemetry import metrics
-from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.meter import Distribution, Meter, Reader, Reading, Series
 from thunderagent.telemetry.metrics import OTHER, Metric
-from thunderagent.telemetry.readings import Distribution, Reader, Reading, Series
 
 MOST_DATA: Final = 1000
 """Data of one request."""

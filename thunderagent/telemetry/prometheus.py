@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from thunderagent.model.version import __version__
-from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.meter import Distribution, Meter, Reading
 from thunderagent.telemetry.metrics import METRICS, Kind, Metric
-from thunderagent.telemetry.readings import Distribution, Reading
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family

@@ -15,9 +15,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, ThreadDied
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.telemetry.logs import LEVELS
-from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.meter import Meter, Reader
 from thunderagent.telemetry.metrics import CANARY_HEALTHY, CANARY_LATENCY
-from thunderagent.telemetry.readings import Reader
 from thunderagent.testing import FakeClock, Recorder
 from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
 from thunderagent.websocket_api.canary.tokens import Tokens
