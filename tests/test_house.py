@@ -147,7 +147,7 @@ MAY: Final[dict[str, str]] = {
     "loguru logging": "telemetry.logs",
     "typer": "cli",
     "rich": "cli",
-    "opentelemetry": "telemetry.spans",
+    "opentelemetry": "telemetry.traces",
 }
 """Rooms and modules that may import a library, with everything inside them."""
 

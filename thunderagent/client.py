@@ -28,7 +28,7 @@ from thunderagent.regions.client_gate import ordering
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import AgentInfo, Enqueued
-from thunderagent.telemetry.tracing import enqueuing
+from thunderagent.telemetry.traces import enqueuing
 
 P = TypeVar("P")
 

@@ -19,9 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.acceptance.conftest import SETTINGS, Place
 from tests.acceptance.processes import AgentProcess, environment, until
 from tests.support.stands import patience
-from thunderagent.model.pacing import SPANS_END_S
 from thunderagent.model.task import Status
 from thunderagent.model.traceparent import trace_id
+from thunderagent.telemetry.traces import SPANS_END_S
 
 pytestmark = pytest.mark.processes
 

@@ -12,8 +12,9 @@ import pytest
 from thunderagent.agent.delivery import MOST_WAITING
 from thunderagent.agent.loop import Agent
 from thunderagent.jobs.registry import Registry
-from thunderagent.model.pacing import CHILD_SPANS_S, HOOKS_END_S, SPANS_END_S
+from thunderagent.model.pacing import HOOKS_END_S
 from thunderagent.model.redaction import SECRET_NAMES
+from thunderagent.telemetry.traces import CHILD_SPANS_S, SPANS_END_S
 from thunderagent.testing import memory_client, run_until_idle
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -352,7 +352,7 @@ def test_spans_are_sent_before_lambda_stands_still(
     shop: Shop, event: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[int] = []
-    monkeypatch.setattr("thunderagent.telemetry.spans.flush", lambda: flushed.append(shop.number))
+    monkeypatch.setattr("thunderagent.telemetry.traces.flush", lambda: flushed.append(shop.number))
     with suppress(EventRejected):
         shop.router.handler(event)
     assert flushed == [shop.number]

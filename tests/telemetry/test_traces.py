@@ -30,13 +30,13 @@ from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import job
 from thunderagent.model import events
 from thunderagent.model.errors import ConfigurationError, DuplicateTask, ParentNotFound
-from thunderagent.model.pacing import SPANS_END_S
 from thunderagent.model.task import Task
 from thunderagent.model.traceparent import checked, continuing, trace_id
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.telemetry import spans
+from thunderagent.telemetry import traces
 from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
+from thunderagent.telemetry.traces import SPANS_END_S
 from thunderagent.testing import memory_client
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -371,12 +371,12 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.setattr(spans, "_ready", False)
+    monkeypatch.setattr(traces, "_ready", False)
 
 
 @pytest.mark.usefixtures("nothing_installed")
 def test_without_the_extra_traces_are_refused_with_what_to_install() -> None:
-    for attempt in (lambda: load_settings(traces=True), spans.start):
+    for attempt in (lambda: load_settings(traces=True), traces.start):
         with pytest.raises(ConfigurationError, match=r"pip install 'thunderagent\[traces\]'"):
             attempt()
 
@@ -399,13 +399,13 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
             asked.set()
             never.wait(60)
 
-    monkeypatch.setattr(spans, "_ready", True)
+    monkeypatch.setattr(traces, "_ready", True)
     monkeypatch.setattr(trace, "get_tracer_provider", Provider)
-    monkeypatch.setattr(spans, "_sender", None)
+    monkeypatch.setattr(traces, "_sender", None)
 
     def flush() -> None:
-        spans.flush(0.05)
-        spans.flush(60)  # at the exit of the process: it is not waited for a second time
+        traces.flush(0.05)
+        traces.flush(60)  # at the exit of the process: it is not waited for a second time
 
     flushed = threading.Thread(target=flush)
     flushed.start()
@@ -417,6 +417,6 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
 
 
 def test_what_is_current_is_well_formed(exported: InMemorySpanExporter) -> None:
-    assert spans.current() is None
+    assert traces.current() is None
     with trace.get_tracer("app").start_as_current_span("request"):
-        assert checked(spans.current()) == spans.current()
+        assert checked(traces.current()) == traces.current()

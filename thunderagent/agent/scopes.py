@@ -20,8 +20,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings
 from thunderagent.stores import fixed
-from thunderagent.telemetry import spans
-from thunderagent.telemetry.tracing import carrying, run_spans
+from thunderagent.telemetry import traces
+from thunderagent.telemetry.traces import carrying, run_spans
 
 
 def scope_of(
@@ -89,10 +89,10 @@ class Surroundings:
         """To be started before all others and closed when the agent has stopped: all events between are for hooks."""
         run_span = None
         if settings.traces:
-            spans.start()
+            traces.start()
             run_span = run_spans(Redactor(settings.log_redact).text)
         if hooks or settings.traces:
-            self.threads.append(Delivery(told, bus, complaints, last=spans.flush))
+            self.threads.append(Delivery(told, bus, complaints, last=traces.flush))
         scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=complaints.tell)
         self.scope = pushing(scope, settings)
 

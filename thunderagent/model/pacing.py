@@ -285,12 +285,6 @@ LINES_END_S: Final = 1.0
 LINES_LOOK_S: Final = 0.01
 """Time between two looks whether it has."""
 
-SPANS_END_S: Final = 2.0
-"""How long finished spans may take to be sent when a process ends."""
-
-CHILD_SPANS_S: Final = 1.0
-"""The same for the child process of an isolated handler: its outcome waits for it."""
-
 PROBE_S: Final = 5.0
 """Longest wait for more of a request at the port for probes; the whole request may take twice as long."""
 

@@ -47,7 +47,7 @@ from thunderagent.queue.limits.slots import job_limit
 from thunderagent.queue.unique import Keys, check_unique
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import Enqueued, TaskStore
-from thunderagent.telemetry.tracing import trace_of_new
+from thunderagent.telemetry.traces import trace_of_new
 
 LATEST_DUE: Final = 10_000_000_000.0
 """The year 2286. A later due time is one in milliseconds, or an infinite delay."""

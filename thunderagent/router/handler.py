@@ -39,7 +39,7 @@ from thunderagent.router.routes import (
     parameter_types,
 )
 from thunderagent.settings import load_settings
-from thunderagent.telemetry import spans
+from thunderagent.telemetry import traces
 from thunderagent.telemetry.logs import Telemetry, configure_logging
 
 T = TypeVar("T")
@@ -256,7 +256,7 @@ class Router:
             with continuing(from_xray(invoked) if "Sampled=1" in invoked else None):
                 return self._handle(event, context)
         finally:
-            spans.flush()  # Lambda lets no thread run between two invocations
+            traces.flush()  # Lambda lets no thread run between two invocations
 
     def _handle(self, event: Any, context: object) -> dict[str, Any]:
         if isinstance(event, Mapping):

@@ -25,7 +25,7 @@ from thunderagent.model.jsondata import dump_result
 from thunderagent.model.outlet import end_lines, open_outlets
 from thunderagent.model.pacing import OTHER_CODE_S
 from thunderagent.model.task import Lease, Task
-from thunderagent.telemetry.tracing import in_child
+from thunderagent.telemetry.traces import in_child
 
 
 def _child(descriptor: int) -> None:
