@@ -456,7 +456,7 @@ def test_what_is_done_is_done(at: Setting) -> None:
 
 def test_a_cancel_that_loses_a_race_looks_again(at: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     task = at.client.enqueue("test.build", {})
-    real, raced = at.client.store.apply, list[int]()
+    real, raced = at.client.store.write_tasks, list[int]()
 
     def apply(batch: Any) -> Any:
         if not raced:
@@ -464,7 +464,7 @@ def test_a_cancel_that_loses_a_race_looks_again(at: Setting, monkeypatch: pytest
             at.claim(task)
         return real(batch)
 
-    monkeypatch.setattr(at.client.store, "apply", apply)
+    monkeypatch.setattr(at.client.store, "write_tasks", apply)
     after = at.client.cancel(task)
     assert (after.status, after.cancel_requested) == (Status.RUNNING, True)
 

@@ -24,7 +24,7 @@ from thunderagent.queue.limits.lines import line_value, open_lines
 from thunderagent.queue.pause_commands import DrainCommands
 from thunderagent.queue.schedules.commands import ScheduleCommands
 from thunderagent.queue.stats import QueueStats, queue_stats
-from thunderagent.regions.client_gate import ordering
+from thunderagent.regions.client_gate import behind_client_gate
 from thunderagent.settings import load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import AgentInfo, Enqueued
@@ -47,7 +47,7 @@ class Client(ScheduleCommands, DrainCommands):
             ConfigurationError: the settings cannot work.
         """
         settings = load_settings(**overrides)
-        return cls(ordering(open_store(settings), settings), settings, doorbell=open_doorbell(settings))
+        return cls(behind_client_gate(open_store(settings), settings), settings, doorbell=open_doorbell(settings))
 
     def close(self) -> None:
         """Let go of the connections of the store, and of the doorbell."""

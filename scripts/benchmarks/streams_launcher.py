@@ -62,7 +62,7 @@ class WatchedStore(TaskStore):
     beats = Beats()
 
     def sibling(self) -> TaskStore:
-        return WatchedStore(self.engine.sibling(), blobs=self.texts.blobs, monotonic=self.monotonic)
+        return WatchedStore(self.engine.sibling(), blobs=self.large_texts.blobs, monotonic=self.monotonic)
 
     def renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         renewals = super().renew(beats)
@@ -105,7 +105,7 @@ def main(overrides: dict[str, Any]) -> int:
     settings = load_settings(**overrides)
     configure_logging(settings.log_level)
     plain = open_store(settings, for_agent=True)
-    store = WatchedStore(plain.engine, blobs=plain.texts.blobs, monotonic=plain.monotonic)
+    store = WatchedStore(plain.engine, blobs=plain.large_texts.blobs, monotonic=plain.monotonic)
     bus, listener, beats = EventBus(), Listener(), WatchedStore.beats
     Telemetry(bus)
     bus.subscribe(listener.listen)

@@ -43,7 +43,7 @@ def stream_units(client: Client, queue: str) -> tuple[dict[str, float], int]:
         rows[name] = after
 
     def do(verb: str, write: Write) -> None:
-        [after] = store.apply([write])
+        [after] = store.write_tasks([write])
         assert after is not None, f"{verb} was refused"
         note(verb, write.task_id)
 

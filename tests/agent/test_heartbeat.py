@@ -224,7 +224,7 @@ def test_a_machine_that_slept_past_its_lease_stops_before_it_does_anything(at: S
     one = at.holding()
     taken = at.row()
     at.clock.advance(400)
-    [_] = at.store.take_over([(taken, 300.0)], owner="other")
+    [_] = at.store.take_over([(taken, 300.0)], owner="other").leases
     at.heart.round()
     assert isinstance(one.context.stop_reason, LeaseLost)
     assert at.row().lease_owner == "other"
@@ -235,7 +235,7 @@ def test_a_machine_that_slept_past_its_lease_stops_before_it_does_anything(at: S
 
 def test_a_lease_that_another_holds_is_lost_at_once(at: Setting) -> None:
     one = at.holding()
-    [_] = at.store.take_over([(at.row(), 300.0)], owner="other-agent")
+    [_] = at.store.take_over([(at.row(), 300.0)], owner="other-agent").leases
     at.rounds(60)
     assert isinstance(one.context.stop_reason, LeaseLost)
     assert "it is held by other-agent" in str(one.context.stop_reason)
@@ -253,7 +253,7 @@ def test_a_lease_of_a_task_that_is_gone_is_lost(at: Setting) -> None:
 
 def test_one_lost_lease_does_not_hurt_the_others(at: Setting) -> None:
     first, second = at.holding("a"), at.holding("b")
-    [_] = at.store.take_over([(at.row("a"), 300.0)], owner="other")
+    [_] = at.store.take_over([(at.row("a"), 300.0)], owner="other").leases
     at.rounds(60)
     assert first.lost
     assert second.context.stop_reason is None
@@ -284,7 +284,7 @@ def test_while_an_outcome_waits_to_be_written_its_lease_is_kept(at: Setting) -> 
 
 def test_a_cancel_arrives_with_the_reply_to_a_beat(at: Setting) -> None:
     one = at.holding()
-    at.store.apply([writes.request_cancel(at.row(), now=at.clock.now())])
+    at.store.write_tasks([writes.request_cancel(at.row(), now=at.clock.now())])
     at.rounds(59)
     assert one.context.stop_reason is None
     at.rounds(1)
@@ -374,7 +374,7 @@ def test_rounds_that_come_late_are_told(at: Setting) -> None:
 
 def steal(stage: Stage, task: Task) -> None:
     """Another agent takes the task over; a beat may come in between, then it tries again."""
-    eventually(lambda: stage.store.take_over([(stage.client.get(task), 60.0)], owner="other-agent"))
+    eventually(lambda: stage.store.take_over([(stage.client.get(task), 60.0)], owner="other-agent").leases)
 
 
 def test_a_late_result_after_a_lost_lease_is_ignored() -> None:

@@ -21,7 +21,7 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.ops.overview import Cost, overview
 from thunderagent.stores.opening import open_store
-from thunderagent.stores.purposes import Purpose
+from thunderagent.stores.purposes import RequestPurpose
 from thunderagent.telemetry.cloudwatch import CloudWatch
 
 
@@ -84,9 +84,9 @@ def _run(stand: Stand, endpoint: str) -> None:
     assert told["thunderagent_claim_latency_seconds_count", "default"] == 12
     assert ("thunderagent_queue_depth", "default") in told
     purposes = {label for name, label in told if name == "thunderagent_write_units_total"}
-    assert {Purpose.CLAIM, Purpose.SETTLE, Purpose.REGISTRY} <= purposes
-    assert Purpose.OTHER not in purposes
-    assert {label for name, label in told if name == "thunderagent_read_units_total"} >= {Purpose.POLL}
+    assert {RequestPurpose.CLAIM, RequestPurpose.SETTLE, RequestPurpose.REGISTRY} <= purposes
+    assert RequestPurpose.OTHER not in purposes
+    assert {label for name, label in told if name == "thunderagent_read_units_total"} >= {RequestPurpose.POLL}
     assert record.of(fleet_events.ExportFailed) == []
     to = CloudWatch(namespace, endpoint=endpoint, now=time.time)
     now = time.time()

@@ -55,7 +55,7 @@ class Bucket:
     """A bucket in memory; what is in `broken` cannot be read."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
+        self.large_texts: dict[str, str] = {}
         self.broken: dict[str, Exception] = {}
         self.reads = Counter[str]()
         self.puts = Counter[str]()
@@ -65,7 +65,7 @@ class Bucket:
         self.puts[key.partition("#")[0]] += 1
         if ref.partition("#")[0] in self.broken:
             raise self.broken[ref.partition("#")[0]]
-        self.texts[ref] = text
+        self.large_texts[ref] = text
         return ref
 
     def get(self, ref: str) -> KeptText:
@@ -73,9 +73,9 @@ class Bucket:
         self.reads[task] += 1
         if task in self.broken:
             raise self.broken[task]
-        if ref not in self.texts:
+        if ref not in self.large_texts:
             raise TextGone(f"{ref} is gone")
-        return KeptText(self.texts[ref])
+        return KeptText(self.large_texts[ref])
 
 
 class Apart(FaultyEngine):
@@ -85,7 +85,7 @@ class Apart(FaultyEngine):
 
     def __init__(self, clock: FakeClock | None = None) -> None:
         super().__init__(SqliteEngine(MEMORY, clock=clock))
-        self.texts: dict[str, KeptText] = {}
+        self.large_texts: dict[str, KeptText] = {}
         self.writes = 0
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
@@ -93,18 +93,18 @@ class Apart(FaultyEngine):
 
     def _put_texts(self, texts: Mapping[str, str], expire_at: float) -> None:
         self.writes += 1
-        self.texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
+        self.large_texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
 
     def until(self, task: Task) -> float:
         """When the payload of a task is deleted."""
-        [kept] = [text for key, text in self.texts.items() if key.startswith(f"{task.id}#payload.")]
+        [kept] = [text for key, text in self.large_texts.items() if key.startswith(f"{task.id}#payload.")]
         assert kept.expire_at is not None
         return kept.expire_at
 
     def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         now = self.clock.now()
-        self.texts = {key: text for key, text in self.texts.items() if (text.expire_at or now) >= now}
-        return self._once("get_texts", lambda: {key: self.texts[key] for key in keys if key in self.texts})
+        self.large_texts = {key: text for key, text in self.large_texts.items() if (text.expire_at or now) >= now}
+        return self._once("get_texts", lambda: {key: self.large_texts[key] for key in keys if key in self.large_texts})
 
 
 class Blind(FaultyEngine):
@@ -236,7 +236,7 @@ def test_a_payload_that_is_gone_says_how_to_bring_it_back_and_does_so() -> None:
     payload = {"text": "y" * 100}
     client = Client(store := TaskStore(engine), Settings())
     task = client.enqueue("test.job", payload, task_id="a")
-    engine.texts.clear()
+    engine.large_texts.clear()
     with serving(work.job(max_retry=0), store=store) as stage:
         ended = stage.end_of(task)
         assert ended.status is Status.FAILED

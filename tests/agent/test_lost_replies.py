@@ -309,7 +309,7 @@ def test_a_machine_that_sleeps_over_the_reply_to_its_claim_begins_nothing(is_tak
     assert runs == []
     if is_taken:
         clock.advance(30.0)
-        [_] = store.take_over([(store.peek(["a"])["a"], 300.0)], owner="other")
+        [_] = store.take_over([(store.peek(["a"])["a"], 300.0)], owner="other").leases
     workload.gather(0.0)
     workload.commit(claim=False)
     task = store.peek(["a"])["a"]

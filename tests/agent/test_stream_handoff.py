@@ -369,7 +369,7 @@ def test_an_offer_that_is_refused_is_a_lost_lease(show: Show) -> None:
     ghost(show.agents, job)
 
     def steal() -> None:
-        assert show.agents.store.take_over([(show.agents.row(task), 60.0)], owner="thief")
+        assert show.agents.store.take_over([(show.agents.row(task), 60.0)], owner="thief").leases
 
     when(old, "offer", steal)
     old.stop()

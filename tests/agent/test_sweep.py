@@ -204,7 +204,7 @@ def test_a_new_fence_is_a_new_holder_who_gets_a_whole_lease(at: Setting) -> None
     lost = at.observer(at.elsewhere(Unusable()))
     assert at.find(lost) == []
     at.clock.advance(290)
-    [_] = at.store.take_over([(at.row(), 300.0)], owner="second")
+    [_] = at.store.take_over([(at.row(), 300.0)], owner="second").leases
     at.clock.advance(50)
     assert at.find(lost) == []
     at.clock.advance(260)
@@ -393,7 +393,7 @@ def test_of_two_agents_that_see_a_lost_task_one_gets_it(at: Setting) -> None:
     claimed(at.store, owner="lost-agent")
     at.clock.advance(303)
     seen = at.row()
-    won = [at.store.take_over([(seen, 120.0)], owner=owner) for owner in ("one", "two")]
+    won = [at.store.take_over([(seen, 120.0)], owner=owner).leases for owner in ("one", "two")]
     assert [len(leases) for leases in won] == [1, 0]
     assert at.row().crash_count == 1
 
@@ -403,7 +403,7 @@ def test_a_beat_that_comes_between_look_and_takeover_saves_its_lease(at: Setting
     at.clock.advance(303)
     seen = at.row()
     at.beat(lease)
-    assert at.store.take_over([(seen, 120.0)], owner="rescuer") == []
+    assert at.store.take_over([(seen, 120.0)], owner="rescuer").leases == []
     assert at.row().lease_owner == "slow"
 
 
@@ -412,7 +412,7 @@ def lose(at: Setting, number: int, *, is_alone: bool = True) -> list[Lease]:
     at.clock.advance(303)
     leases = at.a_janitor(f"agent-{number}").take_over(LANES, anything)
     if leases and is_alone:
-        assert at.store.apply([writes.set_apart(leases[0], is_alone=True, now=at.clock.now())]) != [None]
+        assert at.store.write_tasks([writes.set_apart(leases[0], is_alone=True, now=at.clock.now())]) != [None]
     return leases
 
 
@@ -469,7 +469,9 @@ def test_a_run_alone_is_no_evidence_against_a_later_run_beside_others(at: Settin
     at.store.settle([writes.release(lease, now=now)])
     [again] = at.store.claim([Wanted(seen(at.row()), 300.0)], owner="agent-4")
     assert [one.task.crash_count for one in lose(at, 5)] == [4]
-    at.store.apply([writes.set_apart(replace(again, owner="agent-5", fence=again.fence + 1), is_alone=False, now=now)])
+    at.store.write_tasks(
+        [writes.set_apart(replace(again, owner="agent-5", fence=again.fence + 1), is_alone=False, now=now)]
+    )
     assert [one.task.crash_count for one in lose(at, 6, is_alone=False)] == [5]
 
 
@@ -529,7 +531,7 @@ def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
         waiting_for=frozenset({"parent"}),
         on_parent_failure="fail",
     )
-    at.store.apply([writes.register_dependent(at.row("parent"), child.task_id)])
+    at.store.write_tasks([writes.register_dependent(at.row("parent"), child.task_id)])
     at.clock.advance(303)
     at.janitor.take_over(LANES, anything)
     assert at.row("child").status is Status.FAILED
@@ -581,7 +583,9 @@ def test_a_child_behind_ten_thousand_others_is_told_whichever_agent_has_the_turn
 def test_a_place_that_is_none_is_forgotten(at: Setting, place: object) -> None:
     many_blocked(at, 5)
     blocked(at, "gone")
-    at.store.found({"taskId": "turn:blocked", "leaseOwner": "x", "lockTime": 1.0, "info": {"BLOCKED": place, "y": 1}})
+    at.store.insert_row(
+        {"taskId": "turn:blocked", "leaseOwner": "x", "lockTime": 1.0, "info": {"BLOCKED": place, "y": 1}}
+    )
     for _ in range(2):
         with suppress(StoreError):
             at.janitor.heal(LANES)
@@ -631,7 +635,7 @@ def test_a_whole_family_is_healed_in_one_sweep(at: Setting) -> None:
     for number in range(150):
         blocked(at, "gone", name=f"child-{number:03}")
     blocked(at, "child-000", name="grandchild")
-    at.store.apply([writes.register_dependent(at.row("child-000"), "grandchild")])
+    at.store.write_tasks([writes.register_dependent(at.row("child-000"), "grandchild")])
     at.janitor.heal(LANES)
     assert {at.row(f"child-{number:03}").status for number in range(150)} == {Status.FAILED}
     assert at.row("grandchild").status is Status.FAILED
@@ -688,7 +692,7 @@ def test_while_nobody_waits_a_sweep_writes_nothing(at: Setting) -> None:
 
 def test_a_task_that_is_given_up_leaves_no_slot_of_its_limit_taken(at: Setting) -> None:
     claimed(at.store, owner="agent-0", crash_count=15, limit_key="api", limit_max=1)
-    at.store.found(limit_row("api", number=1, now=at.clock.now(), holders=["a#1", "b#1"]))
+    at.store.insert_row(limit_row("api", number=1, now=at.clock.now(), holders=["a#1", "b#1"]))
     at.clock.advance(303)
     at.janitor.take_over(LANES, anything)
     assert at.row().status is Status.FAILED

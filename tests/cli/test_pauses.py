@@ -200,7 +200,7 @@ def test_show_says_why_a_task_does_not_run_at_eighty_columns(stand: Stand) -> No
     put(stand.store, "a-task-that-has-the-slot", **values)
     put(stand.store, "a-task-in-line", status=Status.BLOCKED, line="api", **values)
     members = [holder("a-task-that-has-the-slot", 1)]
-    stand.store.found(limit_row("api", number=1, now=stand.store.clock.now(), holders=members))
+    stand.store.insert_row(limit_row("api", number=1, now=stand.store.clock.now(), holders=members))
     stand.client.pause(queue="reports", reason="the [database] moves")
     shown = stand("show", "a-task-in-line")
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80

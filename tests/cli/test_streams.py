@@ -78,7 +78,7 @@ class Stand:
         return renewal.lease
 
     def apply(self, write: Any) -> Task:
-        [task] = self.store.apply([write])
+        [task] = self.store.write_tasks([write])
         assert task
         return task
 

@@ -194,7 +194,7 @@ def test_a_task_whose_agent_was_lost(stand: Stand) -> None:
     assert found.holding.is_over
     assert "the lease of host-1:1:lost ended" in found.why[0]
     assert "over for" in stand("explain", "a")
-    [taken] = stand.store.take_over([(lease.task, 300.0)], owner=AGENT)
+    [taken] = stand.store.take_over([(lease.task, 300.0)], owner=AGENT).leases
     found = stand.explained()
     assert "attempt 1 on host-1:1:lost: agent host-1:1:lost was lost" in happened(found)
     assert f"it started on {AGENT}, run 2" in happened(found)

@@ -52,7 +52,7 @@ from thunderagent.regions.writes import first_row
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
-from thunderagent.stores.s3 import S3Blobs
+from thunderagent.stores.s3 import S3Texts
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext, stream
 
@@ -253,7 +253,7 @@ class World:
     def open(self) -> TaskStore:
         """A store whose requests are all made in the thread that asks."""
         table = self.store.removeprefix("dynamodb://").partition("?")[0]
-        return TaskStore(DynamoEngine(table, endpoint=self.endpoint, threads=1), blobs=S3Blobs(self.bucket))
+        return TaskStore(DynamoEngine(table, endpoint=self.endpoint, threads=1), blobs=S3Texts(self.bucket))
 
     def client(self) -> Client:
         made = Client(self.open(), settings(**self.options()), doorbell=SqsDoorbell(self.queue_url))

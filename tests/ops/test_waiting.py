@@ -53,7 +53,7 @@ class At:
     def limit(self, *holders: str, key: str = "api", number: int = 2) -> None:
         """The row of a limit; its holders run under the fence 1."""
         members = [holder(name, 1) for name in holders]
-        self.store.found(limit_row(key, number=number, now=self.clock.now(), holders=members))
+        self.store.insert_row(limit_row(key, number=number, now=self.clock.now(), holders=members))
 
     def why(self, task: Task | str) -> list[str]:
         return why(self.store, self.client.get(task))
@@ -326,7 +326,7 @@ def test_a_task_tells_that_it_holds_a_unique_key(at: At, scope: str, until: str)
     at.agent()
     task = at.task(unique_key="customer-42", unique_scope=scope)
     row_id = unique_writes.key_id("test.job", "customer-42")
-    at.store.found(key_row(row_id, "a", now=at.clock.now()))
+    at.store.insert_row(key_row(row_id, "a", now=at.clock.now()))
     assert at.why(task) == [
         "it is ready: an agent takes it with its next poll",
         f"it holds the unique key 'customer-42' of test.job until it {until}",
@@ -337,7 +337,7 @@ def test_a_running_task_holds_its_key_only_until_done(at: At) -> None:
     at.agent()
     for name, scope in (("a", "until_start"), ("b", "until_done")):
         claimed(at.store, name, owner=AGENT, unique_key=f"key-{name}", unique_scope=scope)
-        at.store.found(key_row(unique_writes.key_id("test.job", f"key-{name}"), name, now=at.clock.now()))
+        at.store.insert_row(key_row(unique_writes.key_id("test.job", f"key-{name}"), name, now=at.clock.now()))
     assert at.why("a") == []
     assert at.why("b") == ["it holds the unique key 'key-b' of test.job until it has ended"]
 
@@ -346,7 +346,7 @@ def test_a_key_that_another_has_is_told(at: At) -> None:
     at.agent()
     task = at.task(unique_key="k", unique_scope="until_done")
     assert len(at.why(task)) == 1, "no row, no sentence"
-    at.store.found(key_row(unique_writes.key_id("test.job", "k"), "other", now=at.clock.now()))
+    at.store.insert_row(key_row(unique_writes.key_id("test.job", "k"), "other", now=at.clock.now()))
     assert at.why(task)[1] == "its unique key 'k' of test.job is held by other"
 
 

@@ -318,7 +318,7 @@ def test_who_asks_an_agent_again_after_a_day_is_heard() -> None:
 
 def test_an_entry_without_a_time_is_kept_when_old_ones_are_forgotten() -> None:
     client = memory_client()
-    client.store.found(control_row({"drain:a:1:a": {"of": "another version"}}, now=client.store.clock.now()))
+    client.store.insert_row(control_row({"drain:a:1:a": {"of": "another version"}}, now=client.store.clock.now()))
     client.pause(queue="default")
     assert entries(client) == {"drain:a:1:a", "queue:default"}
 

@@ -444,7 +444,7 @@ def test_a_lost_lease_frees_its_slot_when_the_handler_has_ended(agents: Agents) 
     agents.gauge.wait(lambda: agents.gauge.now["limited"] == 1)
     task = agents.client.get(first)
     now = agents.store.clock.now()
-    assert agents.store.apply([writes.give_up(task, error="gone", now=now, expire_at=now + 60)]) != [None]
+    assert agents.store.write_tasks([writes.give_up(task, error="gone", now=now, expire_at=now + 60)]) != [None]
     stage.record.wait(events.LeaseLost)
     go_on.set()
     agents.until(lambda: not holders_of(agents.row("limited")))
@@ -458,7 +458,7 @@ def test_a_task_that_is_taken_over_has_one_slot_and_its_former_lease_none() -> N
     lost = claim(store, "a", "dead", lease_s=10.0)
     assert dead.admit([(lost, limit)]) == [None]
     clock.advance(20.0)
-    [mine] = store.take_over([(store.peek(["a"])["a"], 60.0)], owner="live")
+    [mine] = store.take_over([(store.peek(["a"])["a"], 60.0)], owner="live").leases
     assert live.admit([(mine, limit)]) == [None]
     assert holders_of(store.engine.get(["limit:k"])["limit:k"]) == {"a#2"}
 
@@ -779,7 +779,7 @@ def test_a_line_that_opens_keeps_the_row_of_a_limit_that_expires(stand: stands.S
     for is_used, won in ((True, False), (False, True)):
         at = row_of(stand, limit.key)["updatedAt"]
         write = limit_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=engine.clock.now())
-        assert stand.store.attempt([write])[0][0] == won
+        assert stand.store.write_rows([write])[0][0] == won
     assert "expireAt" in row_of(stand, limit.key)
     engine.apply([_holders(limit.key, {"x#1"})])
     delete_overdue(stand, limit.key)
@@ -795,7 +795,7 @@ def test_a_line_that_closes_beside_a_long_handler_lets_the_row_expire_after_it(s
     at = row_of(stand, limit.key)["updatedAt"]
     for is_used, won in ((False, False), (True, True)):
         write = limit_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=at)
-        assert stand.store.attempt([write])[0][0] == won
+        assert stand.store.write_rows([write])[0][0] == won
     assert is_kept(row_of(stand, limit.key))
     slots.free([lease])
     slots.let_expire(is_leaving=True)
@@ -820,7 +820,7 @@ def delete_overdue(stand: stands.Stand, key: str) -> bool:
     """Delete the row as the time to live does, if it expires at all."""
     before = row_of(stand, key)
     later = Write(verb="expire", task_id=f"limit:{key}", delete=True, require=(Above("expireAt", 0.0),))
-    [(is_gone, _)] = stand.store.attempt([later])
+    [(is_gone, _)] = stand.store.write_rows([later])
     assert is_gone == ("expireAt" in before)
     return is_gone
 

@@ -544,7 +544,7 @@ GARBAGE: Final[dict[str, Any]] = {
 
 @pytest.mark.parametrize("info", GARBAGE.values(), ids=GARBAGE)
 def test_a_row_that_pauses_nothing_in_an_odd_way_stops_nobody(at: Steps, info: Any) -> None:
-    at.store.found({"taskId": CONTROL_ID, "info": info})
+    at.store.insert_row({"taskId": CONTROL_ID, "info": info})
     put(at.store, "a")
     assert at.round() == {"a"}
     at.client.pause(queue="default")
@@ -567,7 +567,7 @@ def test_an_end_that_is_none_is_no_end(until: Any) -> None:
 @pytest.mark.parametrize("fence", [None, "x", 7, 2.5])
 def test_a_row_without_a_proper_fence_can_be_changed(at: Steps, fence: Any) -> None:
     row = {"taskId": CONTROL_ID, "info": {}, "fence": fence}
-    at.store.found({name: value for name, value in row.items() if value is not None})
+    at.store.insert_row({name: value for name, value in row.items() if value is not None})
     at.client.pause(queue="default")
     at.client.pause(job="test.job")
     assert [pause.key for pause in at.client.pauses()] == ["job:test.job", "queue:default"]
@@ -577,7 +577,7 @@ def test_a_row_without_a_proper_fence_can_be_changed(at: Steps, fence: Any) -> N
 def test_what_a_newer_version_wrote_is_left_as_it_is(at: Steps) -> None:
     unknown = {"tenant:acme": {"since": 1, "quota": [1, 2]}, "future": 3, "queue:odd": "yes"}
     known = {"since": 5, "until": None, "reason": "old", "by": "zoe"}
-    at.store.found({"taskId": CONTROL_ID, "info": {**unknown, "queue:default": known}, "fence": 3})
+    at.store.insert_row({"taskId": CONTROL_ID, "info": {**unknown, "queue:default": known}, "fence": 3})
     put(at.store, "a")
     put(at.store, "b", lane=BULK, job="test.bulk")
     assert at.round() == {"b"}
@@ -683,7 +683,7 @@ def test_the_row_survives_each_engine_with_all_that_stands_in_it(stand: Stand) -
 def test_a_row_of_wrong_types_can_be_changed_on_any_engine(stand: Stand) -> None:
     client = Client(stand.store, settings())
     if stand.name.startswith("sqlite"):
-        stand.store.found({"taskId": CONTROL_ID, "info": "queue:reports", "fence": "x"})
+        stand.store.insert_row({"taskId": CONTROL_ID, "info": "queue:reports", "fence": "x"})
     else:
         item = {"taskId": {"S": CONTROL_ID}, "info": {"S": "queue:reports"}, "fence": {"S": "x"}}
         stand.dynamo.connection.call("PutItem", TableName=stand.dynamo.table, Item=item)

@@ -825,7 +825,7 @@ def test_a_row_of_a_later_version_is_left_alone_under_way_and_replaced_at_the_st
     host.look()
     row = any_world.row
     later = {**row["info"], "spec": {"moon": "full"}}
-    host.store.attempt(
+    host.store.write_rows(
         [
             Write(
                 verb="later",

@@ -304,7 +304,7 @@ def test_a_task_that_changes_all_the_time_is_given_up(desk: Desk) -> None:
 
     def hook(batch: Sequence[Write]) -> None:
         if any(write.verb == "request stop" for write in batch):
-            assert other.take_over([(other.get(["a"])["a"], 60.0)], owner="thief")
+            assert other.take_over([(other.get(["a"])["a"], 60.0)], owner="thief").leases
 
     desk.engine.before.append(hook)
     with pytest.raises(NotAllowed, match="changes all the time"):

@@ -206,7 +206,7 @@ def is_to_live_again_and_its_client_died(site: Site) -> str:
 
 
 def was_never_put(site: Site) -> str:
-    assert site.store.found(unique_writes.key_row(ROW_ID, "lost", now=site.clock.now()))[0]
+    assert site.store.insert_row(unique_writes.key_row(ROW_ID, "lost", now=site.clock.now()))[0]
     return "lost"
 
 
@@ -602,7 +602,7 @@ def test_an_own_id_of_a_task_without_the_key_takes_no_key(site: Site) -> None:
 def test_a_key_that_names_an_open_task_of_another_job_is_free(site: Site) -> None:
     """As a client leaves it that dies when it finds its own id taken."""
     site.client.enqueue("other.job", {"n": 1}, task_id="mine")
-    assert site.store.found(unique_writes.key_row(ROW_ID, "mine", now=site.clock.now()))[0]
+    assert site.store.insert_row(unique_writes.key_row(ROW_ID, "mine", now=site.clock.now()))[0]
     assert site.enqueue(2).job == JOB
     site.check_next()
 
@@ -708,7 +708,7 @@ def test_with_shards_a_task_that_takes_the_id_of_a_lost_one_is_in_the_lane_of_th
     for number in range(20):
         key = f"key-{number}"
         row = unique_writes.key_row(key_id(JOB, key), f"lost-{number}", now=site.clock.now())
-        assert site.store.found(row)[0]
+        assert site.store.insert_row(row)[0]
         task = site.enqueue(client=client, unique_key=key)
         assert task.task_id == f"lost-{number}"
         assert task.lane == Lane.of(task.task_id, "default", 8)
@@ -811,7 +811,7 @@ def test_a_rescued_task_keeps_its_key_and_frees_it_at_its_end(site: Site) -> Non
     first = site.enqueue(1)
     assert Hand(site, site.store, "agent-0").claim() is not None  # and it is never seen again
     site.clock.advance(LEASE_S + 1)
-    [lease] = site.store.take_over([(site.client.get(first), LEASE_S)], owner="agent-2")
+    [lease] = site.store.take_over([(site.client.get(first), LEASE_S)], owner="agent-2").leases
     hand = Hand(site, site.store, "agent-2")
     hand.start(lease)
     assert (site.enqueue(2).task_id == first.task_id) == (site.scope == "until_done")
@@ -937,7 +937,7 @@ def test_a_retry_by_hand_of_a_client_that_died_is_outdone_by_the_next_enqueue(si
     holder = site.enqueue(5)
     assert holder.task_id != task_id
     late = writes.revive(before, now=site.clock.now())
-    assert site.store.apply([late]) == [None], "the client was only slow"
+    assert site.store.write_tasks([late]) == [None], "the client was only slow"
     assert [task.task_id for task in site.holders()] == [holder.task_id]
 
 
@@ -1234,7 +1234,7 @@ def test_a_key_whose_task_is_of_a_newer_version_is_not_given_to_another(site: Si
 def test_a_row_without_a_usable_time_passes_its_key_on(site: Site) -> None:
     for at in ("yesterday", None):
         row = {"taskId": ROW_ID, "heldBy": "gone", "fence": 7, "updatedAt": at}
-        assert site.store.found({name: value for name, value in row.items() if value is not None})[0]
+        assert site.store.insert_row({name: value for name, value in row.items() if value is not None})[0]
         assert site.enqueue(1, task_id="mine").task_id == "mine"
         left = site.row()
         assert left is not None

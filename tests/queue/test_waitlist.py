@@ -351,7 +351,7 @@ def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_strande
             is_empty = not world.engine.page(line_value(Lane(), "shared"), limit=1).entries
             old = world.clock.now() - seen_at >= LINE_CLOSES_S
             if is_empty and old:
-                [(won, _)] = world.store.attempt([_closing(row(world))])
+                [(won, _)] = world.store.write_rows([_closing(row(world))])
                 closed.append(won)
 
     caller.store.at_call = at_call
@@ -369,7 +369,7 @@ def test_a_line_that_is_closed_between_the_look_and_the_word_is_opened_again(wor
     keep_line_open(world.store, Limit("shared", 1), None)
     world.clock.advance(LINE_CLOSES_S + 1)
     seen = row(world)
-    assert world.store.attempt([_closing(seen)])[0][0]
+    assert world.store.write_rows([_closing(seen)])[0][0]
     keep_line_open(world.store, Limit("shared", 1), seen)
     assert row(world)["status"] == LINE_STATUS
 
@@ -622,7 +622,7 @@ def test_a_line_stays_open_over_tasks_that_are_not_due_as_the_clock_was_set_back
     )
     store.enqueue([task])
     long_ago = clock.now() - LINE_CLOSES_S - 1.0
-    store.found({**limit_row("api", number=1, now=long_ago), "status": LINE_STATUS, "createdAt": long_ago})
+    store.insert_row({**limit_row("api", number=1, now=long_ago), "status": LINE_STATUS, "createdAt": long_ago})
     sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0))
     assert sweep.run([Lane()], {}, owner="me", turn_s=-1.0) == 0
     assert store.engine.get(["limit:api"])["limit:api"].get("status") == LINE_STATUS, "nobody would look for it"

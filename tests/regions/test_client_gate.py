@@ -14,7 +14,7 @@ from thunderagent.jobs.job import job
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.pacing import REGION_LOOK_S
 from thunderagent.model.task import Status
-from thunderagent.regions.client_gate import AskedGate
+from thunderagent.regions.client_gate import ClientGate
 from thunderagent.regions.grant import Record, scope_id
 from thunderagent.regions.writes import first_row, hand_over, vacate
 from thunderagent.stores import open_engine
@@ -82,7 +82,7 @@ def test_what_others_change_too_is_refused_with_the_region_where_it_can_be_done(
 def test_an_answer_of_the_arbiter_is_used_for_some_seconds_and_then_asked_again() -> None:
     clock = FakeClock()
     arbiter = FaultyEngine(SqliteEngine(":memory:", clock=clock))
-    gate = AskedGate(HERE, "default", lambda: arbiter, monotonic=clock.monotonic)
+    gate = ClientGate(HERE, "default", lambda: arbiter, monotonic=clock.monotonic)
     assert gate.check() == 0, "nobody was granted anything: nobody can be in the way"
     arbiter.put([first_row("default", HERE, lease_s=30.0, by="a", now=clock.now())])
     clock.advance(REGION_LOOK_S)

@@ -105,7 +105,7 @@ def test_each_region_measures_its_queues_so_that_one_hears_of_a_fleet_that_stand
     assert [one.oldest_ready_s for one in told.of(fleet_events.QueueMeasured)] == [600.0, 600.0], "once for each region"
     assert [one.ready for one in told.of(fleet_events.BacklogMeasured)] == [0, 1], "no machine is asked for in vain"
     with pytest.raises(RegionPassive):
-        here.store.found({"taskId": "turn:measure:eu-west-1"})
+        here.store.insert_row({"taskId": "turn:measure:eu-west-1"})
 
 
 def test_a_claim_writes_the_epoch_and_what_the_holder_writes_needs_it(
@@ -152,7 +152,7 @@ def test_a_late_write_of_the_lost_region_does_not_touch_what_the_other_has_claim
     [old] = lost.claim(task, "a")
     other.gate.grant = grant(clock, 2)
     seen = other.store.get(["t"])["t"]
-    [new] = other.store.take_over([(seen, 300.0)], owner="b")
+    [new] = other.store.take_over([(seen, 300.0)], owner="b").leases
     before = engine.get(["t"])
     for write in (
         writes.succeed(old, now=clock.now(), expire_at=1.0),
@@ -162,8 +162,8 @@ def test_a_late_write_of_the_lost_region_does_not_touch_what_the_other_has_claim
     ):
         assert not lost.store.settle([write])[0].accepted
     assert lost.store.renew([Beat(old)])[0].lost
-    assert lost.store.take_over([(other.store.get(["t"])["t"], 300.0)], owner="c") == []
-    assert lost.store.apply([writes.request_cancel(other.store.get(["t"])["t"], now=clock.now())]) == [None]
+    assert lost.store.take_over([(other.store.get(["t"])["t"], 300.0)], owner="c").leases == []
+    assert lost.store.write_tasks([writes.request_cancel(other.store.get(["t"])["t"], now=clock.now())]) == [None]
     assert engine.get(["t"]) == before
     assert other.store.settle([writes.succeed(new, now=clock.now(), expire_at=1.0)])[0].accepted
 
@@ -177,7 +177,7 @@ def test_the_holder_writes_over_a_late_image_that_replication_brought_afterwards
     [old] = lost.claim(task, "a")
     image = engine.get(["t"])["t"]
     other.gate.grant = grant(clock, 2)
-    [new] = other.store.take_over([(other.store.get(["t"])["t"], 300.0)], owner="b")
+    [new] = other.store.take_over([(other.store.get(["t"])["t"], 300.0)], owner="b").leases
     # The replica of the lost region took its write; the last writer wins, so the whole row is theirs now.
     engine.delete(list(engine.get(["t"]).values()))
     late = {name: value for name, value in image.items() if name not in ("lockTime", "leaseOwner", "leaseSec", "hb")}

@@ -65,7 +65,7 @@ class Audit(FaultyEngine):
         """Runs of which the holder has noted that nothing runs beside them."""
         self.begun: set[tuple[str, int]] = set()
         """Runs whose handlers were begun: the machine says so."""
-        self.texts: dict[str, KeptText] = {}
+        self.large_texts: dict[str, KeptText] = {}
         """What SQLite is not asked to keep apart from the rows."""
         self.won: list[tuple[str, int]] = []
         self.still_since: dict[str, float] = {}
@@ -122,13 +122,13 @@ class Audit(FaultyEngine):
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         if isinstance(self._engine, SqliteEngine):
-            self.texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
+            self.large_texts |= {key: KeptText(text, expire_at) for key, text in texts.items()}
         else:
             self._engine.put_texts(texts, expire_at=expire_at)
 
     def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         if isinstance(self._engine, SqliteEngine):
-            return {key: self.texts[key] for key in keys if key in self.texts}
+            return {key: self.large_texts[key] for key in keys if key in self.large_texts}
         return self._engine.get_texts(keys)
 
     # Writes

@@ -158,7 +158,7 @@ class Way(FaultyEngine):
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         kept = {key: KeptText(text, expire_at) for key, text in texts.items()}
-        self._on_the_way(lambda: self._once("put_texts", lambda: self._owner.world.texts.update(kept)))
+        self._on_the_way(lambda: self._once("put_texts", lambda: self._owner.world.large_texts.update(kept)))
 
     def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
         return self._on_the_way(lambda: self._once("get_texts", lambda: self._owner.world.read_texts(keys)))
@@ -398,7 +398,7 @@ class World:
         self.counts_sleep = counts_sleep
         self.never: set[tuple[str, str]] = set()
         """Tasks and verbs: such writes the store does not take, now or later."""
-        self.texts: dict[str, KeptText] = {}
+        self.large_texts: dict[str, KeptText] = {}
         self.unread: dict[str, StoreError | None] = {}
         """Why texts cannot be read now, by the ids of their tasks; None: they are gone."""
         self.clock = FakeClock()
@@ -551,7 +551,7 @@ class World:
         tasks = {key: key.partition("#")[0] for key in keys}
         if error := next((why for name in tasks.values() if (why := self.unread.get(name)) is not None), None):
             raise error
-        return {key: self.texts[key] for key, name in tasks.items() if name not in self.unread}
+        return {key: self.large_texts[key] for key, name in tasks.items() if name not in self.unread}
 
     # Time
 

@@ -315,7 +315,7 @@ def test_a_sweep_comes_to_the_lines_behind_those_that_it_reads_at_once(worlds: W
         world.client.enqueue(limited_jobs()["free"], {}, task_id=name, limit_key=name, limit=1)
         [task] = world.store.peek([name]).values()
         keep_line_open(world.store, Limit(name, 1), None)
-        world.store.apply([join_line(candidate_of(task), limit_key=name, now=world.clock.now())])
+        world.store.write_tasks([join_line(candidate_of(task), limit_key=name, now=world.clock.now())])
     assert sorted(str(task.line) for task in world.tasks()) == names
     world.join("free")
     world.pass_time_until(lambda: world.is_done, 6 * SWEEP_S)

@@ -144,18 +144,18 @@ class ModelBucket:
     """Texts over the limit of the table; the machine decides which of them cannot be read."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
+        self.large_texts: dict[str, str] = {}
         self.faults: dict[str, StoreError] = {}
 
     def put(self, key: str, text: str) -> str:
-        self.texts[key] = text
+        self.large_texts[key] = text
         return f"s3://model/{key}"
 
     def get(self, ref: str) -> KeptText:
         key = ref.removeprefix("s3://model/")
         if error := self.faults.get(key.partition("#")[0]):
             raise error
-        return KeptText(self.texts[key])
+        return KeptText(self.large_texts[key])
 
 
 @dataclass
@@ -513,7 +513,7 @@ class QueueMachine(RuleBasedStateMachine):
         if lease.task.errors:
             self._act(agent, [lease])
             with suppress(StoreError):
-                self.store.apply([writes.set_apart(lease, is_alone=is_alone, now=self.time.now())])
+                self.store.write_tasks([writes.set_apart(lease, is_alone=is_alone, now=self.time.now())])
 
     @precondition(lambda self: any(agent.leases for agent in self.fleet))
     @rule(who=agents, rounds=st.integers(1, 3))
@@ -787,7 +787,7 @@ class QueueMachine(RuleBasedStateMachine):
             now=self.time.now(),
             seconds=1.0,
             rng=self.rng,
-            keep=lambda key, text, expire_at: self.store.texts.keep(key, text, what="it", expire_at=expire_at),
+            keep=lambda key, text, expire_at: self.store.large_texts.keep(key, text, what="it", expire_at=expire_at),
         )
         assert settlement is not None
         return settlement

@@ -114,7 +114,7 @@ def test_a_dead_agents_task_is_found_in_time_although_the_clock_is_set(machine: 
     machine.time.advance(LEASE_S + GUARD_S + 0.1)
     heir = machine.process()
     assert lost(heir) == ["a"]
-    [lease] = heir.take_over([(row_of(heir, "a"), LEASE_S)], owner="heir")
+    [lease] = heir.take_over([(row_of(heir, "a"), LEASE_S)], owner="heir").leases
     assert lost(machine.process()) == []
     machine.time.advance(LEASE_S + GUARD_S + 0.1)
     assert lost(machine.process()) == [lease.task_id]
@@ -145,7 +145,7 @@ def test_the_key_of_a_task_that_is_just_put_stays_when_the_clock_is_set(machine:
     store, other = machine.process(), machine.process()
     keys, task = Keys(store), put(store, unique_key="k", unique_scope="until_done")
     now = store.clock.now()
-    assert store.apply([writes.cancel_waiting(task, reason="", now=now, expire_at=now + 60.0)]) != [None]
+    assert store.write_tasks([writes.cancel_waiting(task, reason="", now=now, expire_at=now + 60.0)]) != [None]
 
     def putting(task: Task) -> Enqueued:
         machine.time.jump(3600.0)

@@ -101,7 +101,7 @@ def test_a_task_writes_its_values_of_the_index_two_two_and_one_time_and_its_end_
 def test_a_take_over_costs_one_and_a_retry_three(dynamo_stand: Stand, bill: Bill) -> None:
     dynamo_stand.lease()
     bill.since()
-    [taken] = dynamo_stand.store.take_over([(dynamo_stand.now(), 60.0)], owner="agent-2")
+    [taken] = dynamo_stand.store.take_over([(dynamo_stand.now(), 60.0)], owner="agent-2").leases
     assert bill.since() == TAKE_OVER
     now = dynamo_stand.store.clock.now()
     retry = writes.retry(taken, due=now + 5, error="boom", now=now)
@@ -154,7 +154,7 @@ def test_a_stream_costs_one_unit_a_beat_with_its_cursor_and_none_for_the_index(
         assert bill.since() == HEARTBEAT
     assert size(bill.item()) < 1024
     moment = dynamo_stand.store.clock.now()
-    assert dynamo_stand.store.apply([writes.request_stop(dynamo_stand.now(), now=moment)]) != [None]
+    assert dynamo_stand.store.write_tasks([writes.request_stop(dynamo_stand.now(), now=moment)]) != [None]
     assert bill.since() == HEARTBEAT
 
 
@@ -168,9 +168,11 @@ def test_of_a_handoff_the_offer_and_the_claim_touch_the_index_and_the_rest_does_
     assert bill.since() == RETRY
     [after] = store.claim([Wanted(seen(dynamo_stand.now()), 20.0)], owner="agent-2")
     assert bill.since() == CLAIM
-    assert store.apply([writes.ready(after, now=moment)]) != [None]
+    assert store.write_tasks([writes.ready(after, now=moment)]) != [None]
     assert bill.since() == HEARTBEAT
-    assert store.apply([writes.hand_over(after.task_id, owner="agent-1", last_seq={"seq": 5}, now=moment)]) != [None]
+    assert store.write_tasks([writes.hand_over(after.task_id, owner="agent-1", last_seq={"seq": 5}, now=moment)]) != [
+        None
+    ]
     assert bill.since() == HEARTBEAT
 
 

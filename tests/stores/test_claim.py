@@ -74,8 +74,8 @@ def test_a_pending_row_with_a_live_lock_time_is_left_alone_until_it_is_over(stan
     task = stand.enqueue(lock_time=timestamp(now + 100))
     early = writes.claim(seen(task), owner="agent-1", lease_s=60.0, now=now + 99, until=now + 99 + 60.0)
     late = writes.claim(seen(task), owner="agent-1", lease_s=60.0, now=now + 101, until=now + 101 + 60.0)
-    assert stand.store.apply([early]) == [None]
-    [claimed] = stand.store.apply([late])
+    assert stand.store.write_tasks([early]) == [None]
+    [claimed] = stand.store.write_tasks([late])
     assert claimed is not None
     assert claimed.status is Status.RUNNING
 

@@ -16,7 +16,7 @@ from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.consumed import Consumed, Spent
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.opening import open_store
-from thunderagent.stores.purposes import Purpose
+from thunderagent.stores.purposes import RequestPurpose
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 
 CODE = "ProvisionedThroughputExceededException"
@@ -47,22 +47,22 @@ def test_each_verb_of_a_task_is_counted_under_its_purpose(wire_stand: Stand, met
     metered.get_texts(["x#payload"])
     told = metered.consumed.by_purpose()
     assert set(told) == {
-        Purpose.ENQUEUE,
-        Purpose.POLL,
-        Purpose.CLAIM,
-        Purpose.HEARTBEAT,
-        Purpose.SWEEP,
-        Purpose.SETTLE,
-        Purpose.TASKS,
-        Purpose.MEASURE,
-        Purpose.REGISTRY,
-        Purpose.TEXTS,
+        RequestPurpose.ENQUEUE,
+        RequestPurpose.POLL,
+        RequestPurpose.CLAIM,
+        RequestPurpose.HEARTBEAT,
+        RequestPurpose.SWEEP,
+        RequestPurpose.SETTLE,
+        RequestPurpose.TASKS,
+        RequestPurpose.MEASURE,
+        RequestPurpose.REGISTRY,
+        RequestPurpose.TEXTS,
     }
-    claim = told[Purpose.CLAIM]
+    claim = told[RequestPurpose.CLAIM]
     assert (claim.requests, claim.refused) == (2, 1)
     assert claim.billed_write_units == claim.write_units + 1 > 1
-    assert told[Purpose.POLL].read_units > 0 == told[Purpose.POLL].write_units
-    assert told[Purpose.HEARTBEAT].write_units > 0
+    assert told[RequestPurpose.POLL].read_units > 0 == told[RequestPurpose.POLL].write_units
+    assert told[RequestPurpose.HEARTBEAT].write_units > 0
 
 
 def test_the_purposes_add_up_to_the_whole(wire_stand: Stand, metered: DynamoEngine) -> None:
@@ -72,7 +72,7 @@ def test_the_purposes_add_up_to_the_whole(wire_stand: Stand, metered: DynamoEngi
     store.claim([Wanted(seen(task), 60.0) for task in tasks], owner="agent-1")
     store.get(task.task_id for task in tasks)
     whole, told = metered.consumed, metered.consumed.by_purpose()
-    assert told[Purpose.ENQUEUE].requests == 2
+    assert told[RequestPurpose.ENQUEUE].requests == 2
     for name in ("requests", "refused", "write_units", "index_write_units", "read_units"):
         assert sum(getattr(spent, name) for spent in told.values()) == getattr(whole, name)
 
@@ -117,8 +117,8 @@ def test_the_store_of_an_agent_counts_and_that_of_a_client_does_not_ask() -> Non
 
 def test_what_is_told_is_a_copy() -> None:
     consumed = Consumed(enabled=True)
-    consumed.add_refused(Purpose.CLAIM)
+    consumed.add_refused(RequestPurpose.CLAIM)
     told = consumed.by_purpose()
-    consumed.add_refused(Purpose.CLAIM)
-    assert told == {Purpose.CLAIM: Spent(requests=1, refused=1)}
-    assert consumed.by_purpose()[Purpose.CLAIM].billed_write_units == 2.0
+    consumed.add_refused(RequestPurpose.CLAIM)
+    assert told == {RequestPurpose.CLAIM: Spent(requests=1, refused=1)}
+    assert consumed.by_purpose()[RequestPurpose.CLAIM].billed_write_units == 2.0

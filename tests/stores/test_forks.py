@@ -38,7 +38,7 @@ from thunderagent.queue.doorbell.unix import LocalDoorbell
 from thunderagent.stores.dynamo import connection
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
-from thunderagent.stores.s3 import S3Blobs
+from thunderagent.stores.s3 import S3Texts
 from thunderagent.stores.sqlite import engine as sqlite
 from thunderagent.stores.sqlite import link as sqlite_link
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
@@ -525,7 +525,7 @@ def test_a_child_finds_every_lock_of_the_client_free_that_a_thread_of_its_parent
         engine = DynamoEngine("TaskTable", region="eu-central-1")
         create_table(engine)
         doorbell = SqsDoorbell("https://sqs.eu-central-1.amazonaws.com/1/none", make_client=lambda *_: Silent())
-        local, blobs = LocalDoorbell("tasks.db"), S3Blobs("bucket")
+        local, blobs = LocalDoorbell("tasks.db"), S3Texts("bucket")
         bus, context = EventBus(), Context(Lease.__new__(Lease))
         assert [one.won for one in engine.put(_rows(30))] == [True] * 30
 

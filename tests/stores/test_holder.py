@@ -53,7 +53,7 @@ def test_a_lease_ends_only_once(stand: Stand, verb: str) -> None:
 @verbs
 def test_a_late_owner_cannot_overwrite_the_new_one(stand: Stand, verb: str) -> None:
     late = stand.lease(owner="agent-1")
-    [new] = stand.store.take_over([(stand.now(), 300.0)], owner="agent-2")
+    [new] = stand.store.take_over([(stand.now(), 300.0)], owner="agent-2").leases
     [settled] = stand.store.settle([END[verb][0](late, stand.store.clock.now())])
     assert not settled.accepted
     assert stand.now() == new.task
@@ -150,7 +150,7 @@ def test_errors_keep_the_last_ten_attempts_cut_to_a_kilobyte(stand: Stand) -> No
 
 def test_success_keeps_result_and_note_and_tells_who_waits(stand: Stand) -> None:
     lease = stand.lease()
-    assert stand.store.apply([writes.register_dependent(stand.now(), "child-1")])[0] is not None
+    assert stand.store.write_tasks([writes.register_dependent(stand.now(), "child-1")])[0] is not None
     now = stand.store.clock.now()
     success = writes.succeed(lease, now=now, expire_at=now + 9.7, result='{"path":"/x"}', note="late")
     [settled] = stand.store.settle([success])
@@ -186,6 +186,6 @@ def test_an_exchange_is_one_call_to_the_engine_and_nothing_to_write_is_none(
     success = writes.succeed(lease, now=(now := stand.store.clock.now()), expire_at=now + 100)
     assert stand.store.exchange([success], [Wanted(seen(following), 60.0)], owner="agent-1").leases
     assert batches == [["succeed", "claim"]]
-    assert stand.store.attempt([]) == []
+    assert stand.store.write_rows([]) == []
     assert stand.store.settle([]) == []
     assert len(batches) == 1

@@ -36,7 +36,7 @@ def taken(stand: Stand, name: str = "a", *, now: float | None = None, **plan: An
     """The row of the test's key, which a task has."""
     now = stand.store.clock.now() if now is None else now
     row = key_row(key_id(JOB, stand.mark), stand.id(name), now=now, **plan)
-    ours, left = stand.store.found(row)
+    ours, left = stand.store.insert_row(row)
     assert ours
     assert left == row == row_of(stand)
     return row
@@ -72,20 +72,20 @@ def open_tasks(stand: Stand, *tasks: Task) -> set[str]:
 
 def test_the_row_of_a_key_is_taken_once(stand: Stand) -> None:
     row = taken(stand)
-    ours, left = stand.store.found({**row, "heldBy": stand.id("b")})
+    ours, left = stand.store.insert_row({**row, "heldBy": stand.id("b")})
     assert (ours, left) == (False, row)
 
 
 def test_a_key_is_passed_on_as_it_was_seen_and_only_once(stand: Stand) -> None:
     row = taken(stand, promise="{}")
     now = stand.store.clock.now() + 1
-    [(won, left)] = stand.store.attempt([pass_key(row, stand.id("b"), now=now, ended_at=5.5)])
+    [(won, left)] = stand.store.write_rows([pass_key(row, stand.id("b"), now=now, ended_at=5.5)])
     assert won
     assert left is not None
     assert (left["heldBy"], left["fence"], left["finishedAt"]) == (stand.id("b"), 2, 5.5)
     assert "payload" not in left
-    assert not stand.store.attempt([pass_key(row, stand.id("c"), now=now)])[0][0]
-    [(won, left)] = stand.store.attempt([pass_key(left, stand.id("c"), now=now)])
+    assert not stand.store.write_rows([pass_key(row, stand.id("c"), now=now)])[0][0]
+    [(won, left)] = stand.store.write_rows([pass_key(left, stand.id("c"), now=now)])
     assert won
     assert left is not None
     assert "finishedAt" not in left
@@ -94,7 +94,7 @@ def test_a_key_is_passed_on_as_it_was_seen_and_only_once(stand: Stand) -> None:
 @pytest.mark.parametrize("change", [{"heldBy": "x"}, {"fence": 2}, {"updatedAt": 1.0}, {"updatedAt": None}])
 def test_a_key_that_changed_since_it_was_seen_is_not_passed_on(stand: Stand, change: Row) -> None:
     row = taken(stand)
-    assert not stand.store.attempt([pass_key({**row, **change}, stand.id("b"), now=1.0)])[0][0]
+    assert not stand.store.write_rows([pass_key({**row, **change}, stand.id("b"), now=1.0)])[0][0]
     assert row_of(stand) == row
 
 
@@ -113,11 +113,11 @@ def test_a_key_is_freed_by_its_task_unless_that_has_taken_it_anew(
     stand: Stand, ended_at: float | None, over_at: float | None, goes: bool
 ) -> None:
     row = taken(stand, now=4.0, ended_at=ended_at)
-    stand.store.attempt([free_key(row["taskId"], stand.id("b"), over_at=100.0)])
+    stand.store.write_rows([free_key(row["taskId"], stand.id("b"), over_at=100.0)])
     assert row_of(stand) == row, "another task's end frees nothing"
-    stand.store.attempt([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
+    stand.store.write_rows([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
     assert (row_of(stand) is None) == goes
-    stand.store.attempt([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
+    stand.store.write_rows([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
 
 
 @pytest.mark.parametrize(("taken_at", "goes"), [(5.0 + KEY_DOUBT_S - 0.1, True), (5.0 + KEY_SETTLES_S, False)])
@@ -126,7 +126,7 @@ def test_a_key_that_was_taken_long_after_the_end_of_a_task_is_not_freed_for_it(
 ) -> None:
     """The task was purged, and another was put under its id, before the removal came through."""
     row = taken(stand, now=taken_at)
-    stand.store.attempt([free_key(row["taskId"], stand.id("a"), over_at=5.0)])
+    stand.store.write_rows([free_key(row["taskId"], stand.id("a"), over_at=5.0)])
     assert (row_of(stand) is None) == goes
 
 
@@ -135,9 +135,9 @@ def test_the_key_of_a_task_that_is_gone_is_forgotten_unless_one_may_just_be_put_
     stand: Stand, age_s: float, goes: bool
 ) -> None:
     row = taken(stand, now=1000.0 - age_s, ended_at=5.0)
-    stand.store.attempt([forget_key(row["taskId"], stand.id("b"), now=1000.0)])
+    stand.store.write_rows([forget_key(row["taskId"], stand.id("b"), now=1000.0)])
     assert row_of(stand) == row, "the key is another's"
-    stand.store.attempt([forget_key(row["taskId"], stand.id("a"), now=1000.0)])
+    stand.store.write_rows([forget_key(row["taskId"], stand.id("a"), now=1000.0)])
     assert (row_of(stand) is None) == goes
 
 
@@ -155,25 +155,25 @@ def test_a_purge_takes_the_rows_of_keys_away_that_still_name_its_tasks(stand: St
 def test_a_key_that_was_taken_for_nothing_is_dropped_as_it_was_taken(stand: Stand) -> None:
     row = taken(stand)
     for change in ({"heldBy": stand.id("b")}, {"fence": 2}, {"updatedAt": row["updatedAt"] + 1}):
-        stand.store.attempt([drop_key({**row, **change})])
+        stand.store.write_rows([drop_key({**row, **change})])
         assert row_of(stand) == row
-    stand.store.attempt([drop_key(row)])
+    stand.store.write_rows([drop_key(row)])
     assert row_of(stand) is None
     row = taken(stand, ended_at=5.0)
-    stand.store.attempt([drop_key(row)])
+    stand.store.write_rows([drop_key(row)])
     assert row_of(stand) == row
 
 
 def test_who_has_ended_and_is_kept_so_is_not_brought_to_life_by_those_who_saw_it_before(stand: Stand) -> None:
     task = failed(stand, stand.enqueue(), frees=False)
     now = stand.store.clock.now()
-    assert stand.store.apply([writes.stay_ended(task, now=now)]) != [None]
-    assert stand.store.apply([writes.stay_ended(task, now=now + 1)]) == [None]
-    assert stand.store.apply([writes.revive(task, now=now)]) == [None]
+    assert stand.store.write_tasks([writes.stay_ended(task, now=now)]) != [None]
+    assert stand.store.write_tasks([writes.stay_ended(task, now=now + 1)]) == [None]
+    assert stand.store.write_tasks([writes.revive(task, now=now)]) == [None]
     again = stand.now()
     assert (again.status, again.finished_at, again.fence) == (task.status, task.finished_at, task.fence + 1)
-    assert stand.store.apply([writes.revive(again, now=now)]) != [None]
-    assert stand.store.apply([writes.stay_ended(again, now=now)]) == [None], "it lives since this moment"
+    assert stand.store.write_tasks([writes.revive(again, now=now)]) != [None]
+    assert stand.store.write_tasks([writes.stay_ended(again, now=now)]) == [None], "it lives since this moment"
 
 
 def test_a_task_that_its_client_could_not_put_is_put_by_the_next_as_it_was(stand: Stand) -> None:

@@ -57,14 +57,14 @@ def test_a_payload_is_measured_in_bytes_not_in_letters(stand: Stand) -> None:
 def test_a_payload_over_the_limit_goes_to_the_bucket_if_there_is_one(stand: Stand) -> None:
     class Bucket:
         def __init__(self) -> None:
-            self.texts: dict[str, str] = {}
+            self.large_texts: dict[str, str] = {}
 
         def put(self, key: str, text: str) -> str:
-            self.texts[f"s3://bucket/{key}"] = text
+            self.large_texts[f"s3://bucket/{key}"] = text
             return f"s3://bucket/{key}"
 
         def get(self, ref: str) -> KeptText:
-            return KeptText(self.texts[ref])
+            return KeptText(self.large_texts[ref])
 
     store = TaskStore(stand.store.engine, blobs=Bucket())
     task = stand.task(payload_text=_text(MAX_TEXT_BYTES + 1))
@@ -96,7 +96,7 @@ def test_a_refused_duplicate_leaves_the_large_payload_of_the_task_alone(stand: S
 def test_a_large_result_is_kept_beside_the_row(stand: Stand) -> None:
     lease = stand.lease()
     now = stand.store.clock.now()
-    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), what="it", expire_at=now + 100)
+    ref = stand.store.large_texts.keep(f"{lease.task_id}#result", _text(5000), what="it", expire_at=now + 100)
     result = None if ref else _text(5000)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result=result, result_ref=ref)
     assert stand.store.settle([done])[0].accepted
@@ -128,7 +128,7 @@ def _ended(stand: Stand, *, age_s: float = LONG_AGO_S, change: str = ", updatedA
     now = stand.store.clock.now()
     put_at = timestamp(now - age_s)
     lease = stand.lease(payload_text=_text(5000), created_at=put_at, submitted_at=put_at)
-    ref = stand.store.texts.keep(f"{lease.task_id}#result", _text(5000), what="it", expire_at=now + 100)
+    ref = stand.store.large_texts.keep(f"{lease.task_id}#result", _text(5000), what="it", expire_at=now + 100)
     done = writes.succeed(lease, now=now, expire_at=now + 100, result_ref=ref)
     assert stand.store.settle([done])[0].accepted
     row = stand.store.engine.get([lease.task_id])[lease.task_id]
@@ -195,7 +195,7 @@ def test_a_task_that_is_put_while_an_equal_one_is_deleted_has_its_payload(
 
     def reach(step: str) -> None:
         if step == text_at:
-            stored.append(other.texts.put_payload(dynamo_stand.task(payload_text=_text(5000))))
+            stored.append(other.large_texts.put_payload(dynamo_stand.task(payload_text=_text(5000))))
         if step == row_at:
             answers.extend(other.engine.put([one.to_row() for one in stored if not isinstance(one, Exception)]))
 

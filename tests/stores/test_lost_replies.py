@@ -85,7 +85,7 @@ def test_a_take_over_is_a_win_and_counts_one_crash(wire_stand: Stand) -> None:
     wire_stand.lease()
     looked = wire_stand.now()
     with lost_replies(wire_stand.dynamo, "UpdateItem") as lost:
-        [lease] = wire_stand.store.take_over([(looked, 60.0)], owner="agent-2")
+        [lease] = wire_stand.store.take_over([(looked, 60.0)], owner="agent-2").leases
     assert lost.met == 1
     assert (lease.fence, lease.task.crash_count, lease.task) == (2, 1, wire_stand.now())
 

@@ -56,7 +56,7 @@ def test_of_four_agents_that_saw_the_same_dead_one_exactly_one_takes_over(atomic
         won = together(
             *(partial(store.take_over, [(looked, 60.0)], owner=f"agent-{n}") for n, store in enumerate(stores))
         )
-        [lease] = [lease for leases in won for lease in leases]
+        [lease] = [lease for exchanged in won for lease in exchanged.leases]
         assert atomic_stand.now(f"t{rounds}") == lease.task
         assert (lease.fence, lease.task.crash_count) == (2, 1)
 
@@ -70,7 +70,7 @@ def test_success_and_takeover_never_both_happen(atomic_stand: Stand) -> None:
         done = writes.succeed(lease, now=now, expire_at=now + 100)
         accepted, taken = together(
             lambda done=done: atomic_stand.store.settle([done])[0].accepted,  # type: ignore[misc]
-            lambda looked=looked: bool(other.take_over([(looked, 60.0)], owner="agent-2")),  # type: ignore[misc]
+            lambda looked=looked: bool(other.take_over([(looked, 60.0)], owner="agent-2").leases),  # type: ignore[misc]
         )
         assert accepted != taken
         assert atomic_stand.now(f"t{rounds}").status is (Status.SUCCESS if accepted else Status.RUNNING)
@@ -85,7 +85,7 @@ def test_a_child_is_told_by_its_parent_or_knows_that_it_came_too_late(atomic_sta
         register = writes.register_dependent(lease.task, "child")
         told, registered = together(
             lambda done=done: bool(atomic_stand.store.settle([done])[0].dependents),  # type: ignore[misc]
-            lambda register=register: other.apply([register])[0] is not None,  # type: ignore[misc]
+            lambda register=register: other.write_tasks([register])[0] is not None,  # type: ignore[misc]
         )
         assert told == registered
 

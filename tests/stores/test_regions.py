@@ -73,7 +73,7 @@ class Here:
 
     def take_over(self, owner: str, name: str = "a") -> list[Lease]:
         """As a sweep does it: what is of an earlier epoch is lost."""
-        return self.store.take_over([(task, LEASE_S) for task in self.lost()], owner=owner)
+        return self.store.take_over([(task, LEASE_S) for task in self.lost()], owner=owner).leases
 
     def lost(self) -> list[Task]:
         """What a sweep finds."""

@@ -25,7 +25,7 @@ from thunderagent.model.errors import (
     ThunderAgentError,
 )
 from thunderagent.stores.engine import MAX_TEXT_BYTES
-from thunderagent.stores.s3 import S3Blobs
+from thunderagent.stores.s3 import S3Texts
 from thunderagent.stores.tasks import TaskStore
 
 
@@ -39,20 +39,20 @@ def client() -> Iterator[Any]:
 
 
 def test_a_text_comes_back_by_its_reference(client: Any) -> None:
-    blobs = S3Blobs("large", client)
+    blobs = S3Texts("large", client)
     text = '"' + "ü" * 400_000 + '"'
     ref = blobs.put("t1#payload", text)
     assert ref.startswith("s3://large/thunderagent/t1")
     assert blobs.get(ref).text == text
-    assert S3Blobs("another", client).get(ref).text == text, "the reference names its bucket"
+    assert S3Texts("another", client).get(ref).text == text, "the reference names its bucket"
 
 
 def test_a_task_of_any_size_goes_through_the_store(client: Any, tmp_path: Path) -> None:
     with open_stand("sqlite-file", tmp_path) as stand:
-        _goes_through(stand, S3Blobs("large", client))
+        _goes_through(stand, S3Texts("large", client))
 
 
-def _goes_through(stand: Stand, blobs: S3Blobs) -> None:
+def _goes_through(stand: Stand, blobs: S3Texts) -> None:
     task = stand.task(payload_text='"' + "x" * MAX_TEXT_BYTES + '"')
     store = TaskStore(stand.store.engine, blobs=blobs)
     assert only(store.enqueue([task])).created
@@ -64,20 +64,20 @@ def _goes_through(stand: Stand, blobs: S3Blobs) -> None:
 @pytest.mark.parametrize("ref", ["item:t1#payload", "s3://", "s3://large", "s3://large/", "http://large/x"])
 def test_what_is_no_reference_is_refused(client: Any, ref: str) -> None:
     with pytest.raises(StoreError, match="not a reference"):
-        S3Blobs("large", client).get(ref)
+        S3Texts("large", client).get(ref)
 
 
 def test_a_missing_bucket_and_a_missing_object_are_told(client: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"s3://nowhere/.*does not exist.*THUNDERAGENT_BLOB_BUCKET"):
-        S3Blobs("nowhere", client).put("k", "x")
+        S3Texts("nowhere", client).put("k", "x")
     with pytest.raises(TextGone, match="s3://large/gone is gone"):
-        S3Blobs("large", client).get("s3://large/gone")
+        S3Texts("large", client).get("s3://large/gone")
     with pytest.raises(ConfigurationError, match="does not exist"):
-        S3Blobs("nowhere", client).get("s3://nowhere/gone")
+        S3Texts("nowhere", client).get("s3://nowhere/gone")
 
 
 def test_an_object_expires_a_year_after_it_was_written_last(client: Any) -> None:
-    blobs = S3Blobs("large", client)
+    blobs = S3Texts("large", client)
     ref = blobs.put("k", "text")
     expire_at = blobs.get(ref).expire_at
     assert expire_at is not None
@@ -89,13 +89,13 @@ def test_a_refusal_of_s3_names_both_of_its_causes(client: Any) -> None:
     with Stubber(client) as stub:
         stub.add_client_error("get_object", "AccessDenied", "told", 403)
         with pytest.raises(AccessDenied, match=r"not allowed: s3:GetObject on s3://a/b, or there is no such object"):
-            S3Blobs("large", client).get("s3://a/b")
+            S3Texts("large", client).get("s3://a/b")
 
 
 def test_an_object_that_is_no_text_is_told(client: Any) -> None:
     client.put_object(Bucket="large", Key="odd", Body=b"\xff")
     with pytest.raises(StoreError, match="s3://large/odd is not a text that was stored here"):
-        S3Blobs("large", client).get("s3://large/odd")
+        S3Texts("large", client).get("s3://large/odd")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_an_object_that_is_no_text_is_told(client: Any) -> None:
     ],
 )
 def test_each_refusal_has_its_kind(client: Any, code: str, status: int, kind: type[ThunderAgentError]) -> None:
-    blobs = S3Blobs("large", client)
+    blobs = S3Texts("large", client)
     with Stubber(client) as stub:
         calls: dict[str, Callable[[], object]] = {
             "put_object": lambda: blobs.put("k", "x"),
@@ -139,7 +139,7 @@ def test_a_bucket_that_cannot_be_reached_is_told(raised: Exception, kind: type[T
 
         get_object = put_object
 
-    blobs = S3Blobs("large", Broken())
+    blobs = S3Texts("large", Broken())
     with pytest.raises(kind, match="s3://large/thunderagent/k"):
         blobs.put("k", "x")
     with pytest.raises(kind, match="s3://large/k"):
@@ -150,6 +150,6 @@ def test_without_a_client_one_is_made_from_the_environment(monkeypatch: pytest.M
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with mock_aws():
         boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="large")
-        blobs = S3Blobs("large")
+        blobs = S3Texts("large")
         assert blobs.get(blobs.put("k", "text")).text == "text"
         assert blobs._client is blobs._client

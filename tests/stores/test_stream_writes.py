@@ -23,7 +23,7 @@ def now(stand: Stand) -> float:
 
 
 def apply(stand: Stand, write: Write) -> Task | None:
-    [after] = stand.store.apply([write])
+    [after] = stand.store.write_tasks([write])
     return after
 
 
@@ -227,7 +227,7 @@ def test_a_handoff_of_which_replies_are_lost_is_done_once(stand: Stand) -> None:
         ("hand over", writes.hand_over(after.task_id, owner="agent-1", last_seq=CURSOR, now=moment)),
     ):
         faulty.fail(verb, Fault.REPEATED)
-        assert store.apply([write]) != [None]
+        assert store.write_tasks([write]) != [None]
     assert stand.now().handoff_state == Handoff.DONE
 
 

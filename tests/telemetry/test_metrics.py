@@ -13,7 +13,7 @@ from thunderagent.model import writes
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.model.task import StatusValue
-from thunderagent.stores.purposes import MEANING, Purpose, of_put, of_query, of_row, of_write
+from thunderagent.stores.purposes import MEANING, RequestPurpose, of_put, of_query, of_row, of_write
 from thunderagent.telemetry import metrics
 from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.logs import LEVELS
@@ -112,23 +112,23 @@ def _verbs() -> set[str]:
 def test_every_verb_of_a_write_has_a_purpose() -> None:
     verbs = _verbs()
     assert {"claim", "renew", "succeed", "offer", "announce", "take turn"} <= verbs
-    assert {verb for verb in verbs if of_write(verb, "a-task") is Purpose.TASKS} == {
+    assert {verb for verb in verbs if of_write(verb, "a-task") is RequestPurpose.TASKS} == {
         "cancel",
         "request cancel",
         "revive",
     }
-    assert set(MEANING) == set(Purpose)
+    assert set(MEANING) == set(RequestPurpose)
 
 
 def test_rows_and_queries_tell_what_they_are_for() -> None:
-    assert of_put("0190-abc") is Purpose.ENQUEUE
-    assert of_put("report:2026-07") is Purpose.ENQUEUE
-    assert of_put("agent:host:1:ab") is of_put("turn:measure") is Purpose.REGISTRY
-    assert of_row("0190-abc") is Purpose.TASKS
-    assert of_row("schedule:job") is of_write("put", "schedule:job") is Purpose.TICKS
-    assert of_row("unique:a") is Purpose.KEYS
-    assert of_query("PENDING#reports.3") is Purpose.POLL
-    assert of_query("BLOCKED@api") is Purpose.LIMITS
-    assert of_query("RUNNING") is Purpose.SWEEP
-    assert of_query("AGENT") is Purpose.REGISTRY
+    assert of_put("0190-abc") is RequestPurpose.ENQUEUE
+    assert of_put("report:2026-07") is RequestPurpose.ENQUEUE
+    assert of_put("agent:host:1:ab") is of_put("turn:measure") is RequestPurpose.REGISTRY
+    assert of_row("0190-abc") is RequestPurpose.TASKS
+    assert of_row("schedule:job") is of_write("put", "schedule:job") is RequestPurpose.TICKS
+    assert of_row("unique:a") is RequestPurpose.KEYS
+    assert of_query("PENDING#reports.3") is RequestPurpose.POLL
+    assert of_query("BLOCKED@api") is RequestPurpose.LIMITS
+    assert of_query("RUNNING") is RequestPurpose.SWEEP
+    assert of_query("AGENT") is RequestPurpose.REGISTRY
     assert StatusValue.parse("BLOCKED@api").line == "api"

@@ -349,7 +349,7 @@ def test_a_task_that_nobody_can_run_is_reported() -> None:
 def test_a_task_in_the_line_of_a_limit_is_open() -> None:
     client = memory_client(**QUICK)
     taken = limit_row("api", number=1, now=client.store.clock.now(), holders=["another#1"])
-    assert client.store.found(taken)[0]
+    assert client.store.insert_row(taken)[0]
     assert client.enqueue("test.unknown", {}, limit_key="api", limit=1).status is Status.BLOCKED
     with pytest.raises(WaitTimeout, match=r"tasks are still open after 0.2 s"):
         run_until_idle(agent_for(client), client, timeout_s=0.2)

@@ -53,7 +53,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, Ended
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import LEASE_MARGIN, Settings
-from thunderagent.stores.large_texts import LEFT_S, Texts
+from thunderagent.stores.large_texts import LEFT_S, LargeTexts
 from thunderagent.stores.tasks import Exchanged, TaskStore, Wanted
 from thunderagent.streams.context import StreamContext
 
@@ -375,7 +375,7 @@ class Workload:
     def _decide(self) -> list[_Ended]:
         """Turn outcomes into transitions; those that mean no write are done with, others wait for their texts."""
         settling, waiting = list[_Ended](), list[_Ended]()
-        texts, lost_s = self._store.texts, 0.0
+        texts, lost_s = self._store.large_texts, 0.0
         for ended in self._backlog:
             begun, waited = self._store.monotonic(), ended.wait is not None
             if not self._is_decided(ended, texts):
@@ -388,11 +388,11 @@ class Workload:
                 lost_s += self._store.monotonic() - begun
             if lost_s >= TEXTS_FAIL_S:
                 late = StoreUnavailable(f"it was not begun, as others could not be written for {lost_s:.1f} s")
-                texts = self._store.texts.refusing(late)
+                texts = self._store.large_texts.refusing(late)
         self._backlog = [*waiting, *settling]
         return settling
 
-    def _is_decided(self, ended: _Ended, texts: Texts) -> bool:
+    def _is_decided(self, ended: _Ended, texts: LargeTexts) -> bool:
         """Decide on an outcome; False while its text cannot be written, which concerns no other outcome."""
         wait = ended.wait
         if ended.settlement is not None:
@@ -429,14 +429,14 @@ class Workload:
             ended.wait = None
             self._freed(ended.running)
 
-    def _settlement_of(self, ended: _Ended, texts: Texts) -> Settlement | None:
+    def _settlement_of(self, ended: _Ended, texts: LargeTexts) -> Settlement | None:
         try:
             return self._settle(ended, ended.outcome, texts)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
             return self._settle(ended, raised(error), texts)
 
-    def _settle(self, ended: _Ended, outcome: Outcome, texts: Texts) -> Settlement | None:
+    def _settle(self, ended: _Ended, outcome: Outcome, texts: LargeTexts) -> Settlement | None:
         running, now = ended.running, self._store.clock.now()
         what = f"the result of {running.job.name!r}"
         settlement = settle(
@@ -541,5 +541,5 @@ class Workload:
 
     def _parent_results(self, task: Task) -> ParentResults:
         found = self._store.read(task.depends_on)
-        whole = self._store.texts.inflate(one for one in found.values() if isinstance(one, Task))
+        whole = self._store.large_texts.inflate(one for one in found.values() if isinstance(one, Task))
         return ParentResults.of(task.depends_on, {**found, **{one.task_id: one for one in whole}})

@@ -83,7 +83,7 @@ class Sifter:
         waiting = [(limit, one) for limit, one in waiting if limit not in closed]
         now = self._store.clock.now()
         batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
-        for (limit, one), (won, row) in zip(waiting, self._store.attempt(batch, rejected=passed_over), strict=True):
+        for (limit, one), (won, row) in zip(waiting, self._store.write_rows(batch, rejected=passed_over), strict=True):
             if won and row is not None:
                 task = read_task(row)
                 if isinstance(task, Task):

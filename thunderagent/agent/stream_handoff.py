@@ -199,7 +199,7 @@ class Handoffs:
                 asked.append((running, writes.end_handoff(running.lease, now=now)))
             elif task.handoff_state == Handoff.OFFERED and isinstance(context, StreamContext) and context.is_ready:
                 asked.append((running, writes.ready(running.lease, now=now)))
-        after = self._store.apply([write for _, write in asked], rejected=self._rejected)
+        after = self._store.write_tasks([write for _, write in asked], rejected=self._rejected)
         for (running, _), left in zip(asked, after, strict=True):
             if left is not None and not is_open(left, self._owner):
                 self._release(running, left)
@@ -231,7 +231,7 @@ class Handoffs:
             for one in ended
         ]
         try:
-            self._store.apply(batch, rejected=self._rejected)
+            self._store.write_tasks(batch, rejected=self._rejected)
         except StoreError:
             self._ended += ended
             raise

@@ -148,7 +148,7 @@ class Suspects:
         """False when the store did not answer. A refusal is an answer: the lease is lost, or the row takes no more."""
         write = writes.set_apart(running.lease, is_alone=is_alone, now=self._store.clock.now())
         try:
-            self._store.apply([write], rejected=passed_over)
+            self._store.write_tasks([write], rejected=passed_over)
         except StoreError:
             return False
         return True

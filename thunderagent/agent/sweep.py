@@ -289,7 +289,7 @@ class Janitor:
         if not mine:
             return []
         before = {task.task_id: task for task, _ in mine}
-        exchanged = self._store.seize(mine, owner=self._owner, losses=losses)
+        exchanged = self._store.take_over(mine, owner=self._owner, losses=losses)
         doubt(exchanged.doubts)
         for lease in exchanged.leases:
             lost_agent = before[lease.task_id].lease_owner or "?"
@@ -305,7 +305,7 @@ class Janitor:
         leases = [Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0) for task in strays]
         batch = [writes.put_back(one, due=one.task.created_at + writes.JUST_BEHIND_S, now=now) for one in leases]
         for lease, after in zip(
-            leases, self._store.apply(batch, rejected=self._dependents.rejected) if batch else (), strict=True
+            leases, self._store.write_tasks(batch, rejected=self._dependents.rejected) if batch else (), strict=True
         ):
             if after is not None:
                 self._bus.emit(events.TaskReleased(**about(lease)))
@@ -340,15 +340,15 @@ class Janitor:
         expire_at = now + self._keep_failed_s
         write = writes.give_up(task, error=error, now=now, expire_at=expire_at, loss=loss)
         rejected = list[Write]()
-        [after] = self._store.apply([write], rejected=lambda write, _: rejected.append(write))
+        [after] = self._store.write_tasks([write], rejected=lambda write, _: rejected.append(write))
         if rejected:
-            [after] = self._store.apply([writes.bare(write)], rejected=self._dependents.rejected)
+            [after] = self._store.write_tasks([writes.bare(write)], rejected=self._dependents.rejected)
         if after is not None:
             lease = Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0)
             self._bus.emit(events.TaskGivenUp(**about(lease), lost_agent=task.lease_owner or "?"))
             self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
             self._keys.free([after])
-            self._store.texts.outlive_all([after], now=now)
+            self._store.large_texts.outlive_all([after], now=now)
             if limit := self._limit(after) or (Limit(after.limit_key, 1) if after.limit_key else None):
                 taken = Taken(limit, holder(task.task_id, task.fence), is_alone=limit.number == 1)
                 for freed in free_slots(self._store, [taken]):
@@ -386,7 +386,7 @@ class Janitor:
             if most_dependents(parent, names)  # else they are told by a sweep, as ever
         ]
         if batch:
-            self._store.apply(batch, rejected=self._dependents.rejected)
+            self._store.write_tasks(batch, rejected=self._dependents.rejected)
 
 
 def _runs_here(agent: str, row: Row) -> bool:

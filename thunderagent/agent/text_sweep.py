@@ -55,12 +55,12 @@ class TextSweep:
         for entries in pages:
             tasks = self._store.get(one.task_id for one in entries).values()
             is_open = (task for task in tasks if not task.status.is_terminal)
-            self._store.texts.outlive_all(is_open, now=self._store.clock.now())
+            self._store.large_texts.outlive_all(is_open, now=self._store.clock.now())
         if len(pages) == PAGES_A_LOOK:
             self._walk = walk
 
     def _is_my_turn(self) -> bool:
-        has_texts = self._store.engine.inline_bytes < MAX_TEXT_BYTES or self._store.texts.blobs is not None
+        has_texts = self._store.engine.inline_bytes < MAX_TEXT_BYTES or self._store.large_texts.blobs is not None
         if not has_texts or self._store.monotonic() < self._due:
             return False
         self._due = self._store.monotonic() + ASK_S

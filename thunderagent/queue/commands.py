@@ -75,7 +75,7 @@ class Commands:
         """
         name = id_of(task_id)
         row = self.store.engine.get([name]).get(name, {})
-        [task] = self.store.texts.inflate([Task.from_row(row)]) if "job" in row else [None]
+        [task] = self.store.large_texts.inflate([Task.from_row(row)]) if "job" in row else [None]
         if task is None or (task.expire_at is not None and task.expire_at < self.store.clock.earliest()):
             raise TaskNotFound(f"there is no task {name!r} in {self.store.engine.url}")
         return task
@@ -102,7 +102,7 @@ class Commands:
             else:
                 expire_at = now + self.settings.keep_success_days * 86400
                 write = writes.cancel_waiting(task, reason="cancelled", now=now, expire_at=expire_at)
-            [after] = self.store.apply([write])
+            [after] = self.store.write_tasks([write])
             if after is not None:
                 if after.status.is_terminal:
                     self._ended(after)
@@ -133,9 +133,9 @@ class Commands:
             raise NotAllowed(f"the task {task.task_id!r} cannot be retried now: {task.payload_error}")
         waiting_for = self._open_parents(task)
         now = self.store.clock.now()
-        self.store.texts.outlive(task, now + LEFT_S, now=now)
+        self.store.large_texts.outlive(task, now + LEFT_S, now=now)
         self._keys.retake(task)
-        [after] = self.store.apply([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
+        [after] = self.store.write_tasks([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
         if after is not None:
             after = self._intake.introduce([after])[0] if after.status is Status.BLOCKED else after
             self._enqueued(after)
@@ -166,7 +166,7 @@ class Commands:
             else:
                 expire_at = now + self.settings.keep_failed_days * 86400
                 write = writes.stop_waiting(task, now=now, expire_at=expire_at)
-            [after] = self.store.apply([write])
+            [after] = self.store.write_tasks([write])
             if after is not None:
                 if after.status.is_terminal:
                     self._ended(after)
@@ -196,7 +196,7 @@ class Commands:
                 after = None  # its agent is about to close it
             elif task.desired_state == Desired.STOPPED:
                 write = writes.request_start(task, now=self.store.clock.now())
-                [after] = self.store.apply([write]) if task.status is not Status.RUNNING else [None]
+                [after] = self.store.write_tasks([write]) if task.status is not Status.RUNNING else [None]
                 self._enqueued(*(one for one in (after,) if one is not None))
             if after is not None:
                 return after
@@ -219,7 +219,7 @@ class Commands:
     # Inside
 
     def _ended(self, task: Task) -> None:
-        self.store.texts.outlive_all([task], now=self.store.clock.now())
+        self.store.large_texts.outlive_all([task], now=self.store.clock.now())
         self._dependents.tell([Ended(task.task_id, task.status, task.dependents)])
         self._keys.free([task])
 

@@ -84,7 +84,7 @@ class Dependents:
         """Take parents off the lists; who waits for nobody any more goes to its queue."""
         now = self._store.clock.now()
         batch = [writes.parent_done(child, parent_id) for child, parent_id in done]
-        left = self._store.apply(batch, rejected=self.rejected) if done else []
+        left = self._store.write_tasks(batch, rejected=self.rejected) if done else []
         last = {
             task.task_id: (task, parent_id)
             for task, (_, parent_id) in zip(left, done, strict=True)
@@ -94,7 +94,9 @@ class Dependents:
         if not last:
             return
         batch = [writes.unpark(task, now=now, due=task.created_at) for task, _ in last.values()]
-        for task, (_, parent_id) in zip(self._store.apply(batch, rejected=self.rejected), last.values(), strict=True):
+        for task, (_, parent_id) in zip(
+            self._store.write_tasks(batch, rejected=self.rejected), last.values(), strict=True
+        ):
             if task is not None:
                 self._bus.emit(events.ChildUnparked(task_id=task.task_id, parent_id=parent_id, queue=task.queue))
 
@@ -107,9 +109,9 @@ class Dependents:
             for child, status, why in doomed
         ]
         ended = []
-        tasks = self._store.apply(batch, rejected=self.rejected)
+        tasks = self._store.write_tasks(batch, rejected=self.rejected)
         self._keys.free(task for task in tasks if task is not None)
-        self._store.texts.outlive_all((task for task in tasks if task is not None), now=now)
+        self._store.large_texts.outlive_all((task for task in tasks if task is not None), now=now)
         for task, (_, status, why) in zip(tasks, doomed, strict=True):
             if task is not None:
                 self._bus.emit(events.ChildDoomed(task_id=task.task_id, status=status, reason=why))

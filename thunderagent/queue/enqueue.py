@@ -222,7 +222,7 @@ class Intake:
             for parent in known
         }
         known = [parent for parent in known if most_dependents(parent, waiting[parent.task_id])]  # else the sweep tells
-        told = self._store.apply([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
+        told = self._store.write_tasks([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
         if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
             parents = {name: one for name, one in parents.items() if name not in ended} | self._store.read(ended)
         statuses = statuses_of(names, parents)

@@ -155,9 +155,9 @@ def change_controls(
             return row
         info = without_old(info, now)
         if row is None:
-            is_done, row = store.found(pause_writes.control_row(info, now=now))
+            is_done, row = store.insert_row(pause_writes.control_row(info, now=now))
         else:
-            [(is_done, row)] = store.attempt([pause_writes.set_controls(row, info, now=now)])
+            [(is_done, row)] = store.write_rows([pause_writes.set_controls(row, info, now=now)])
         if is_done:
             return row
     raise NotAllowed("what is paused is changed by others all the time: try again")

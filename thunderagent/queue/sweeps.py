@@ -95,4 +95,4 @@ def fleet_rounds(
     finally:
         if rounds.places != before:
             with suppress(StoreError):  # the next sweep begins where this one did
-                store.attempt([agent_writes.keep_places(row["taskId"], rounds.places, owner=owner)])
+                store.write_rows([agent_writes.keep_places(row["taskId"], rounds.places, owner=owner)])

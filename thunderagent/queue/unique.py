@@ -86,7 +86,7 @@ class Keys:
             StoreError: the store did not answer, and the same enqueue may be tried again; or the row of the key is
                 broken.
         """
-        self._store.texts.check(payload_of(task), task.payload_text)
+        self._store.large_texts.check(payload_of(task), task.payload_text)
         promise = self._promise(task) if own_id else None
         for _ in range(TRIES):
             began = self._store.monotonic()
@@ -154,7 +154,7 @@ class Keys:
         )
         if owed:
             try:
-                self._store.attempt(owed, rejected=passed_over)
+                self._store.write_rows(owed, rejected=passed_over)
             except StoreError:
                 self._owed = (self._owed + owed)[-OWED:]
 
@@ -175,7 +175,7 @@ class Keys:
         left = [one for one in sorted(gone) if rows.get(one[0], {}).get("heldBy") == one[1]]
         if left:
             batch = [unique_writes.forget_key(row_id, task_id, now=now) for row_id, task_id in left]
-            self._store.attempt(batch, rejected=passed_over)
+            self._store.write_rows(batch, rejected=passed_over)
 
     # Inside
 
@@ -188,14 +188,14 @@ class Keys:
             return _Taken(task, row)
         seen = look_at(self._store, row, task)
         if seen.holder is not None and seen.is_held:
-            return self._store.texts.inflate([seen.holder])[0]
+            return self._store.large_texts.inflate([seen.holder])[0]
         if (other := seen.promised) is not None:
             if not self._pass(seen, other, promise=seen.row["payload"]):
                 return None
             answer = put(other)  # as it stands there: whoever promised it has kept its payload
             if answer.error is not None and not isinstance(answer.error, DuplicateTask):
                 raise answer.error
-            return self._store.texts.inflate([answer.task])[0] if has_key(answer.task, task) else None
+            return self._store.large_texts.inflate([answer.task])[0] if has_key(answer.task, task) else None
         if seen.may_come and promise is None:
             return _Taken(_under(task, seen.held_by, shards), seen.row)
         passed = self._pass(seen, task, promise=promise) if self._keep_out(seen, task) else None
@@ -204,7 +204,7 @@ class Keys:
     def _found(self, task: Task, *, promise: str | None = None, ended_at: float | None = None) -> tuple[bool, Row]:
         now = self._store.clock.leases.now()
         row = unique_writes.key_row(_row_id(task), task.task_id, now=now, promise=promise, ended_at=ended_at)
-        return self._store.found(row)
+        return self._store.insert_row(row)
 
     def _pass(
         self, seen: KeyRow, task: Task, *, promise: str | None = None, ended_at: float | None = None
@@ -212,14 +212,14 @@ class Keys:
         """The row of the key that has gone to the task; None: it has changed since it was seen."""
         now = self._store.clock.leases.now()
         write = unique_writes.pass_key(seen.row, task.task_id, now=now, promise=promise, ended_at=ended_at)
-        [(won, row)] = self._store.attempt([write])
+        [(won, row)] = self._store.write_rows([write])
         return row if won else None
 
     def _keep_out(self, seen: KeyRow, heir: Task) -> bool:
         """See to it that the task which is not open stays so; False: it has changed, look again."""
         now = self._store.clock.now()
         if seen.holder is not None and seen.may_live_again:
-            return self._store.apply([writes.stay_ended(seen.holder, now=now)]) != [None]
+            return self._store.write_tasks([writes.stay_ended(seen.holder, now=now)]) != [None]
         if not seen.may_come:
             return True
         in_its_place = replace(  # whoever took the key for it finds that it has gone
@@ -239,7 +239,7 @@ class Keys:
         return answer.created
 
     def _promise(self, task: Task) -> str:
-        stored = self._store.texts.put_payload(task)
+        stored = self._store.large_texts.put_payload(task)
         if isinstance(stored, ThunderAgentError):
             raise stored
         return promise_of(stored)
@@ -247,7 +247,7 @@ class Keys:
     def _try(self, *batch: Write) -> None:
         if batch:
             with suppress(StoreError):
-                self._store.attempt(batch)
+                self._store.write_rows(batch)
 
 
 def _not_stopping(holder: Task, wanted: Task, *, own_id: bool) -> Task:

@@ -22,7 +22,7 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.tasks import TaskStore
 
 
-class AskedGate(Gate):
+class ClientGate(Gate):
     """Open where the arbiter's row says that the region has the grant. Asked when something is about to be written.
 
     Args:
@@ -71,10 +71,10 @@ class AskedGate(Gate):
             self._arbiter.close()
 
 
-class OrderEngine(GatedEngine):
+class ClientEngine(GatedEngine):
     """An engine on which new tasks can always be put, and the rest where the grant is."""
 
-    def __init__(self, engine: Engine, gate: AskedGate) -> None:
+    def __init__(self, engine: Engine, gate: ClientGate) -> None:
         super().__init__(engine, gate)
         self._asked = gate
 
@@ -91,7 +91,7 @@ class OrderEngine(GatedEngine):
     def sibling(self) -> Engine:
         """The same place through connections of its own, behind the same gate."""
         other = self.behind.sibling()
-        return cast(Engine, self if other is self.behind else OrderEngine(other, self._asked))
+        return cast(Engine, self if other is self.behind else ClientEngine(other, self._asked))
 
     def close(self) -> None:
         """Let go of both tables."""
@@ -103,7 +103,7 @@ def _is_alone(row: Row) -> bool:
     return "job" in row and not any(name in row for name in ("waitingFor", "uniqueKey", "limitKey"))
 
 
-def ordering(store: TaskStore, settings: Settings) -> TaskStore:
+def behind_client_gate(store: TaskStore, settings: Settings) -> TaskStore:
     """The store of a client, which asks before it changes what the agents of another region may change too.
 
     The same one where the settings name no arbiter.
@@ -111,8 +111,8 @@ def ordering(store: TaskStore, settings: Settings) -> TaskStore:
     if settings.region_arbiter is None or settings.region is None:
         return store
     url = fixed(settings.region_arbiter)
-    gate = AskedGate(
+    gate = ClientGate(
         settings.region, settings.region_scope, lambda: open_engine(url, hasty=True), monotonic=store.monotonic
     )
-    engine: Any = OrderEngine(store.engine, gate)
+    engine: Any = ClientEngine(store.engine, gate)
     return store.over(engine)

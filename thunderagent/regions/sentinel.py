@@ -26,9 +26,9 @@ class Sentinel:
         """Give a sign. A table that does not take it makes the others wait with their return, and no more."""
         try:
             now = self._store.clock.now()
-            [(is_known, _)] = self._store.attempt([agent_writes.sentinel(self._region, now=now)])
+            [(is_known, _)] = self._store.write_rows([agent_writes.sentinel(self._region, now=now)])
             if not is_known:
-                self._store.found({"taskId": agent_writes.sentinel_id(self._region), "updatedAt": now})
+                self._store.insert_row({"taskId": agent_writes.sentinel_id(self._region), "updatedAt": now})
         except StoreError:
             return
 

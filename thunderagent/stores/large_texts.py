@@ -40,7 +40,7 @@ OBJECTS_S: Final = 10.0
 """How long objects of a bucket are read for one call; those that were not begun by then could not be read."""
 
 
-class Texts:
+class LargeTexts:
     """Keeps and reads large texts of one store."""
 
     def __init__(self, engine: Engine, blobs: Blobs | None, *, refusal: StoreError | None = None) -> None:
@@ -48,9 +48,9 @@ class Texts:
         self.blobs = blobs
         self._refusal = refusal
 
-    def refusing(self, error: StoreError) -> Texts:
+    def refusing(self, error: StoreError) -> LargeTexts:
         """The same texts, of which none can be written: to keep one apart raises the error."""
-        return Texts(self._engine, self.blobs, refusal=error)
+        return LargeTexts(self._engine, self.blobs, refusal=error)
 
     def keep(self, key: str, text: str, *, what: str, expire_at: float) -> str | None:
         """Keep a text outside of the row when it is too large for it; the answer is the reference, None: inline.

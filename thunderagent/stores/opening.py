@@ -18,7 +18,7 @@ def open_store(settings: Settings, *, for_agent: bool = False) -> TaskStore:
     """
     blobs = None
     if settings.blob_bucket:
-        from thunderagent.stores.s3 import S3Blobs  # boto3 is slow to import and an embedded store does not need it
+        from thunderagent.stores.s3 import S3Texts  # boto3 is slow to import and an embedded store does not need it
 
-        blobs = S3Blobs(settings.blob_bucket, hasty=for_agent)
+        blobs = S3Texts(settings.blob_bucket, hasty=for_agent)
     return TaskStore(open_engine(settings.store, hasty=for_agent), blobs=blobs)

@@ -11,7 +11,7 @@ from thunderagent.model.writes.limits import LINE_STATUS
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 
-class Purpose(StrEnum):
+class RequestPurpose(StrEnum):
     """What a request is for."""
 
     ENQUEUE = "enqueue"
@@ -32,32 +32,32 @@ class Purpose(StrEnum):
     OTHER = "other"
 
 
-MEANING: Final[dict[Purpose, str]] = {
-    Purpose.ENQUEUE: "put new tasks",
-    Purpose.POLL: "read the index for ready tasks",
-    Purpose.CLAIM: "claim tasks, lost claims included",
-    Purpose.HEARTBEAT: "renew leases, with progress and cursors",
-    Purpose.SETTLE: "write outcomes: succeed, retry, snooze, fail, close, release",
-    Purpose.SWEEP: "look for lost agents' tasks and stuck dependencies, and take them over",
-    Purpose.DEPENDENCIES: "tell the tasks that wait for others",
-    Purpose.LIMITS: "slots and lines of limits",
-    Purpose.KEYS: "unique keys",
-    Purpose.TICKS: "schedules of periodic jobs",
-    Purpose.STREAMS: "handoffs and journals of streams, stop and start",
-    Purpose.REGISTRY: "the agents' rows, turns, pauses, lists of lanes",
-    Purpose.MEASURE: "count the queues",
-    Purpose.TEXTS: "payloads and results that are too large for a row",
-    Purpose.TASKS: "read tasks by id, cancel, retry by hand, purge",
-    Purpose.OTHER: "what has none of these names",
+MEANING: Final[dict[RequestPurpose, str]] = {
+    RequestPurpose.ENQUEUE: "put new tasks",
+    RequestPurpose.POLL: "read the index for ready tasks",
+    RequestPurpose.CLAIM: "claim tasks, lost claims included",
+    RequestPurpose.HEARTBEAT: "renew leases, with progress and cursors",
+    RequestPurpose.SETTLE: "write outcomes: succeed, retry, snooze, fail, close, release",
+    RequestPurpose.SWEEP: "look for lost agents' tasks and stuck dependencies, and take them over",
+    RequestPurpose.DEPENDENCIES: "tell the tasks that wait for others",
+    RequestPurpose.LIMITS: "slots and lines of limits",
+    RequestPurpose.KEYS: "unique keys",
+    RequestPurpose.TICKS: "schedules of periodic jobs",
+    RequestPurpose.STREAMS: "handoffs and journals of streams, stop and start",
+    RequestPurpose.REGISTRY: "the agents' rows, turns, pauses, lists of lanes",
+    RequestPurpose.MEASURE: "count the queues",
+    RequestPurpose.TEXTS: "payloads and results that are too large for a row",
+    RequestPurpose.TASKS: "read tasks by id, cancel, retry by hand, purge",
+    RequestPurpose.OTHER: "what has none of these names",
 }
 """Each purpose in words."""
 
-_OF_VERB: Final[dict[str, Purpose]] = {
+_OF_VERB: Final[dict[str, RequestPurpose]] = {
     verb: purpose
     for purpose, verbs in {
-        Purpose.CLAIM: ("claim",),
-        Purpose.HEARTBEAT: ("renew", "reassert"),
-        Purpose.SETTLE: (
+        RequestPurpose.CLAIM: ("claim",),
+        RequestPurpose.HEARTBEAT: ("renew", "reassert"),
+        RequestPurpose.SETTLE: (
             "succeed",
             "retry",
             "snooze",
@@ -68,9 +68,9 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "put back",
             "let go",
         ),
-        Purpose.SWEEP: ("take over", "give up", "set apart"),
-        Purpose.DEPENDENCIES: ("register dependent", "parent done", "unpark", "doom"),
-        Purpose.LIMITS: (
+        RequestPurpose.SWEEP: ("take over", "give up", "set apart"),
+        RequestPurpose.DEPENDENCIES: ("register dependent", "parent done", "unpark", "doom"),
+        RequestPurpose.LIMITS: (
             "stand in line",
             "join line",
             "leave line",
@@ -83,8 +83,8 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "keep line",
             "close line",
         ),
-        Purpose.KEYS: ("pass key", "free key", "drop key", "forget key"),
-        Purpose.STREAMS: (
+        RequestPurpose.KEYS: ("pass key", "free key", "drop key", "forget key"),
+        RequestPurpose.STREAMS: (
             "offer",
             "ready",
             "end handoff",
@@ -95,54 +95,54 @@ _OF_VERB: Final[dict[str, Purpose]] = {
             "stop waiting",
             "stay ended",
         ),
-        Purpose.REGISTRY: ("take turn", "keep places", "announce", "set controls", "sentinel"),
-        Purpose.TASKS: ("cancel", "request cancel", "revive"),
+        RequestPurpose.REGISTRY: ("take turn", "keep places", "announce", "set controls", "sentinel"),
+        RequestPurpose.TASKS: ("cancel", "request cancel", "revive"),
     }.items()
     for verb in verbs
 }
 
-_OF_ROW: Final[dict[str, Purpose]] = {
-    "agent": Purpose.REGISTRY,
-    "control": Purpose.REGISTRY,
-    "lanes": Purpose.REGISTRY,
-    "turn": Purpose.REGISTRY,
-    "journal": Purpose.STREAMS,
-    "limit": Purpose.LIMITS,
-    "probe": Purpose.REGISTRY,
-    "schedule": Purpose.TICKS,
-    "sentinel": Purpose.REGISTRY,
-    "unique": Purpose.KEYS,
+_OF_ROW: Final[dict[str, RequestPurpose]] = {
+    "agent": RequestPurpose.REGISTRY,
+    "control": RequestPurpose.REGISTRY,
+    "lanes": RequestPurpose.REGISTRY,
+    "turn": RequestPurpose.REGISTRY,
+    "journal": RequestPurpose.STREAMS,
+    "limit": RequestPurpose.LIMITS,
+    "probe": RequestPurpose.REGISTRY,
+    "schedule": RequestPurpose.TICKS,
+    "sentinel": RequestPurpose.REGISTRY,
+    "unique": RequestPurpose.KEYS,
 }
 """By the prefix of the ids of rows that are no tasks."""
 
-_OF_STATUS: Final[dict[str, Purpose]] = {
-    Status.PENDING: Purpose.POLL,
-    Status.RUNNING: Purpose.SWEEP,
-    Status.BLOCKED: Purpose.SWEEP,
-    AGENT_STATUS: Purpose.REGISTRY,
-    LINE_STATUS: Purpose.LIMITS,
-    SCHEDULE_STATUS: Purpose.TICKS,
+_OF_STATUS: Final[dict[str, RequestPurpose]] = {
+    Status.PENDING: RequestPurpose.POLL,
+    Status.RUNNING: RequestPurpose.SWEEP,
+    Status.BLOCKED: RequestPurpose.SWEEP,
+    AGENT_STATUS: RequestPurpose.REGISTRY,
+    LINE_STATUS: RequestPurpose.LIMITS,
+    SCHEDULE_STATUS: RequestPurpose.TICKS,
 }
 
 
-def of_write(verb: str, row_id: str) -> Purpose:
+def of_write(verb: str, row_id: str) -> RequestPurpose:
     """Of a conditional write, by its verb; one that is not known here by its row."""
     return _OF_VERB.get(verb) or of_row(row_id)
 
 
-def of_put(row_id: str) -> Purpose:
+def of_put(row_id: str) -> RequestPurpose:
     """Of a put of a new row, by its id."""
     purpose = of_row(row_id)
-    return Purpose.ENQUEUE if purpose is Purpose.TASKS else purpose
+    return RequestPurpose.ENQUEUE if purpose is RequestPurpose.TASKS else purpose
 
 
-def of_row(row_id: str) -> Purpose:
+def of_row(row_id: str) -> RequestPurpose:
     """Of reading or deleting a row, by its id."""
     prefix, mark, _ = row_id.partition(":")
-    return _OF_ROW.get(prefix, Purpose.TASKS) if mark else Purpose.TASKS
+    return _OF_ROW.get(prefix, RequestPurpose.TASKS) if mark else RequestPurpose.TASKS
 
 
-def of_query(status_value: str) -> Purpose:
+def of_query(status_value: str) -> RequestPurpose:
     """Of a query of the index, by what it looks for."""
     status, _, line = StatusValue.parse(status_value)
-    return Purpose.LIMITS if line is not None else _OF_STATUS.get(status, Purpose.TASKS)
+    return RequestPurpose.LIMITS if line is not None else _OF_STATUS.get(status, RequestPurpose.TASKS)

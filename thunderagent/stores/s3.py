@@ -36,7 +36,7 @@ _DENIED: Final = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "Sign
 _PASSING: Final = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500")
 
 
-class S3Blobs:
+class S3Texts:
     """Keeps texts as objects of one bucket; a reference is `s3://bucket/key`. Safe in threads and after a fork.
 
     Args:

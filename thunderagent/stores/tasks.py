@@ -26,7 +26,7 @@ from thunderagent.model.unreadable import Unread, Unreadable, is_list, is_number
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Applied, Blobs, Engine
-from thunderagent.stores.large_texts import Texts, is_same_payload
+from thunderagent.stores.large_texts import LargeTexts, is_same_payload
 
 Rejections = Callable[[Write, StoreRejected], None]
 """Hears of the writes of a batch that the store does not take, now or later."""
@@ -159,14 +159,14 @@ class TaskStore:
         unread: Unread | None = None,
     ) -> None:
         self.engine = engine
-        self.texts = Texts(engine, blobs)
+        self.large_texts = LargeTexts(engine, blobs)
         self.monotonic = monotonic
         self.unread = unread or Unread(monotonic)
         """The rows that could not be read here, and in the siblings."""
 
     def over(self, engine: Engine) -> TaskStore:
         """The same store over an engine that stands in front of this one's, or beside it."""
-        return TaskStore(engine, blobs=self.texts.blobs, monotonic=self.monotonic, unread=self.unread)
+        return TaskStore(engine, blobs=self.large_texts.blobs, monotonic=self.monotonic, unread=self.unread)
 
     @property
     def clock(self) -> SharedClock:
@@ -181,7 +181,7 @@ class TaskStore:
 
     def enqueue(self, tasks: Sequence[Task], *, fresh: bool = False) -> list[Enqueued]:
         """Put new tasks. An id of the same job with the same payload, or of another version, answers with its task."""
-        begun, stored = self.monotonic(), [self.texts.put_payload(task) for task in tasks]
+        begun, stored = self.monotonic(), [self.large_texts.put_payload(task) for task in tasks]
         rows = [one.to_row() for one in stored if isinstance(one, Task)]
         answers = iter(self.engine.put(rows, fresh=fresh) if rows else ())
         enqueued = [
@@ -189,7 +189,7 @@ class TaskStore:
             for task, one in zip(tasks, stored, strict=True)
         ]
         if self.monotonic() - begun > TEXT_DOUBT_S:
-            again = [self.texts.put_again(task) for task in tasks]
+            again = [self.large_texts.put_again(task) for task in tasks]
             enqueued = [replace(one, error=one.error or error) for one, error in zip(enqueued, again, strict=True)]
         return enqueued
 
@@ -198,7 +198,7 @@ class TaskStore:
 
         A text that cannot be read concerns its task alone, which has the reason as `payload_error` or `result_error`.
         """
-        return {task.task_id: task for task in self.texts.inflate(self.peek(task_ids).values())}
+        return {task.task_id: task for task in self.large_texts.inflate(self.peek(task_ids).values())}
 
     def peek(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """As `get`, without the texts that are kept outside of their rows."""
@@ -272,10 +272,16 @@ class TaskStore:
             and (task.status, task.lease_owner) == (Status.RUNNING, owner)
         ]
 
-    def seize(
+    def take_over(
         self, seen: Sequence[tuple[Task, float]], *, owner: str, losses: Mapping[str, Loss] | None = None
     ) -> Exchanged:
-        """Take tasks of lost agents, each with the length of the new lease; what was seen of the loss by their ids."""
+        """Take tasks of lost agents, each with the length of the new lease.
+
+        Args:
+            seen: the tasks and lease lengths.
+            owner: the agent that takes them.
+            losses: what is known of each loss, by the id of the task.
+        """
         now, until = self.clock.now(), self.clock.leases.latest()
         batch = [
             writes.take_over(
@@ -294,14 +300,6 @@ class TaskStore:
         ]
         sent = self.monotonic()
         return self._exchanged([], wanted, self._apply(batch), owner, sent)
-
-    def take_over(self, seen: Sequence[tuple[Task, float]], *, owner: str) -> list[Lease]:
-        """As `seize`; the answer holds the leases won.
-
-        Raises:
-            StoreError: nothing was won and at least one had no answer.
-        """
-        return _leases_of(self.seize(seen, owner=owner))
 
     def renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         """Send heartbeats. No answer is neither a win nor a loss: the holder goes on until its deadline."""
@@ -323,15 +321,15 @@ class TaskStore:
             for beat, answer in zip(beats, self.engine.apply(batch), strict=True)
         ]
 
-    def apply(self, batch: Sequence[Write], *, rejected: Rejections | None = None) -> list[Task | None]:
-        """Do writes on tasks that nobody holds; the answer is the task after each, None for the refused.
+    def write_tasks(self, batch: Sequence[Write], *, rejected: Rejections | None = None) -> list[Task | None]:
+        """Do writes on tasks that no agent holds; for each the task after it, None for a refused one.
 
-        None also for one that cannot be read afterwards: what comes next is for those that can.
+        None also for a task that cannot be read afterwards.
 
         Raises:
-            StoreError: as for `attempt`.
+            StoreError: as `write_rows`.
         """
-        answers = self.attempt(batch, rejected=rejected)
+        answers = self.write_rows(batch, rejected=rejected)
         tasks = [self._read(row) if won and row else None for won, row in answers]
         return [task if isinstance(task, Task) else None for task in tasks]
 
@@ -341,15 +339,17 @@ class TaskStore:
         turn = agent_writes.take_turn(f"turn:{name}", owner=owner, now=now, until=timestamp(now + lasts_s))
         [(answer, won)] = self._apply([turn])
         is_known = won or answer.row or answer.error
-        won, row = (won, answer.row) if is_known else self.found({"taskId": turn.task_id, **turn.set})
+        won, row = (won, answer.row) if is_known else self.insert_row({"taskId": turn.task_id, **turn.set})
         return row if won else None
 
-    def attempt(self, batch: Sequence[Write], *, rejected: Rejections | None = None) -> list[tuple[bool, Row | None]]:
-        """Do writes on rows that are no tasks; for each whether it is done, and the row as it is then.
+    def write_rows(
+        self, batch: Sequence[Write], *, rejected: Rejections | None = None
+    ) -> list[tuple[bool, Row | None]]:
+        """Do writes; for each whether it is done, and the row as it is then.
 
         Args:
             batch: the writes.
-            rejected: hears of those that the store does not take, which are not done then; None: the first is raised.
+            rejected: called for each write that the store never takes; None: the first is raised.
 
         Raises:
             StoreError: one of the writes had no answer.
@@ -362,7 +362,7 @@ class TaskStore:
                 raise answer.error
         return [(won, answer.row) for answer, won in answers]
 
-    def found(self, row: Row) -> tuple[bool, Row]:
+    def insert_row(self, row: Row) -> tuple[bool, Row]:
         """Put a row that is no task unless its id is taken; whether it is ours, and the row as it is."""
         [answer] = self.engine.put([row])
         if answer.error:
@@ -381,7 +381,7 @@ class TaskStore:
         agent_id, expire_at = f"agent:{agent}", int(leases.now() + lives_s)
         if isinstance(leases, BootClock):  # when the machine starts again, what this agent held is over
             info = {**info, "boot": leases.boot_id}
-        [(is_known, _)] = self.attempt([agent_writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
+        [(is_known, _)] = self.write_rows([agent_writes.announce(agent_id, info=info, now=now, expire_at=expire_at)])
         if not is_known:
             row = {
                 "status": agent_writes.AGENT_STATUS,
@@ -389,7 +389,7 @@ class TaskStore:
                 "updatedAt": timestamp(now),
                 "fence": 0,
             }
-            self.found({"taskId": agent_id, "info": dict(info), "expireAt": expire_at, **row})
+            self.insert_row({"taskId": agent_id, "info": dict(info), "expireAt": expire_at, **row})
 
     def sign_off(self, agent: str) -> None:
         """Take an agent's row away."""
@@ -418,7 +418,7 @@ class TaskStore:
         if isinstance(found := self._read(answer.row), Unreadable):
             return Enqueued(task, created=False, error=TaskUnreadable(f"{task.task_id!r} cannot be put: {found}"))
         is_same = found.version == task.version and is_same_payload(found, task)
-        [existing] = self.texts.inflate([found])
+        [existing] = self.large_texts.inflate([found])
         if existing.job == task.job and (is_same or existing.version != task.version):
             return Enqueued(existing, created=is_same and existing.submitted_at == task.submitted_at)
         return Enqueued(
@@ -485,13 +485,13 @@ class TaskStore:
         now, later = self.clock.now(), self.unread.pause_s
         ours = [row for row in rows if row.get("leaseOwner") == owner and _is_running(row)]
         batch = [writes.let_go(row, owner=owner, due=now + later, now=now) for row in ours]
-        self.attempt(batch, rejected=passed_over)
+        self.write_rows(batch, rejected=passed_over)
 
     def _whole(self, leases: list[Lease]) -> list[Lease]:
         if not any(lease.task.payload_ref for lease in leases):
             return leases
-        whole = self.texts.inflate([lease.task for lease in leases])
-        tasks = self.texts.outlive_all(whole, now=self.clock.now())
+        whole = self.large_texts.inflate([lease.task for lease in leases])
+        tasks = self.large_texts.outlive_all(whole, now=self.clock.now())
         return [replace(lease, task=task) for lease, task in zip(leases, tasks, strict=True)]
 
     def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:

@@ -94,7 +94,7 @@ class LineSweep:
             if not (held := holders_of(row)) <= living
         ]
         if over:
-            self._store.attempt(over, rejected=passed_over)  # where somebody was faster, he took or freed a slot
+            self._store.write_rows(over, rejected=passed_over)  # where somebody was faster, he took or freed a slot
         for key, row in rows.items():
             number = numbers.get(key) or number_of(row.get("limitMax")) or 1
             free = number - len(holders_of(row) & living)
@@ -139,11 +139,11 @@ class LineSweep:
         seen_at = row.get("updatedAt")
         if not is_number(seen_at):  # a row made by hand: from now on it counts
             keep = limit_writes.keep_line(key, number=number, now=self._store.clock.now())
-            self._store.attempt([keep], rejected=passed_over)
+            self._store.write_rows([keep], rejected=passed_over)
         elif self._store.clock.now() - seen_at >= LINE_CLOSES_S and not self._has_tasks(key, lanes):
             is_used, now = bool(holders_of(row)), self._store.clock.now()
             close = limit_writes.close_line(key, seen_at=seen_at, is_used=is_used, now=now)
-            self._store.attempt([close], rejected=passed_over)
+            self._store.write_rows([close], rejected=passed_over)
 
     def _has_tasks(self, key: str, lanes: Sequence[Lane]) -> bool:
         return any(self._store.engine.page(line_value(lane, key), limit=1).entries for lane in lanes)

@@ -77,7 +77,7 @@ def keep_line_open(store: TaskStore, limit: Limit, row: Row | None) -> None:
         now = store.clock.now()
         if row is None:
             fresh = {**limit_row(key, number=number, now=now), "status": LINE_STATUS, "createdAt": now}
-            ours, row = store.found(fresh)
+            ours, row = store.insert_row(fresh)
             if ours:
                 return
         if not is_line_open(row):
@@ -86,7 +86,7 @@ def keep_line_open(store: TaskStore, limit: Limit, row: Row | None) -> None:
             return
         else:
             write = limit_writes.keep_line(key, number=number, now=now)
-        [(won, row)] = store.attempt([write])
+        [(won, row)] = store.write_rows([write])
         if won:
             return
 
@@ -123,7 +123,7 @@ def let_out(store: TaskStore, several: Iterable[Candidate]) -> list[Task]:
     """
     now = store.clock.now()
     batch = [writes.leave_line(one, now=now) for one in several]
-    return [task for task in store.apply(batch, rejected=passed_over) if task is not None] if batch else []
+    return [task for task in store.write_tasks(batch, rejected=passed_over) if task is not None] if batch else []
 
 
 def seconds_of(value: object) -> float:

@@ -149,7 +149,7 @@ class Slots:
             batch.append(limit_writes.take_slot(limit.key, member, number=limit.number, now=now))
         refused: list[Row | StoreRejected | None] = []
         never = list[tuple[Write, StoreRejected]]()
-        answers = self._store.attempt(batch, rejected=lambda write, error: never.append((write, error)))
+        answers = self._store.write_rows(batch, rejected=lambda write, error: never.append((write, error)))
         for (lease, limit), write, (won, row) in zip(wanted, batch, answers, strict=True):
             member = holder(lease.task_id, lease.fence)
             left: Row | StoreRejected | None = next((error for one, error in never if one is write), None)
@@ -203,7 +203,7 @@ class Slots:
             return
         self._idle = {key: at for key, at in self._idle.items() if key not in due}
         try:
-            self._store.attempt([limit_writes.let_limit_expire(key, now=now) for key in due], rejected=passed_over)
+            self._store.write_rows([limit_writes.let_limit_expire(key, now=now) for key in due], rejected=passed_over)
         except StoreError:
             self._idle |= {} if is_leaving else dict.fromkeys(due, begun + IDLE_S)
 
@@ -222,7 +222,7 @@ class Slots:
         """
         now = self._store.clock.now()
         if batch := [limit_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
-            self._store.attempt(batch, rejected=passed_over)
+            self._store.write_rows(batch, rejected=passed_over)
 
     def _insist(self, lease: Lease, limit: Limit, member: str, row: Row | None) -> Row | None:
         """Take the slot of an earlier lease of the same task, or of one that is over; else the row that refuses."""
@@ -230,7 +230,7 @@ class Slots:
             now = self._store.clock.now()
             if row is None:
                 fresh = limit_row(limit.key, number=limit.number, now=now, holders=[member])
-                ours, row = self._store.found(fresh)
+                ours, row = self._store.insert_row(fresh)
                 if ours:
                     return None
             if is_broken(row):
@@ -247,7 +247,7 @@ class Slots:
                 write = limit_writes.replace_holders(limit.key, seen, left | {member}, now=now)
             else:
                 write = limit_writes.take_slot(limit.key, member, number=limit.number, now=now)
-            [(won, row)] = self._store.attempt([write])
+            [(won, row)] = self._store.write_rows([write])
             if won:
                 return None
         return row or limit_row(limit.key, number=limit.number, now=self._store.clock.now())
@@ -259,7 +259,7 @@ class Slots:
         former = [one for one in holders_of(row) if one.rpartition("#")[0] == lease.task_id and one != _member(lease)]
         if former:
             with suppress(StoreError):  # they are over: the next who needs a slot finds them
-                self._store.attempt([limit_writes.free_slot(limit.key, one) for one in former])
+                self._store.write_rows([limit_writes.free_slot(limit.key, one) for one in former])
 
     def _note(self, key: str, row: Row) -> None:
         now = self._store.monotonic()
@@ -299,7 +299,7 @@ def free_slots(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Ro
         freed = _give_back(store, taken)
         now = store.clock.now()
         if idle := [limit_writes.let_limit_expire(limit.key, now=now) for limit, row in freed if _is_idle(row)]:
-            store.attempt(idle, rejected=passed_over)
+            store.write_rows(idle, rejected=passed_over)
         return freed
     return []
 
@@ -313,11 +313,11 @@ def _give_back(store: TaskStore, taken: Sequence[Taken]) -> list[tuple[Limit, Ro
         else limit_writes.free_slot(one.limit.key, one.member)
         for one in taken
     ]
-    rows = [row for _, row in store.attempt(batch, rejected=passed_over)]
+    rows = [row for _, row in store.write_rows(batch, rejected=passed_over)]
     left = [number for number, one in enumerate(taken) if one.member in holders_of(rows[number])]
     again = [limit_writes.free_slot(taken[number].limit.key, taken[number].member) for number in left]
     if again:
-        for number, (_, row) in zip(left, store.attempt(again, rejected=passed_over), strict=True):
+        for number, (_, row) in zip(left, store.write_rows(again, rejected=passed_over), strict=True):
             rows[number] = row
     return [(one.limit, row) for one, row in zip(taken, rows, strict=True) if row is not None]
 

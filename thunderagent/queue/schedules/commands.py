@@ -208,7 +208,7 @@ class ScheduleCommands(Commands):
                 return name, seen
             expire_at = min(expires_at(row), now + KEPT_S)
             write = change_schedule(verb, row, state.to_info(), owner=owner, now=now, expire_at=expire_at)
-            [(is_done, _)] = self.store.attempt([write])
+            [(is_done, _)] = self.store.write_rows([write])
             if is_done:
                 return name, state
         raise NotAllowed(f"the schedule of {name!r} is changed by others all the time: try again")

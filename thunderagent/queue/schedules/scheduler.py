@@ -186,7 +186,7 @@ class Periodic:
         state = State(schedule=watch.own, last=math.floor(now))
         row_id = schedule_id(watch.job.name)
         row = schedule_row(row_id, state.to_info(), owner=self._owner, now=now, expire_at=now + KEPT_S)
-        is_ours, row = self._store.found(row)
+        is_ours, row = self._store.insert_row(row)
         if not is_ours:
             return row
         self._bus.emit(events.ScheduleSet(job=watch.job.name, spec=str(watch.own.spec), before=None))
@@ -250,7 +250,7 @@ class Periodic:
 
     def _write(self, deals: Sequence[_Deal]) -> list[_Deal]:
         """Write decisions into their rows; the answer is those that are ours, with the rows as they are."""
-        answers = self._store.attempt([self._change(deal) for deal in deals])
+        answers = self._store.write_rows([self._change(deal) for deal in deals])
         won = []
         for deal, (is_done, row) in zip(deals, answers, strict=True):
             watch, name = deal.watch, deal.watch.job.name
@@ -314,7 +314,7 @@ class Periodic:
     def _confirm(self, deals: Sequence[_Deal]) -> None:
         states = [replace(deal.state, ticks=(), cancels=None) for deal in deals]
         writes = [self._change(replace(deal, state=state, verb="")) for deal, state in zip(deals, states, strict=True)]
-        for deal, state, (is_done, _) in zip(deals, states, self._store.attempt(writes), strict=True):
+        for deal, state, (is_done, _) in zip(deals, states, self._store.write_rows(writes), strict=True):
             if is_done:
                 self._sleep(deal.watch, state)
             else:

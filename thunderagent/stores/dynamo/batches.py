@@ -75,7 +75,7 @@ class Batches:
         answers = self.each(lambda some: self._insert_some(some, put_one), list(chunks(rows, PUT_BATCH)))
         return [answer for some in answers for answer in some]
 
-    def fetch(self, ids: Iterable[str], what_for: purposes.Purpose | None = None) -> dict[str, Item]:
+    def fetch(self, ids: Iterable[str], what_for: purposes.RequestPurpose | None = None) -> dict[str, Item]:
         """Items by id as they are now, 100 to a request, in the order of the ids.
 
         `what_for` they are counted; None: as the first id of a request tells.
@@ -148,7 +148,7 @@ class Batches:
             self._sleep(delay_s)
         return self._answers(rows, outcomes, what_for)
 
-    def _insert(self, statements: list[Item], what_for: purposes.Purpose) -> list[Refused | StoreError | None]:
+    def _insert(self, statements: list[Item], what_for: purposes.RequestPurpose) -> list[Refused | StoreError | None]:
         """What came of each statement; None for a row that is put."""
         reply = self._connection.call("BatchExecuteStatement", what_for=what_for, Statements=statements)
         told = [of_member(member, self._connection.place) for member in reply["Responses"]]
@@ -157,7 +157,7 @@ class Batches:
         return told
 
     def _answers(
-        self, rows: Sequence[Row], outcomes: dict[str, Refused | StoreError | None], what_for: purposes.Purpose
+        self, rows: Sequence[Row], outcomes: dict[str, Refused | StoreError | None], what_for: purposes.RequestPurpose
     ) -> list[Applied]:
         """The answers in the order of the rows. Rows whose ids are taken are read: one may be ours, its reply lost."""
         taken = [name for name, outcome in outcomes.items() if isinstance(outcome, Refused)]
@@ -179,7 +179,7 @@ class Batches:
                     answers.append(Applied(won=False, error=gone(task_id)))
         return answers
 
-    def _fetch_some(self, ids: Sequence[str], what_for: purposes.Purpose | None) -> dict[str, Item]:
+    def _fetch_some(self, ids: Sequence[str], what_for: purposes.RequestPurpose | None) -> dict[str, Item]:
         what_for = what_for or purposes.of_row(ids[0])
         found: dict[str, Item] = {}
         keys: list[Any] = [expressions.key(task_id) for task_id in ids]

@@ -114,7 +114,7 @@ class Connection:
         return self._client
 
     def call(
-        self, action: str, *, what_for: purposes.Purpose = purposes.Purpose.OTHER, **arguments: Any
+        self, action: str, *, what_for: purposes.RequestPurpose = purposes.RequestPurpose.OTHER, **arguments: Any
     ) -> dict[str, Any]:
         """Do one request, such as `UpdateItem`, and answer with its reply; it is counted under what it is for.
 
@@ -140,7 +140,9 @@ class Connection:
         if client is not None and self._pid == os.getpid():
             client.close()
 
-    def _call(self, client: Any, action: str, arguments: dict[str, Any], what_for: purposes.Purpose) -> dict[str, Any]:
+    def _call(
+        self, client: Any, action: str, arguments: dict[str, Any], what_for: purposes.RequestPurpose
+    ) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = getattr(client, xform_name(action))(**arguments)
         except (ClientError, BotoCoreError) as error:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from thunderagent.model.forks import renewed
 from thunderagent.stores.dynamo.errors import THROTTLES, is_duplicate
-from thunderagent.stores.purposes import Purpose
+from thunderagent.stores.purposes import RequestPurpose
 
 _READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
 
@@ -55,17 +55,17 @@ class Consumed(Spent):
     """Everything since the start, in all and by purpose; capacity is counted only when `enabled`. Safe in threads."""
 
     enabled: bool = False
-    _by_purpose: dict[Purpose, Spent] = field(default_factory=dict, repr=False)
+    _by_purpose: dict[RequestPurpose, Spent] = field(default_factory=dict, repr=False)
     _throttles: dict[str, int] = field(default_factory=dict, repr=False)
     _guard: threading.Lock = field(default_factory=lambda: renewed(threading.Lock()), repr=False)
 
-    def add(self, action: str, reply: Mapping[str, Any], purpose: Purpose = Purpose.OTHER) -> None:
+    def add(self, action: str, reply: Mapping[str, Any], purpose: RequestPurpose = RequestPurpose.OTHER) -> None:
         """Count one reply."""
         with self._guard:
             Spent.add(self, action, reply)
             self._of(purpose).add(action, reply)
 
-    def add_refused(self, purpose: Purpose = Purpose.OTHER) -> None:
+    def add_refused(self, purpose: RequestPurpose = RequestPurpose.OTHER) -> None:
         """Count one write whose condition did not hold."""
         with self._guard:
             for spent in (self, self._of(purpose)):
@@ -78,7 +78,7 @@ class Consumed(Spent):
             for reason in reasons:
                 self._throttles[reason] = self._throttles.get(reason, 0) + 1
 
-    def by_purpose(self) -> dict[Purpose, Spent]:
+    def by_purpose(self) -> dict[RequestPurpose, Spent]:
         """What each purpose came to so far."""
         with self._guard:
             return {purpose: replace(spent) for purpose, spent in self._by_purpose.items()}
@@ -88,7 +88,7 @@ class Consumed(Spent):
         with self._guard:
             return dict(self._throttles)
 
-    def _of(self, purpose: Purpose) -> Spent:
+    def _of(self, purpose: RequestPurpose) -> Spent:
         return self._by_purpose.setdefault(purpose, Spent())
 
 

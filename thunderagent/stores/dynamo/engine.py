@@ -128,7 +128,7 @@ class DynamoEngine:
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         def put(text_key: str) -> None:
             about = {"expire_at": expire_at, "now": timestamp(self.clock.now())}
-            call, text = partial(self.connection.call, what_for=purposes.Purpose.TEXTS), texts[text_key]
+            call, text = partial(self.connection.call, what_for=purposes.RequestPurpose.TEXTS), texts[text_key]
             try:
                 call("PutItem", **expressions.put_text(self.table, text_key, text, **about))
             except Refused:  # it is there and lives as long or longer; its time keeps it from a purge under way
@@ -143,7 +143,7 @@ class DynamoEngine:
         return {task_id: expressions.decode_row(item) for task_id, item in items.items()}
 
     def get_texts(self, keys: Sequence[str]) -> dict[str, KeptText]:
-        items = self._batches.fetch(keys, purposes.Purpose.TEXTS)
+        items = self._batches.fetch(keys, purposes.RequestPurpose.TEXTS)
         rows = {text_key: expressions.decode_row(item) for text_key, item in items.items()}
         return {
             name: KeptText(row["payload"], row.get("expireAt"))
@@ -173,7 +173,7 @@ class DynamoEngine:
         while most is None or total < most:
             limit = None if most is None else most - total
             arguments = expressions.count(self.table, status_value, until=until, limit=limit, after=after)
-            reply = self.connection.call("Query", what_for=purposes.Purpose.MEASURE, **arguments)
+            reply = self.connection.call("Query", what_for=purposes.RequestPurpose.MEASURE, **arguments)
             total += int(reply["Count"])
             after = reply.get("LastEvaluatedKey")
             if after is None:
@@ -292,7 +292,7 @@ class DynamoEngine:
         A payload that was written since `before` stays: it may be that of an equal task whose row is still to come. If
         it is as old as the row that is gone, it lives on for as long as every open task needs at least.
         """
-        call = partial(self.connection.call, what_for=purposes.Purpose.TEXTS)
+        call = partial(self.connection.call, what_for=purposes.RequestPurpose.TEXTS)
         submitted_at, due = (at if is_number(at := had.get(name)) else 0.0 for name in ("submittedAt", "createdAt"))
         if PAYLOAD_MARK not in text_key:
             call("DeleteItem", TableName=self.table, Key=expressions.key(text_key))
