@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from thunderagent.agent.executors.executor import run_handler
+from thunderagent.agent.executors.threads import run_handler
 from thunderagent.agent.settle import Policy, Settlement, settle, time_limit
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job

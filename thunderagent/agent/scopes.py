@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thunderagent.agent.delivery import Complaints, Delivery
-from thunderagent.agent.executors.executor import outcome_of
+from thunderagent.agent.executors.threads import outcome_of
 from thunderagent.agent.threads import BackgroundThread
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.jobs.outcome import Returned, in_words, raised

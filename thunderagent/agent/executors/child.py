@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import IO, Any
 
-from thunderagent.agent.executors.executor import outcome_of_scope, run_handler
+from thunderagent.agent.executors.threads import outcome_of_scope, run_handler
 from thunderagent.agent.scopes import HookScope
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.hooks import RunHook

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from importlib import import_module
 
-from thunderagent.agent.executors.executor import Done, Executors, LoopExecutor, ThreadExecutor
 from thunderagent.agent.executors.process import ProcessExecutor
+from thunderagent.agent.executors.threads import Done, Executors, LoopExecutor, ThreadExecutor
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Scope
 from thunderagent.settings import Settings

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import IO, Any, Final
 
 from thunderagent.agent.executors.child_end import reap
-from thunderagent.agent.executors.executor import Done, outcome_of_scope
+from thunderagent.agent.executors.threads import Done, outcome_of_scope
 from thunderagent.jobs.context import Cancel, Fail, Snooze
 from thunderagent.jobs.hooks import RunHook
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, raised
