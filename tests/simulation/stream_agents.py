@@ -16,9 +16,10 @@ from unittest.mock import patch
 
 from tests.simulation.stream_ledger import Holder, Watch
 from tests.simulation.stream_network import SimLoop
+from thunderagent.agent import executors
 from thunderagent.agent import loop as agent_module
-from thunderagent.agent.executors import choice as executors
-from thunderagent.agent.executors.threads import Executors, LoopExecutor
+from thunderagent.agent.executors import Executors
+from thunderagent.agent.executors.loop import LoopExecutor
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.queues import tick_s

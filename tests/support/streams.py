@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tests.support.engine import LONG_S, Stage, settings
-from thunderagent.agent.executors.threads import LoopExecutor
+from thunderagent.agent.executors.loop import LoopExecutor
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job

@@ -24,7 +24,7 @@ from thunderagent.agent.admission import Admission
 from thunderagent.agent.candidates import Choice, Chosen
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.doubts import Doubts
-from thunderagent.agent.executors.threads import Executors
+from thunderagent.agent.executors import Executors
 from thunderagent.agent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.settle import Policy, Settlement, settle

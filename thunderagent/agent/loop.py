@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.controls import Controls
-from thunderagent.agent.executors.choice import make_executors
-from thunderagent.agent.executors.threads import Executors
+from thunderagent.agent.executors import Executors, make_executors
 from thunderagent.agent.gatekeeper import Gatekeeper, gated
 from thunderagent.agent.health.marks import Marks
 from thunderagent.agent.health.outage import Outage

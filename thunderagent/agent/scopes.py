@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from thunderagent.agent.delivery import Complaints, Delivery
-from thunderagent.agent.executors.threads import outcome_of
 from thunderagent.agent.threads import BackgroundThread
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
-from thunderagent.jobs.outcome import Returned, in_words, raised
+from thunderagent.jobs.outcome import Returned, in_words, outcome_of, raised
 from thunderagent.jobs.running import Failed, Running, Scope, no_scope
 from thunderagent.model.bus import EventBus
 from thunderagent.model.redaction import Redactor

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from thunderagent.jobs.context import Cancel, Fail, Snooze
-from thunderagent.jobs.job import Limit
-from thunderagent.model.errors import TaskStopped
+from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
+from thunderagent.jobs.job import Job, Limit
+from thunderagent.model.errors import LeaseLost, TaskStopped
 from thunderagent.model.memory import peak_mib, resident_mib
 from thunderagent.model.task import Lease
 from thunderagent.model.traceparent import trace_id
@@ -83,6 +83,15 @@ def raised(error: BaseException, fatal: tuple[type[BaseException], ...] = (), *,
 
 def _short(filename: str) -> str:
     return "/".join(PurePath(filename).parts[-2:])
+
+
+def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Ran:
+    """What an exception of a handler means: stopped, if it had been asked to stop, else an error."""
+    if context.stop_reason is not None and not isinstance(error, job.fatal):
+        return Stopped(context.stop_reason, progressed=context.has_progressed)
+    if isinstance(error, LeaseLost):  # a stream found out by itself, before the heartbeat did
+        return Stopped(error)
+    return raised(error, job.fatal, progressed=context.has_progressed)
 
 
 def about(lease: Lease) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job
-from thunderagent.jobs.outcome import Outcome
+from thunderagent.jobs.outcome import Outcome, outcome_of
 from thunderagent.model.clock import since_boot
 from thunderagent.model.task import Lease
 
@@ -45,6 +45,10 @@ class Running:
     def deadline(self) -> float:
         """Monotonic second at which we stop by ourselves unless the lease is renewed before."""
         return self.lease.deadline(self.lease_margin)
+
+    def outcome_of_scope(self, error: BaseException) -> Outcome:
+        """What an exception out of a scope means: what the handler did counts; without a run it is the error."""
+        return self.outcome or outcome_of(error, self.job, self.context)
 
 
 Scope = Callable[[Running], AbstractContextManager[Any]]

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import IO, Any
 
-from thunderagent.agent.executors.threads import outcome_of_scope, run_handler
+from thunderagent.agent.executors.threads import run_handler
 from thunderagent.agent.scopes import HookScope
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.hooks import RunHook
@@ -79,7 +79,7 @@ def _run(orders: Mapping[str, Any], context: Context, failed: Failed) -> Outcome
         ):
             running.outcome = run_handler(job, context)
     except BaseException as error:
-        running.outcome = outcome_of_scope(error, running)
+        running.outcome = running.outcome_of_scope(error)
     return running.outcome
 
 

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from typing import IO, Any, Final
 
 from thunderagent.agent.executors.child_end import reap
-from thunderagent.agent.executors.threads import Done, outcome_of_scope
+from thunderagent.agent.executors.threads import Done
 from thunderagent.jobs.context import Cancel, Fail, Snooze
 from thunderagent.jobs.hooks import RunHook
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, raised
@@ -66,7 +66,7 @@ class ProcessExecutor:
                 except Exception as error:
                     running.outcome = raised(error)
         except BaseException as error:  # of the scope: a slot must not be lost by it
-            running.outcome = outcome_of_scope(error, running)
+            running.outcome = running.outcome_of_scope(error)
         self._done(running, running.outcome)
 
     def _watch(self, running: Running) -> Outcome:

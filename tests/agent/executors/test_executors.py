@@ -18,8 +18,10 @@ import pytest
 from tests.support import process_jobs
 from tests.support.engine import LONG_S, a_lease, running
 from tests.support.stands import eventually
+from thunderagent.agent.executors import Executors
+from thunderagent.agent.executors.loop import LoopExecutor
 from thunderagent.agent.executors.process import ProcessExecutor
-from thunderagent.agent.executors.threads import Executor, Executors, LoopExecutor, ThreadExecutor
+from thunderagent.agent.executors.threads import Executor, ThreadExecutor
 from thunderagent.agent.settle import time_limit
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.job import Job, job

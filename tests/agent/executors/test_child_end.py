@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.test_executor import Bench, bench
+from tests.agent.executors.test_executors import Bench, bench
 from tests.support import process_jobs
 from thunderagent.agent.executors import child_end
 from thunderagent.agent.executors import process as isolation

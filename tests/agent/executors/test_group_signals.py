@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_executor import Bench, bench
+from tests.agent.executors.test_executors import Bench, bench
 from tests.support import process_jobs
 from thunderagent.jobs.outcome import Returned
 
 __all__ = ["bench"]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUMBER = 100
 
 
