@@ -32,12 +32,6 @@ ORDER: Final = (
 
 FLOORS: Final = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 
-UPWARD: Final = {
-    ("agent", "websocket_api"),
-    ("ops", "websocket_api"),
-}
-"""Arrows upward that are still to be cut."""
-
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
     "stores.tasks": (
@@ -99,7 +93,6 @@ def upward(name: str, parsed: ast.AST) -> list[str]:
         and (there := room(dotted)) != here
         and {here, there} <= FLOORS.keys()
         and FLOORS[there] >= FLOORS[here]
-        and (here, there) not in UPWARD
     ]
 
 

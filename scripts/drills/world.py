@@ -206,7 +206,6 @@ class World:
                 now=agent.store.clock.now,
                 monotonic=agent.store.monotonic,
             )
-            assert canary is not None
             return [*region_watch(agent, canary, arbiter_engine=cast(Engine, link)), canary]
 
         jobs = make_jobs(region.name, self.ledger, self.pace)

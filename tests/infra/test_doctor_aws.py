@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from tests.infra.test_stacks import ROOT_KEY, spoken_by_engine
 from tests.infra.world import REGION, World, artefacts, engine, resources_of
 from thunderagent.cli import app
-from thunderagent.ops.iam import DOCTOR_ACTIONS, SECRET_ACTION, Resources, Role, policy
+from thunderagent.ops.iam import DOCTOR_ACTIONS, Resources, Role, policy
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 
@@ -143,7 +143,7 @@ def test_what_is_as_promised_is_ok_and_asked_with_nothing_but_its_policy(place: 
     renamed = {"monitoring": "cloudwatch", "GetPublicAccessBlock": "GetBucketPublicAccessBlock"}
     asked = {":".join(renamed.get(part, part) for part in one.split(":")) for one in place.asked}
     wanted = {f"{service}:{action}" for service, (_, actions) in DOCTOR_ACTIONS.items() for action in actions}
-    assert asked - {"sts:GetCallerIdentity"} == wanted | {SECRET_ACTION}
+    assert asked - {"sts:GetCallerIdentity"} == wanted | {"secretsmanager:GetSecretValue"}
     assert all(one.partition(":")[2].startswith(READS) for one in asked)
 
 

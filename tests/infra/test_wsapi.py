@@ -11,7 +11,7 @@ from botocore.validate import ParamValidator
 from cfnlint.api import ManualArgs, lint_file
 
 from tests.infra.rendering import ACCOUNT, INFRA, Rendered
-from thunderagent.ops.iam import CONNECTION_ACTIONS
+from thunderagent.websocket_api.permissions import CONNECTION_ACTIONS
 from thunderagent.websocket_api.protocol import Action
 from thunderagent.websocket_api.records import CONNECTION_S
 from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_BURST, USER_RATE

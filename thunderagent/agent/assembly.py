@@ -16,8 +16,9 @@ from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.agent.threads import BackgroundThread
+from thunderagent.jobs.extension import extension
+from thunderagent.regions.arbiter import Wellness
 from thunderagent.telemetry.prometheus import is_installed, prometheus_text
-from thunderagent.websocket_api.canary.making import make_watch
 
 if TYPE_CHECKING:
     from thunderagent.agent.loop import Agent
@@ -59,15 +60,16 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThr
         http=agent.told.get("http"),
         wake=agent.vitals.wake,
     )
-    canary = make_watch(
-        settings,
-        agent.bus,
-        who=agent.name,
-        told=agent.told,
-        now=agent.store.clock.now,
-        monotonic=agent.store.monotonic,
-    )
-    if canary is not None:
+    well: Wellness | None = None
+    if settings.canary_targets:
+        canary = extension("canary.watch")(
+            settings,
+            agent.bus,
+            who=agent.name,
+            told=agent.told,
+            now=agent.store.clock.now,
+            monotonic=agent.store.monotonic,
+        )
         threads.insert(0, canary)
-    well = canary if canary is not None and canary.has_own_target else None
+        well = canary if canary.has_own_target else None
     return [*region_watch(agent, well), *threads, monitor.thread()]

@@ -30,6 +30,7 @@ from thunderagent.agent.scopes import Surroundings
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, stopping_signals
+from thunderagent.jobs.extension import extension
 from thunderagent.jobs.outcome import Stopped
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Scope, no_scope
@@ -49,7 +50,6 @@ from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
-from thunderagent.websocket_api.canary.making import with_canary
 
 LONGEST_WAIT_S: Final = 10.0
 
@@ -90,7 +90,9 @@ class Agent:
         """What the agent may write, by the grant of its region; `equip` has it renewed."""
         self.store = store = gated(store, self.gate)
         store.unread.listener = lambda one: self.bus.emit(events.RowUnreadable.of(one))
-        self.jobs = jobs = with_canary(jobs, settings, store, self.bus, who=self.name, doorbell=doorbell)
+        if settings.canary_targets:
+            jobs = jobs.plus(extension("canary.jobs")(settings, store, self.bus, who=self.name, doorbell=doorbell))
+        self.jobs = jobs
         self.settings = settings
         check_leases(jobs, settings)
         self._rng = rng or random.Random()

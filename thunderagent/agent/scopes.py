@@ -12,6 +12,7 @@ from typing import Any
 
 from thunderagent.agent.delivery import Complaints, Delivery
 from thunderagent.agent.threads import BackgroundThread
+from thunderagent.jobs.extension import extension
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.jobs.outcome import Returned, in_words, outcome_of, raised
 from thunderagent.jobs.running import Failed, Running, Scope, no_scope
@@ -54,11 +55,8 @@ def pushing(scope: Scope, settings: Settings) -> Scope:
     """The scope, in which `ctx.push` works if the settings name a WebSocket API."""
     if settings.push_endpoint is None or settings.push_connections is None:
         return scope
-    # boto3 is slow to import, and an embedded store does not need it
-    from thunderagent.websocket_api.push import make_pusher
-
     place = settings.push_endpoint, fixed(settings.push_connections)
-    push = make_pusher(*place).push
+    push = extension("push")(*place).push
 
     def with_push(running: Running) -> AbstractContextManager[Any]:
         running.context.use_push(push, place)

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +42,16 @@ class Registry(Mapping[str, Job[Any]]):
         if other is not one:
             raise ConfigurationError(f"two jobs are named {one.name!r}: {other.where} and {one.where}; rename one")
         self._by_value.update(dict.fromkeys(one.job_values, one))
+
+    def plus(self, more: Iterable[Job[Any]]) -> Registry:
+        """A registry with further jobs; this one stays as it is.
+
+        Raises:
+            ConfigurationError: another job has the name of one of them.
+        """
+        registry = Registry(*self._jobs.values(), *self._hooks, *more)
+        registry.packages = self.packages
+        return registry
 
     def __getitem__(self, name: str) -> Job[Any]:
         try:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from thunderagent.jobs.extension import extension
 from thunderagent.model.canary_targets import From, TokenSource
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import Settings
@@ -79,11 +80,6 @@ ARBITER_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
 """Actions of DynamoDB on the arbiter's table, which is in another region; an application asks it before it changes what
 agents change too."""
 
-PUSH_ACTIONS: Final = frozenset({"ManageConnections"})
-"""Actions of API Gateway on the connections of the WebSocket API."""
-CONNECTION_ACTIONS: Final = frozenset({"BatchGetItem", "DeleteItem", "GetItem", "UpdateItem"})
-"""Actions of DynamoDB on the table of connections, of agents whose jobs push."""
-
 DOCTOR_ACTIONS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "autoscaling": ("", frozenset({"DescribeAutoScalingGroups", "DescribeScalingActivities"})),
     "cloudformation": ("", frozenset({"DescribeStacks", "ListStackResources"})),
@@ -102,14 +98,11 @@ DOCTOR_ACTIONS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
 
 METRICS_ACTION: Final = "cloudwatch:PutMetricData"
 METRICS_ROLES: Final = frozenset({Role.AGENT, Role.OPERATOR})
-
-SECRET_ACTION: Final = "secretsmanager:GetSecretValue"  # noqa: S105 - an action
-"""Of the same roles, on the secrets that the canary's token comes from."""
+"""Roles that send metrics, and whose canary reads its token."""
 
 _ACCOUNT: Final = re.compile(r"\d{12}|\*")
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d|\*")
 _PARTITION: Final = re.compile(r"aws(-[a-z]+)*")
-_API: Final = re.compile(r"([a-z0-9]+)\.execute-api\.([a-z0-9-]+)\.amazonaws\.")
 _QUEUE_REGION: Final = re.compile(r"(?:^|\.)sqs(?:-fips)?\.([a-z]{2}[a-z0-9-]*-\d)\.|^([a-z]{2}[a-z0-9-]*-\d)\.queue\.")
 
 
@@ -182,43 +175,37 @@ def resources(
 def policy(role: Role, to: Resources) -> dict[str, Any]:
     """The policy document of a role, which `aws iam put-role-policy` takes."""
     if role is Role.DOCTOR:
-        return {"Version": "2012-10-17", "Statement": [*_looks(to), *_secrets(to)]}
+        secrets = extension("canary.permissions")(to) if to.secrets else []
+        return {"Version": "2012-10-17", "Statement": [*_looks(to), *secrets]}
     table = f"arn:{to.partition}:dynamodb:{to.region}:{to.account}:table/{to.table}"
     statements = [
-        _allow("Tasks", "dynamodb", TABLE_ACTIONS[role], table),
+        allow("Tasks", "dynamodb", TABLE_ACTIONS[role], table),
     ]
     if INDEX_ACTIONS[role]:
-        statements.append(_allow("Index", "dynamodb", INDEX_ACTIONS[role], f"{table}/index/{INDEX}"))
+        statements.append(allow("Index", "dynamodb", INDEX_ACTIONS[role], f"{table}/index/{INDEX}"))
     if to.queue_url:
-        statements.append(_allow("WakeQueue", "sqs", QUEUE_ACTIONS[role], _queue_arn(to.queue_url, to)))
+        statements.append(allow("WakeQueue", "sqs", QUEUE_ACTIONS[role], _queue_arn(to.queue_url, to)))
     if to.bucket:
         statements.append(
-            _allow("LargeTexts", "s3", BUCKET_ACTIONS[role], f"arn:{to.partition}:s3:::{to.bucket}/{BLOBS}")
+            allow("LargeTexts", "s3", BUCKET_ACTIONS[role], f"arn:{to.partition}:s3:::{to.bucket}/{BLOBS}")
         )
-    if to.arbiter and ARBITER_ACTIONS[role] and (arn := _table_arn(to.arbiter, to)) is not None:
-        statements.append(_allow("Arbiter", "dynamodb", ARBITER_ACTIONS[role], arn))
+    if to.arbiter and ARBITER_ACTIONS[role] and (arn := table_arn(to.arbiter, to)) is not None:
+        statements.append(allow("Arbiter", "dynamodb", ARBITER_ACTIONS[role], arn))
     if to.push_endpoint and role is Role.AGENT:
-        statements.append(_allow("Push", "execute-api", PUSH_ACTIONS, _push_arn(to.push_endpoint, to)))
-        if to.push_connections and (arn := _table_arn(to.push_connections, to)) is not None:
-            statements.append(_allow("Connections", "dynamodb", CONNECTION_ACTIONS, arn))
+        statements += extension("push.permissions")(to)
     if to.namespace and role in METRICS_ROLES:
         only = {"StringEquals": {"cloudwatch:namespace": to.namespace}}
         metrics = {"Sid": "Metrics", "Effect": "Allow", "Action": METRICS_ACTION, "Resource": "*", "Condition": only}
         statements.append(metrics)
-    if role in METRICS_ROLES:
-        statements += _secrets(to)
+    if to.secrets and role in METRICS_ROLES:
+        statements += extension("canary.permissions")(to)
     return {"Version": "2012-10-17", "Statement": statements}
 
 
 def _looks(to: Resources) -> Iterator[dict[str, Any]]:
     for service, (which, actions) in DOCTOR_ACTIONS.items():
         arn = f"arn:{to.partition}:{service}:{to.region}:{to.account}:{which}" if which else "*"
-        yield _allow(f"Look{service.capitalize()}", service, actions, arn)
-
-
-def _secrets(to: Resources) -> list[dict[str, Any]]:
-    numbered = enumerate(to.secrets, start=1)
-    return [_allow_one(f"CanaryToken{number}", SECRET_ACTION, arn) for number, arn in numbered]
+        yield allow(f"Look{service.capitalize()}", service, actions, arn)
 
 
 def _secret_arns(settings: Settings, region: str, account: str, partition: str) -> Iterator[str]:
@@ -233,20 +220,21 @@ def _secret_arns(settings: Settings, region: str, account: str, partition: str) 
             yield f"arn:{partition}:secretsmanager:{source.region or region}:{account}:secret:{source.place}-??????"
 
 
-def _allow(name: str, service: str, actions: frozenset[str], resource: str) -> dict[str, Any]:
-    told = [f"{service}:{action}" for action in sorted(actions)]
-    return {"Sid": name, "Effect": "Allow", "Action": told, "Resource": resource}
-
-
-def _allow_one(name: str, action: str, resource: str) -> dict[str, Any]:
-    return {"Sid": name, "Effect": "Allow", "Action": action, "Resource": resource}
+def allow(name: str, service: str, actions: frozenset[str], resource: str) -> dict[str, Any]:
+    """A statement of a policy."""
+    return {
+        "Sid": name,
+        "Effect": "Allow",
+        "Action": [f"{service}:{action}" for action in sorted(actions)],
+        "Resource": resource,
+    }
 
 
 def _partition_of(region: str) -> str:
     return next((f"aws-{name}" for name in ("cn", "us-gov") if region.startswith(f"{name}-")), "aws")
 
 
-def _table_arn(url: str, to: Resources) -> str | None:
+def table_arn(url: str, to: Resources) -> str | None:
     """The table of a URL, None for a file."""
     parts = urlsplit(url)
     region = (parse_qs(parts.query).get("region") or ["*"])[0]
@@ -255,15 +243,6 @@ def _table_arn(url: str, to: Resources) -> str | None:
         if parts.scheme == "dynamodb"
         else None
     )
-
-
-def _push_arn(endpoint: str, to: Resources) -> str:
-    """API, region and stage stand in the name that AWS gives an endpoint; of a domain of one's own nothing is known."""
-    parts = urlsplit(endpoint)
-    found = _API.match(parts.hostname or "")
-    api, region = (found[1], found[2]) if found else ("*", to.region)
-    stage = parts.path.strip("/") if found else "*"
-    return f"arn:{to.partition}:execute-api:{region}:{to.account}:{api}/{stage or '*'}/POST/@connections/*"
 
 
 def _queue_arn(url: str, to: Resources) -> str:

@@ -291,7 +291,7 @@ class Pusher:
 
 
 def make_pusher(endpoint: str, connections: str) -> Pusher:
-    """A pusher of settings: the endpoint of the management API and the URL of the table of connections.
+    """The extension `push`, for the endpoint of the management API and the URL of the table of connections.
 
     Raises:
         ConfigurationError: one of them cannot be what it is.

@@ -36,7 +36,7 @@ from thunderagent.testing import (
     run_until_idle,
 )
 from thunderagent.websocket_api.canary import work
-from thunderagent.websocket_api.canary.making import make_watch, observer_of, with_canary
+from thunderagent.websocket_api.canary.making import canary_jobs, observer_of
 from thunderagent.websocket_api.canary.work import JOB, KEPT_S, PROBE_JOB
 
 
@@ -47,8 +47,8 @@ def api() -> Iterator[Api]:
 
 
 def the_jobs(client: Client, bus: EventBus | None = None) -> dict[str, Job[Any]]:
-    found = with_canary(Registry(), client.settings, client.store, bus or EventBus(), who="me", doorbell=None)
-    return dict(found.items())
+    found = canary_jobs(client.settings, client.store, bus or EventBus(), who="me", doorbell=None)
+    return {job.name: job for job in found}
 
 
 def a_client(api: Api, clock: FakeClock | None = None, **more: Any) -> Client:
@@ -99,7 +99,6 @@ def test_without_targets_an_agent_has_no_canary() -> None:
     agent = Agent(client.store, registry, client.settings, first_poll_s=0.0)
     assert agent.jobs is registry
     assert "canary" not in {one.name for one in equip(agent)}
-    assert make_watch(client.settings, agent.bus, who="me", now=client.store.clock.now, monotonic=lambda: 0.0) is None
 
 
 def test_the_jobs_of_the_user_stay_and_the_queue_of_the_canary_is_served_beside_any_others(api: Api) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any
 from thunderagent.agent.executors.threads import run_handler
 from thunderagent.agent.scopes import HookScope
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
+from thunderagent.jobs.extension import extension
 from thunderagent.jobs.hooks import RunHook
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, raised
@@ -97,11 +98,9 @@ class _ChildContext(Context):
 
 def _push(place: tuple[str, str], user_id: str, message: Any) -> int:
     """Push from here; boto3 is read only by handlers that do."""
-    from thunderagent.websocket_api.push import make_pusher
-
-    pusher = make_pusher(*place)
+    pusher = extension("push")(*place)
     try:
-        return pusher.push(user_id, message)
+        return int(pusher.push(user_id, message))
     finally:
         pusher.close()
 

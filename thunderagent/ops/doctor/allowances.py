@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from thunderagent.model.errors import ConfigurationError, ThunderAgentError
-from thunderagent.model.unreadable import as_map
+from thunderagent.jobs.extension import extension
 from thunderagent.ops.doctor.account import FUNCTION, GROUP, SERVICE, Account
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.ops.doctor.services import Unanswered
 from thunderagent.ops.iam import Resources, Role, policy, resources
-from thunderagent.websocket_api.canary.secret_texts import secret_text
-from thunderagent.websocket_api.canary.tokens import WARN_DAYS, days_left
 
 BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 STANDARD: Final = frozenset("acdhimrtz")
@@ -124,43 +119,9 @@ def look_at_buckets(account: Account) -> Iterator[Finding]:
 
 
 def look_at_secrets(account: Account) -> Iterator[Finding]:
-    """How long the tokens of the canaries last. Nothing of a secret's text is told."""
-    names = dict.fromkeys(account.given("TokenSecretArn"))
-    for name, stack in account.given("TokenSecret").items():
-        names |= {f"{name}-{one}": None for one in (account.region, stack.parameters.get("OtherRegion")) if one}
-    for name in names:
-        region = None if name.startswith("arn:") else account.region
-        try:
-            token = _token_in(secret_text(name, region=region, endpoint=account.local_endpoint))
-        except ConfigurationError as error:
-            yield Finding("canary token", State.WRONG, str(error), "see docs/canary.md, The token")
-        except ThunderAgentError as error:
-            remedy = f"allow secretsmanager:GetSecretValue on {name}"
-            yield Finding("canary token", State.UNKNOWN, f"cannot tell: {error}", remedy)
-        else:
-            yield _of_token(account, name, days_left(token, time.time()))
-
-
-def _of_token(account: Account, name: str, days: float | None) -> Finding:
-    if days is None:
-        return Finding("canary token", State.OK, f"{name} tells of no end, or something replaces it in time")
-    if days >= WARN_DAYS:
-        return Finding("canary token", State.OK, f"{name} ends in {days:.0f} days")
-    remedy = account.aws(f"secretsmanager put-secret-value --secret-id {name} --secret-string file://TOKEN")
-    if days > 0:
-        return Finding("canary token", State.WARNING, f"{name} ends in {days:.1f} days", remedy)
-    what = f"{name} ended {-days:.1f} days ago: the canary cannot judge, and no region moves"
-    return Finding("canary token", State.WRONG, what, remedy)
-
-
-def _token_in(text: str) -> str:
-    """The token in a secret; empty for a secret with which a server is asked for tokens."""
-    if not text.lstrip().startswith("{"):
-        return text.strip()
-    try:
-        return str(as_map(json.loads(text)).get("token", ""))
-    except ValueError:  # it may hold the secret
-        return ""
+    """How long the tokens of the canaries last, as the extension `canary.findings` says."""
+    if account.given("TokenSecretArn", "TokenSecret"):
+        yield from extension("canary.findings")(account)
 
 
 # Quotas and clock

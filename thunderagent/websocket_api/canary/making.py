@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.job import Job
 from thunderagent.model.bus import EventBus
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell.port import Doorbell
@@ -45,10 +45,8 @@ def make_watch(
     told: dict[str, Any] | None = None,
     now: Callable[[], float],
     monotonic: Callable[[], float],
-) -> CanaryWatch | None:
-    """The thread that watches the targets of the settings; None when there are none."""
-    if not settings.canary_targets:
-        return None
+) -> CanaryWatch:
+    """The extension `canary.watch`: watches the targets of the settings."""
     return CanaryWatch(
         settings.canary_targets,
         make_prober(settings, who),
@@ -61,16 +59,10 @@ def make_watch(
     )
 
 
-def with_canary(
-    jobs: Registry, settings: Settings, store: TaskStore, bus: EventBus, *, who: str, doorbell: Doorbell | None
-) -> Registry:
-    """The jobs of an agent, and those of the canary if there are targets. The registry that is given stays as it is.
-
-    Raises:
-        ConfigurationError: another job has the name of one of them.
-    """
-    if not settings.canary_targets:
-        return jobs
+def canary_jobs(
+    settings: Settings, store: TaskStore, bus: EventBus, *, who: str, doorbell: Doorbell | None
+) -> list[Job[Any]]:
+    """The extension `canary.jobs`."""
     keep = {"keep_success_s": settings.keep_success_days * 86400, "keep_failed_s": settings.keep_failed_days * 86400}
     work = CanaryWork(
         settings.canary_targets,
@@ -80,6 +72,4 @@ def with_canary(
         bus=bus,
         sender=DoorbellSender(doorbell),
     )
-    registry = Registry(*jobs.values(), *jobs.hooks, *work.jobs())
-    registry.packages = jobs.packages
-    return registry
+    return work.jobs()
