@@ -40,7 +40,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes import unique as unique_writes
 from thunderagent.model.writes.unique import key_id
 from thunderagent.queue.dependents import Dependents
-from thunderagent.queue.unique import OWED, Keys
+from thunderagent.queue.unique import OWED, UniqueKeys
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Enqueued, TaskStore, Wanted
@@ -201,7 +201,7 @@ def has_failed_and_its_agent_died(site: Site) -> str:
 
 def is_to_live_again_and_its_client_died(site: Site) -> str:
     task_id = has_failed_and_its_agent_died(site)
-    Keys(site.store).retake(site.client.get(task_id))
+    UniqueKeys(site.store).retake(site.client.get(task_id))
     return task_id
 
 
@@ -286,7 +286,7 @@ def frees_late(site: Site, store: TaskStore, task_id: str) -> Any:
     """The agent that settled the end frees the key, after a while."""
     row = site.engine.get([task_id]).get(task_id, {})
     if "finishedAt" in row:
-        Keys(store).free([Task.from_row(row)])
+        UniqueKeys(store).release([Task.from_row(row)])
     return None
 
 
@@ -953,7 +953,7 @@ def test_who_frees_late_does_not_free_what_was_retried_meanwhile(site: Site) -> 
     ended = site.client.get(task_id)
     site.clock.advance(1)
     site.client.retry(task_id)
-    Keys(site.store).free([ended])
+    UniqueKeys(site.store).release([ended])
     assert site.row() is not None
     assert site.enqueue(5).task_id == task_id
 
@@ -1095,15 +1095,15 @@ def test_a_store_that_does_not_answer_keeps_no_key() -> None:
 
 def test_a_key_that_could_not_be_freed_in_an_outage_is_freed_with_the_next(site: Site) -> None:
     broken = FaultyEngine(site.engine)
-    keys = Keys(site.open(broken))
+    keys = UniqueKeys(site.open(broken))
     ended = site.client.get(has_failed_and_its_agent_died(site))
     broken.outage()
-    keys.free([replace(ended, unique_key=f"other-{number}") for number in range(OWED)])
-    keys.free([ended])
+    keys.release([replace(ended, unique_key=f"other-{number}") for number in range(OWED)])
+    keys.release([ended])
     assert len(keys._owed) == OWED, "memory is bounded"
     broken.calm()
     assert site.row() is not None
-    keys.free([])
+    keys.release([])
     assert (site.row(), keys._owed) == (None, [])
 
 
@@ -1121,7 +1121,7 @@ def test_the_row_of_a_key_stays_when_its_task_goes_and_another_has_or_takes_it(s
     """The ended task goes between the two writes of an enqueue with its own id, or has passed its key on."""
     task_id = has_failed_and_its_agent_died(site)
     site.clock.advance(DAY_S + 1)
-    keys = Keys(site.store)
+    keys = UniqueKeys(site.store)
     ended = site.client.store.get([task_id])[task_id]
 
     def put(task: Task) -> Enqueued:
@@ -1169,7 +1169,7 @@ def test_a_key_that_was_taken_for_nothing_is_not_dropped_of_the_next_that_has_it
         return answer
 
     with pytest.raises(DuplicateTask):
-        Keys(site.store).put(wanted, put, own_id=True, shards=1)
+        UniqueKeys(site.store).put(wanted, put, own_id=True, shards=1)
     assert site.row() is not None
     assert site.enqueue(6).task_id == "mine"
     assert len(site.holders()) == 1

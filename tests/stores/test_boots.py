@@ -19,7 +19,7 @@ from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.ops.explain import explain
 from thunderagent.ops.waiting import why
-from thunderagent.queue.unique import Keys
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.stores.sqlite import boots
 from thunderagent.stores.sqlite.engine import LOST_S, SqliteEngine
 from thunderagent.stores.tasks import Beat, Enqueued, TaskStore, Wanted
@@ -143,7 +143,7 @@ def test_agents_and_turns_live_on_when_the_clock_is_set(machine: Machine, hours:
 def test_the_key_of_a_task_that_is_just_put_stays_when_the_clock_is_set(machine: Machine, how: str) -> None:
     """An ended task of the same id goes between the key and the task."""
     store, other = machine.process(), machine.process()
-    keys, task = Keys(store), put(store, unique_key="k", unique_scope="until_done")
+    keys, task = UniqueKeys(store), put(store, unique_key="k", unique_scope="until_done")
     now = store.clock.now()
     assert store.write_tasks([writes.cancel_waiting(task, reason="", now=now, expire_at=now + 60.0)]) != [None]
 

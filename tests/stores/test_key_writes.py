@@ -17,7 +17,7 @@ from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.unique import drop_key, forget_key, free_key, key_id, key_row, pass_key
-from thunderagent.queue.unique import Keys
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.engine import DynamoEngine
@@ -57,7 +57,7 @@ def failed(stand: Stand, task: Task, *, frees: bool) -> Task:
     assert stand.store.settle([writes.fail(lease, error="boom", now=now, expire_at=now + DAY_S)])[0].accepted
     after = stand.store.get([task.task_id])[task.task_id]
     if frees:
-        Keys(stand.store).free([after])
+        UniqueKeys(stand.store).release([after])
         assert row_of(stand) is None
     return after
 
@@ -142,7 +142,7 @@ def test_the_key_of_a_task_that_is_gone_is_forgotten_unless_one_may_just_be_put_
 
 
 def test_a_purge_takes_the_rows_of_keys_away_that_still_name_its_tasks(stand: Stand) -> None:
-    keys = Keys(stand.store)
+    keys = UniqueKeys(stand.store)
     clock = stand.store.clock
     gone = replace(stand.task("a"), job=JOB, unique_key=stand.mark)
     row = taken(stand, now=clock.now() - KEY_SETTLES_S - 1)
@@ -180,7 +180,7 @@ def test_a_task_that_its_client_could_not_put_is_put_by_the_next_as_it_was(stand
     """With a payload that no row keeps on DynamoDB, and parents, which are a set."""
     parent = stand.enqueue("parent")
     mine, one = stand.id("mine"), client(stand, stand.store)
-    keys = Keys(stand.store)
+    keys = UniqueKeys(stand.store)
 
     def never(task: Task) -> Any:
         raise StoreError("the client is gone")
@@ -225,7 +225,7 @@ def test_a_row_of_the_wrong_types_is_a_clear_error_and_no_agent_minds_it(wire_st
     assert row_id in str(caught.value)
     task = wire_stand.enqueue(unique_key=wire_stand.mark, unique_scope="until_done")
     failed(wire_stand, task, frees=False)
-    Keys(wire_stand.store).free([wire_stand.now()])
+    UniqueKeys(wire_stand.store).release([wire_stand.now()])
     assert row_of(wire_stand) is not None
 
 
@@ -321,7 +321,7 @@ def test_the_meter_of_the_engine_counts_two_writes_more_for_a_task_with_a_key(wi
         task = one.enqueue(JOB, {"n": 1}, **options)
         [lease] = store.claim([Wanted(seen(task), 60.0)], owner="agent-1")
         assert store.settle([ending(store, lease)])[0].accepted
-        Keys(store).free([*store.peek([task.task_id]).values()])
+        UniqueKeys(store).release([*store.peek([task.task_id]).values()])
         after = consumed.requests, consumed.write_units - consumed.index_write_units, consumed.read_units
         return after[0] - before[0], after[1] - before[1], after[2] - before[2]
 

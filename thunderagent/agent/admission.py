@@ -27,7 +27,7 @@ from thunderagent.queue.limits.freed import FreeSlots
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import keep_line_open
 from thunderagent.queue.limits.slots import Slots, holders_of, limit_of, numbers_of, rows_of
-from thunderagent.queue.unique import Keys
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted
 
@@ -52,7 +52,7 @@ class Admission:
         self._settings = settings
         self._bus = bus
         self._slots = Slots(store, guard_s=settings.clock_guard_s, examine_s=settings.sweep_s)
-        self._keys = Keys(store)
+        self._keys = UniqueKeys(store)
         self._sifter = Sifter(store, jobs, self._slots, bus)
         self.lines = FreeSlots(store, told=self._let_out)
         self._sweep = LineSweep(store, self._slots, told=self._let_out)
@@ -153,7 +153,7 @@ class Admission:
             self.lines.freed(limit, row)
         self._slots.let_expire()
         tasks, self._let_go = self._let_go, []
-        self._keys.free(tasks)
+        self._keys.release(tasks)
         stood_back, self._stood_back, self._sifter.moved = [*self._stood_back, *self._sifter.moved], [], []
         with suppress(StoreError):  # the sweep looks after them
             known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})

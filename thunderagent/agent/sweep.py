@@ -24,7 +24,7 @@ from thunderagent.model.writes.limits import holder
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.limits.slots import Taken, free_slots, limit_of
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
-from thunderagent.queue.unique import Keys
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.stores.tasks import Doubt, TaskStore
 
 RECHECKED: Final = 500
@@ -244,7 +244,7 @@ class Janitor:
         self._max_crashes = max_crashes
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
-        self._keys = Keys(store)
+        self._keys = UniqueKeys(store)
         self.lost = LostLeases(
             store,
             guard_s=guard_s,
@@ -347,7 +347,7 @@ class Janitor:
             lease = Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0)
             self._bus.emit(events.TaskGivenUp(**about(lease), lost_agent=task.lease_owner or "?"))
             self._dependents.tell([Ended(after.task_id, after.status, after.dependents)])
-            self._keys.free([after])
+            self._keys.release([after])
             self._store.large_texts.outlive_all([after], now=now)
             if limit := self._limit(after) or (Limit(after.limit_key, 1) if after.limit_key else None):
                 taken = Taken(limit, holder(task.task_id, task.fence), is_alone=limit.number == 1)

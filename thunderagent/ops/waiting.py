@@ -19,9 +19,9 @@ from thunderagent.model.task import Status, Task, UniqueScope
 from thunderagent.model.unreadable import Unreadable, as_map, as_number
 from thunderagent.model.writes.limits import limit_id
 from thunderagent.model.writes.unique import key_id
-from thunderagent.queue.key_rows import holds
 from thunderagent.queue.limits.slots import holders_of
 from thunderagent.queue.pauses import Pause, PauseKind, names_of, read_pauses
+from thunderagent.queue.unique import holds
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import Link
 

@@ -19,7 +19,7 @@ from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import Intake
-from thunderagent.queue.unique import Keys
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.large_texts import LEFT_S
 from thunderagent.stores.tasks import TaskStore
@@ -64,7 +64,7 @@ class Commands:
             keep_failed_s=settings.keep_failed_days * 86400,
         )
         self._intake = Intake(store, settings, self._dependents)
-        self._keys = Keys(store)
+        self._keys = UniqueKeys(store)
 
     def get(self, task_id: str | Task) -> Task:
         """The task as it is now.
@@ -221,7 +221,7 @@ class Commands:
     def _ended(self, task: Task) -> None:
         self.store.large_texts.outlive_all([task], now=self.store.clock.now())
         self._dependents.tell([Ended(task.task_id, task.status, task.dependents)])
-        self._keys.free([task])
+        self._keys.release([task])
 
     def _enqueued(self, *tasks: Task) -> None:
         if self._on_enqueue:

@@ -13,7 +13,7 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.task import Status, Task
 from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
-from thunderagent.queue.unique import Keys
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.stores.tasks import TaskStore
 
 AT_ONCE = 99
@@ -35,7 +35,7 @@ class Dependents:
     def __init__(self, store: TaskStore, bus: EventBus, *, keep_success_s: float, keep_failed_s: float) -> None:
         self._store = store
         self._bus = bus
-        self._keys = Keys(store)
+        self._keys = UniqueKeys(store)
         self._keep = {Status.DONE: keep_success_s, Status.FAILED: keep_failed_s}
 
     def rejected(self, write: Write, error: StoreRejected) -> None:
@@ -110,7 +110,7 @@ class Dependents:
         ]
         ended = []
         tasks = self._store.write_tasks(batch, rejected=self.rejected)
-        self._keys.free(task for task in tasks if task is not None)
+        self._keys.release(task for task in tasks if task is not None)
         self._store.large_texts.outlive_all((task for task in tasks if task is not None), now=now)
         for task, (_, status, why) in zip(tasks, doomed, strict=True):
             if task is not None:

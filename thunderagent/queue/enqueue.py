@@ -44,7 +44,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, statuses_of
 from thunderagent.queue.limits.entrance import Entrance
 from thunderagent.queue.limits.slots import job_limit
-from thunderagent.queue.unique import Keys, check_unique
+from thunderagent.queue.unique import UniqueKeys, check_unique
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import Enqueued, TaskStore
 from thunderagent.telemetry.traces import trace_of_new
@@ -101,7 +101,7 @@ class Intake:
         self._store = store
         self._settings = settings
         self._dependents = dependents
-        self._keys = Keys(store)
+        self._keys = UniqueKeys(store)
         self._entrance = Entrance(store)
 
     def make(self, new: NewTask, payload: Any) -> Task:
