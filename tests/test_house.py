@@ -122,6 +122,16 @@ def test_imports_from_below_are_not_taken_for_upward_ones() -> None:
     assert upward("agent.heartbeat", ast.parse(text)) == []
 
 
+LAMBDA: Final = frozenset({"router.function", "websocket_api.canary.function", "websocket_api.server.functions"})
+"""Modules whose functions AWS Lambda calls: they import what they need, and nothing imports them."""
+
+
+def test_nothing_imports_a_lambda_function() -> None:
+    found = {dotted.removeprefix("thunderagent.") for name in MODULES for _, dotted in imported(tree(name))}
+    assert MODULES.keys() >= LAMBDA
+    assert not LAMBDA & found
+
+
 def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
     for name in MODULES:
         if name == "stores.dynamo.expressions":

@@ -54,7 +54,7 @@ def serve(
         if not has_package("jwt") or not has_package("cryptography"):
             raise ConfigurationError("the WebSocket API needs PyJWT: pip install 'thunderagent[wsapi]'")
         from thunderagent.websocket_api.gateway import local_regions
-        from thunderagent.websocket_api.server.functions import authorizer_settings, make_verifier
+        from thunderagent.websocket_api.server.settings import AuthorizerSettings, load, make_verifier
 
         settings = load_settings()
         configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact)
@@ -62,7 +62,7 @@ def serve(
         bus = EventBus()
         Telemetry(bus)
         names = region or list(DEMO_REGIONS if demo else DEMO_REGIONS[:1])
-        tokens = None if demo else authorizer_settings()
+        tokens = None if demo else load(AuthorizerSettings)
         with local_regions.local_regions(
             names,
             folder=folder,

@@ -1,4 +1,4 @@
 """The WebSocket API: durable state of users behind Amazon's API Gateway, as plain functions of an event.
 
-`authorizer.handler` and `handler.handler` are for AWS Lambda; `gateway.Gateway` serves the same on one machine.
+`server.functions` has the functions for AWS Lambda; `gateway` serves the same on one machine.
 """

@@ -24,6 +24,7 @@ from thunderagent.model.errors import AccessDenied, ConfigurationError, Credenti
 from thunderagent.model.forks import renewed
 from thunderagent.model.jsondata import dump_json
 from thunderagent.settings import push_problem
+from thunderagent.stores import open_engine
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import DENIED, code_of
 from thunderagent.stores.engine import Engine
@@ -296,8 +297,6 @@ def make_pusher(endpoint: str, connections: str) -> Pusher:
     Raises:
         ConfigurationError: one of them cannot be what it is.
     """
-    from thunderagent.stores import open_engine
-
     return Pusher(ManagementApi(endpoint).post, lambda: open_engine(connections, hasty=True))
 
 

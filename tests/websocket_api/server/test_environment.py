@@ -24,7 +24,7 @@ from thunderagent.cli import app
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.websocket_api.gateway.events import connect_event, message_event
 from thunderagent.websocket_api.gateway.issuer import Issuer
-from thunderagent.websocket_api.server import authorizer, handler
+from thunderagent.websocket_api.server import functions
 from thunderagent.websocket_api.server.functions import make_api, make_authorizer, management_endpoint
 
 ISSUER = Issuer()
@@ -43,8 +43,8 @@ def lambda_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     }.items():
         monkeypatch.setenv(f"WSAPI_{name}", value)
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    monkeypatch.setattr(handler, "_made", [])
-    monkeypatch.setattr(authorizer, "_made", [])
+    monkeypatch.setattr(functions, "_api", None)
+    monkeypatch.setattr(functions, "_authorizer", None)
     yield monkeypatch
 
 
@@ -52,17 +52,18 @@ def test_the_functions_of_lambda_serve_a_client_and_are_made_once(
     lambda_environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     event = connect_event("c1", "/", {"Authorization": f"Bearer {ISSUER.token('ada')}"}, now=0.0)
-    policy = authorizer.handler(event, None)
+    policy = functions.authorize(event, None)
     context = {**policy["context"], "principalId": policy["principalId"]}
     event["requestContext"]["authorizer"] = context
-    assert handler.handler(event, None)["statusCode"] == 200
+    assert functions.handle(event, None)["statusCode"] == 200
+    made = [functions._api, functions._authorizer]
     message = {"action": "setState", "id": 1, "version": 0, "change": "c", "patch": {"a": 1}}
     for _ in range(2):
-        answer = handler.handler(message_event("c1", json.dumps(message), context, now=0.0), None)
+        answer = functions.handle(message_event("c1", json.dumps(message), context, now=0.0), None)
         assert json.loads(answer["body"])["version"] == 1
-    assert (len(handler._made), len(authorizer._made)) == (1, 1)
+    assert made == [functions._api, functions._authorizer]
     with pytest.raises(Exception, match=r"^Unauthorized$"):
-        authorizer.handler(connect_event("c1", "/", {"Authorization": "Bearer geheim"}, now=0.0), None)
+        functions.authorize(connect_event("c1", "/", {"Authorization": "Bearer geheim"}, now=0.0), None)
     log = capsys.readouterr().err
     assert "connection refused" in log
     assert "geheim" not in log
@@ -121,19 +122,6 @@ def test_pushes_go_where_aws_names_the_api_and_not_to_the_domain_of_the_event(mo
     monkeypatch.delenv("AWS_REGION")
     with pytest.raises(ConfigurationError, match="WSAPI_ENDPOINT"):
         management_endpoint(event)
-
-
-def test_in_lambda_all_modules_are_read_before_the_first_event() -> None:
-    code = """
-import sys
-for name in ("handler", "authorizer"):
-    for one in [one for one in sys.modules if one.startswith("thunderagent.websocket_api")]:
-        del sys.modules[one]
-    __import__(f"thunderagent.websocket_api.server.{name}")
-    assert "thunderagent.websocket_api.server.functions" in sys.modules, name
-"""
-    environment = {"AWS_LAMBDA_FUNCTION_NAME": "x"}
-    subprocess.run([sys.executable, "-c", code], env=environment, timeout=3 * LONG_S, check=True)
 
 
 # thunderagent wsapi serve

@@ -6,16 +6,12 @@ beside `thunderagent.v1`. Never in the query string unless that is allowed: URLs
 
 from __future__ import annotations
 
-import importlib
-import os
-import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
 from thunderagent.model import websocket_events
 from thunderagent.model.bus import EventBus
 from thunderagent.websocket_api.protocol import BEARER
-from thunderagent.websocket_api.server.headers import header, offered_protocols
 from thunderagent.websocket_api.server.keys import KeysUnavailable
 from thunderagent.websocket_api.server.tokens import TokenRefused, UserRefused, Verifier
 
@@ -96,24 +92,24 @@ def _policy(user: str, effect: str, event: Mapping[str, Any], context: Mapping[s
     }
 
 
-_guard: Final = threading.Lock()
-_made: list[Authorizer] = []
+def header(event: Mapping[str, Any], name: str) -> str | None:
+    """A header in whatever letters its name came; of several the last."""
+    found = [
+        value
+        for key, value in (event.get("headers") or {}).items()
+        if isinstance(key, str) and key.lower() == name and isinstance(value, str)
+    ]
+    return found[-1] if found else None
 
 
-def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
-    """The authorizer for AWS Lambda, with the settings `WSAPI_…` of its environment; made for the first event and kept.
-
-    Raises:
-        Unauthorized: there is no good token.
-        ConfigurationError: the settings cannot work.
-    """
-    from thunderagent.websocket_api.server.functions import make_authorizer
-
-    with _guard:
-        if not _made:
-            _made.append(make_authorizer())
-    return _made[0].authorize(event)
+def offered_protocols(event: Mapping[str, Any]) -> list[str]:
+    """The subprotocols that the client offers."""
+    text = header(event, "sec-websocket-protocol") or ""
+    return [one.strip() for one in text.split(",") if one.strip()]
 
 
-if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:  # what is read now is not read while the first client waits
-    importlib.import_module("thunderagent.websocket_api.server.functions")
+def user_of(event: Mapping[str, Any]) -> str | None:
+    """The user whom the authorizer found; None: there was no authorizer."""
+    found = (event.get("requestContext") or {}).get("authorizer")
+    user = found.get("principalId") if isinstance(found, Mapping) else None
+    return user if isinstance(user, str) and user else None

@@ -9,9 +9,6 @@ function that has returned does nothing more.
 from __future__ import annotations
 
 import base64
-import importlib
-import os
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -37,9 +34,9 @@ from thunderagent.websocket_api.push import Broadcast
 from thunderagent.websocket_api.records import MOST_CONNECTIONS
 from thunderagent.websocket_api.server import answers, requests
 from thunderagent.websocket_api.server.answers import MessageId, Refusal, Reply
+from thunderagent.websocket_api.server.authorizer import offered_protocols, user_of
 from thunderagent.websocket_api.server.chunks import Chunks
 from thunderagent.websocket_api.server.connections import Connections
-from thunderagent.websocket_api.server.headers import offered_protocols, user_of
 from thunderagent.websocket_api.server.state import Conflict, Saved, States
 from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_BURST, USER_RATE, Throttle, Throttled
 
@@ -294,25 +291,3 @@ def _text(event: Mapping[str, Any]) -> str | None:
         return base64.b64decode(body, validate=True).decode()
     except ValueError:
         return None
-
-
-_guard: Final = threading.Lock()
-_made: list[WebSocketApi] = []
-
-
-def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
-    """The handler for AWS Lambda, with the settings `WSAPI_…` of its environment; made for the first event and kept.
-
-    Raises:
-        ConfigurationError: the settings cannot work.
-    """
-    from thunderagent.websocket_api.server.functions import make_api
-
-    with _guard:
-        if not _made:
-            _made.append(make_api(event))
-    return _made[0].handle(event)
-
-
-if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:  # what is read now is not read while the first client waits
-    importlib.import_module("thunderagent.websocket_api.server.functions")
