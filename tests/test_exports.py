@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
 
 import thunderagent
 
@@ -65,3 +67,23 @@ def test_the_package_imports_without_boto3_and_without_a_log_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Modules that are there when a fresh interpreter has done something."""
+    code = "import atexit, sys; atexit.register(lambda: print('\\n'.join(sys.modules)));" + arguments[0]
+    done = subprocess.run([sys.executable, "-c", code, *arguments[1:]], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+HEAVY: Final = {"thunderagent.agent", "websockets", "boto3", "botocore"}
+
+
+def test_the_help_of_the_program_loads_no_command() -> None:
+    loaded = loaded_by("from thunderagent.cli import main; main()", "--help")
+    assert loaded & (HEAVY | {"pydantic", "thunderagent.client"}) == set()
+
+
+def test_health_by_files_needs_no_client_and_no_settings(tmp_path: Path) -> None:
+    code = "from thunderagent.cli import app; app(['health', '--folder', sys.argv[1]], standalone_mode=False)"
+    assert loaded_by(code, str(tmp_path)) & {"websockets", "boto3", "pydantic_settings", "thunderagent.client"} == set()

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from tests.acceptance.conftest import Place, Start
 from tests.acceptance.processes import COMMAND, environment, is_alive
 from tests.acceptance.processes import cli as run_cli
-from thunderagent.cli import app
+from tests.support.program import program
 
 pytestmark = pytest.mark.processes
 
@@ -179,7 +178,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def test_every_command_and_option_has_a_help_text(shell: Shell) -> None:
-    found = dict(commands(typer.main.get_command(app)))
+    found = dict(commands(program()))
     listed = shell("--help")
     for path, command in found.items():
         assert command.help, f"{path} has no help"

@@ -13,7 +13,8 @@ from tests.cli.test_agents import FINE
 from tests.cli.test_pauses import Stand, columns
 from tests.support.engine import a_job
 from thunderagent.agent.loop import Agent
-from thunderagent.cli.guesses import READ, idle_queues
+from thunderagent.cli.fleet import idle_queues
+from thunderagent.cli.tasks import READ
 from thunderagent.jobs.context import Cancel, Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry

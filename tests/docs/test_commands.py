@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 from tests.docs.test_readme import README, ROOT
+from tests.support.program import program
+from thunderagent import cli
 from thunderagent.cli import app
 from thunderagent.cli.examples import EXAMPLES, words_of
 from thunderagent.settings import PREFIX, Settings
@@ -40,7 +41,7 @@ def commands() -> dict[str, Any]:
         for name, one in below.items():
             yield from walk(one, (*words, name))
 
-    return dict(walk(typer.main.get_command(app), ()))
+    return dict(walk(program(), ()))
 
 
 COMMANDS: Final = commands()
@@ -60,13 +61,18 @@ def test_every_command_has_help_with_an_example_of_itself(words: str) -> None:
 
 @pytest.mark.parametrize("example", [one for lines in EXAMPLES.values() for one in lines])
 def test_every_example_is_a_command_with_options_that_it_has(example: str) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = program()
     context, arguments = None, words_of(example)
     name: str | None = "thunderagent"
     while hasattr(command, "commands") and arguments and arguments[0] in command.commands:
         context = command.make_context(name, [arguments[0]], parent=context, resilient_parsing=True)
         name, command, arguments = arguments[0], command.commands[arguments[0]], arguments[1:]
     command.make_context(name, list(arguments), parent=context)
+
+
+def test_the_help_of_the_program_says_of_each_command_what_its_own_help_begins_with() -> None:
+    begins = {name: " ".join(one.help.split("\n\n")[0].split()) for name, one in program().commands.items()}
+    assert {name: sentence for name, (_, sentence) in cli.COMMANDS.items()} == begins
 
 
 def test_every_example_belongs_to_a_command() -> None:

@@ -10,10 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-import typer.main
 
+from tests.support.program import program
 from thunderagent.agent.loop import Agent
-from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.task import TRANSITIONS, Status
@@ -51,8 +50,8 @@ def test_the_state_diagram_is_the_transition_table() -> None:
 
 
 def test_every_command_is_in_the_readme_and_has_help() -> None:
-    group = typer.main.get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    group = program()
+    for name, command in group.commands.items():
         assert command.help, f"{name} has no help"
         names = [f"{name} {sub}" for sub in command.commands] if hasattr(command, "commands") else [name]
         for one in names:

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import boto3
 import pytest
-import typer
 from botocore.client import BaseClient
 from typer.testing import CliRunner
 
 from tests.support.engine import LONG_S, Recorder, settings
+from tests.support.program import program
 from tests.support.stands import eventually
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.loop import Agent
@@ -432,14 +432,10 @@ QUIET: Final = frozenset({"run", "local", "health", "metrics", "dashboard", "iam
 """Commands that ask AWS for nothing, or are an agent, a canary or a server, or ask an engine of this machine."""
 
 
-def commands(app: typer.Typer, before: str = "") -> Iterator[str]:
+def commands(group: Any, before: str = "") -> Iterator[str]:
     """The words of every command."""
-    for info in app.registered_commands:
-        name = info.name or (info.callback.__name__.replace("_", "-") if info.callback else "")
-        yield f"{before}{name}"
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        yield from commands(group.typer_instance, f"{before}{group.name} ")
+    for name, one in group.commands.items():
+        yield from commands(one, f"{before}{name} ") if hasattr(one, "commands") else [f"{before}{name}"]
 
 
 def operate(world: World, ends: list[str], followed: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,7 +494,7 @@ def operate(world: World, ends: list[str], followed: str, monkeypatch: pytest.Mo
     )
     say("table delete", "--yes")
     say("table create")
-    every_one = {"agents", *commands(app)}
+    every_one = {"agents", *commands(program())}
     assert done <= every_one, "a command that is not there any more"
     assert every_one - done <= QUIET, "try the new command here, for what it asks of AWS"
 

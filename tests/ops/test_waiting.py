@@ -10,11 +10,12 @@ from tests.support.engine import claimed, put, settings
 from tests.support.streams import Watched
 from thunderagent.agent.health.judgement import Facts, Limits, QueueFacts, judge
 from thunderagent.client import Client
+from thunderagent.model.clock import at_text, span_text
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import unique as unique_writes
 from thunderagent.model.writes.limits import holder, limit_row
 from thunderagent.model.writes.unique import key_row
-from thunderagent.ops.waiting import COUNTED, LISTED, at_text, pause_text, span_text, why
+from thunderagent.ops.waiting import COUNTED, LISTED, pause_text, why
 from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.stores.tasks import Beat, TaskStore
 from thunderagent.testing import FakeClock, memory_store

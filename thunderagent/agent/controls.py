@@ -15,20 +15,11 @@ from thunderagent.agent.poller import QueuePoller
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import NotAllowed, StoreError
-from thunderagent.model.names import plain_job
+from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row
 from thunderagent.model.writes.pauses import CONTROL_ID
-from thunderagent.queue.pauses import (
-    ASKED,
-    Pause,
-    PauseKind,
-    change_controls,
-    drain_asked,
-    names_of,
-    pauses_of,
-    without_drains,
-)
+from thunderagent.queue.pauses import ASKED, Pause, PauseKind, change_controls, drain_asked, pauses_of, without_drains
 from thunderagent.stores.tasks import TaskStore
 
 

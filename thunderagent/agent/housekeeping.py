@@ -11,6 +11,7 @@ from zlib import crc32
 
 import schedule
 
+from thunderagent.agent.health.judgement import ANNOUNCE_S
 from thunderagent.agent.health.marks import Marks
 from thunderagent.agent.in_flight import Workload
 from thunderagent.agent.poller import QueuePoller, Served
@@ -35,7 +36,6 @@ from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 
 COUNT_S: Final = 60.0
-ANNOUNCE_S: Final = 15.0
 EXPIRE_S: Final = 10.0
 EXPIRE_AGAIN_S: Final = 0.5
 """Time between two looks for what is overdue, and until the next while there is more."""

@@ -6,70 +6,117 @@ Exit codes: 0 done, 1 refused (a state that does not permit it, a task that fail
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from thunderagent.cli import (
-    agents,
-    canary,
-    doctor,
-    engine,
-    explain,
-    fleet,
-    health,
-    iam,
-    metrics,
-    pauses,
-    regions,
-    schedules,
-    streams,
-    tasks,
-    top,
-    wsapi,
-)
-from thunderagent.cli.examples import with_examples
-from thunderagent.cli.output import out
+from thunderagent.cli.examples import EXAMPLES, add_examples, example_text
 from thunderagent.model.version import __version__
+
+COMMANDS: Final = {
+    "run": ("fleet.run", "Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries."),
+    "enqueue": (
+        "tasks.enqueue",
+        "Put a task into its queue and print its id; after --wait also how it ended, and its result.",
+    ),
+    "list": ("tasks.list_", "List tasks."),
+    "show": (
+        "tasks.show",
+        "Show a task: its state, times, dependencies, errors and result, and why it does not run if it does not.",
+    ),
+    "explain": (
+        "explain.explain_",
+        "Say in words why a task does not run, or what happened to it, and what can be done about it.",
+    ),
+    "retry": ("tasks.retry", "Put a FAILED or DONE task back into its queue, with fresh retries."),
+    "cancel": ("tasks.cancel", "Close a waiting task, or ask the agent of a running one to stop it."),
+    "purge": ("tasks.purge", "Delete ended tasks for good."),
+    "pause": ("pauses.pause", "Let no task start of a queue, of a job or in an agent; what runs goes on."),
+    "resume": ("pauses.resume", "End a pause. Resuming what is not paused changes nothing."),
+    "pauses": ("pauses.pauses", "List what is paused: since when, until when, and why."),
+    "stats": ("fleet.stats", "Show each queue in numbers."),
+    "health": (
+        "health.health",
+        "Tell whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.",
+    ),
+    "top": ("top.top", "Watch queues, agents, streams and cost in a live view; Ctrl-C ends it."),
+    "doctor": (
+        "doctor.doctor",
+        "Check settings, store, permissions, clock and supervisor; with the remedy for what is wrong.",
+    ),
+    "canary": (
+        "canary.canary",
+        "Use WebSocket APIs once as a client does: connect, be let in, ping, setState, getState, close.",
+    ),
+    "metrics": (
+        "metrics.metrics",
+        "List the metrics of agents: what each means, its unit, and its names in CloudWatch and Prometheus.",
+    ),
+    "dashboard": (
+        "metrics.dashboard",
+        "Print the body of a CloudWatch dashboard of the metrics, with the thresholds of the alarms as lines.",
+    ),
+    "iam": (
+        "iam.iam",
+        "Print the least AWS policy for a role, as JSON, for the table, queue, bucket and namespace of the settings.",
+    ),
+    "local": (
+        "engine.local",
+        "Start a local DynamoDB in the background, with the table, and print the line to use it.",
+    ),
+    "agents": ("agents.agents_app", "List the agents that are alive, or have one drain."),
+    "streams": ("streams.streams_app", "See, stop and start streams, and ask why they did what they did."),
+    "schedule": ("schedules.schedules_app", "See the schedules of periodic jobs, run one now, pause and resume."),
+    "region": (
+        "regions.regions_app",
+        "Which region's agents work, where several share a global table: look, move, go back, freeze.",
+    ),
+    "table": ("engine.table_app", "Create, check or delete the table of a DynamoDB store."),
+    "wsapi": ("wsapi.wsapi_app", "The WebSocket API with durable state, on this machine."),
+}
+"""Commands and groups: where each is defined, and the first sentence of its help."""
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is called: the help of the program needs only the names and their sentences."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else command(name), rest
+
+
+def command(name: str) -> Any:
+    """The command or group of this name, imported."""
+    module, _, attribute = COMMANDS[name][0].partition(".")
+    found = getattr(import_module(f"thunderagent.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        made: Any = get_group(found)
+        made.name = name
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        made = get_command(alone)
+    add_examples(made, name)
+    return made
+
 
 app = typer.Typer(
     name="thunderagent",
+    cls=Commands,
     help="A task-queue agent on Amazon DynamoDB, or on one SQLite file.",
+    epilog=example_text(*EXAMPLES[""]),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(fleet.run)
-app.command()(tasks.enqueue)
-app.command("list")(tasks.list_)
-app.command()(tasks.show)
-app.command("explain")(explain.explain_)
-app.command()(tasks.retry)
-app.command()(tasks.cancel)
-app.command()(tasks.purge)
-app.command()(pauses.pause)
-app.command()(pauses.resume)
-app.command()(pauses.pauses)
-app.command()(fleet.stats)
-app.command()(health.health)
-app.command()(top.top)
-app.command()(doctor.doctor)
-app.command()(canary.canary)
-app.command()(metrics.metrics)
-app.command()(metrics.dashboard)
-app.command()(iam.iam)
-app.command()(engine.local)
-app.add_typer(agents.agents_app, name="agents")
-app.add_typer(streams.streams_app, name="streams")
-app.add_typer(schedules.schedules_app, name="schedule")
-app.add_typer(regions.regions_app, name="region")
-app.add_typer(engine.table_app, name="table")
-app.add_typer(wsapi.wsapi_app, name="wsapi")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        out.print(f"thunderagent {__version__}")
+        typer.echo(f"thunderagent {__version__}")
         raise typer.Exit
 
 
@@ -80,7 +127,8 @@ def _options(
     """A task-queue agent on Amazon DynamoDB, or on one SQLite file."""
 
 
-with_examples(app)
+for _name, (_, _sentence) in COMMANDS.items():
+    app.command(_name, help=_sentence)(lambda: None)
 
 
 def main() -> None:

@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width, make_table, moment, opened, out, tell
+from thunderagent.model.clock import span_text
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.names import names_of
 from thunderagent.model.unreadable import as_map, as_number, is_number
-from thunderagent.ops.waiting import span_text
-from thunderagent.queue.pauses import PauseKind, names_of
+from thunderagent.queue.pauses import PauseKind
 from thunderagent.stores.tasks import AgentInfo
 
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)

@@ -51,7 +51,7 @@ def doctor(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check what agents need here: settings, store, permissions, clock, supervisor; with the remedy for what is wrong.
+    """Check settings, store, permissions, clock and supervisor; with the remedy for what is wrong.
 
     Run it as the user and with the environment of the agents. It leaves nothing behind: what it writes is one row,
     which it deletes. Exit code 0: agents can work (a warning does not change that), 1: something is wrong, 3: the store

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-import typer
 from rich.markup import escape
 
 PROGRAM: Final = "thunderagent"
@@ -73,17 +72,18 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 """By the words of the command; the empty word is the program itself."""
 
 
+def add_examples(command: Any, words: str) -> None:
+    """Give a command, and those of a group, the examples that its help ends with."""
+    if lines := EXAMPLES.get(words):
+        command.epilog = example_text(*lines)
+    for name, one in getattr(command, "commands", {}).items():
+        add_examples(one, f"{words} {name}")
+
+
 def example_text(*lines: str) -> str:
     """Examples in the one form that they have below the options."""
     title = "Examples:" if len(lines) > 1 else "Example:"
     return "\n".join((title, *(f"$ {escape(line)}" for line in lines)))
-
-
-def with_examples(app: typer.Typer) -> None:
-    """Give every command of a program its examples."""
-    for words, info in _parts(app, ()):
-        if lines := EXAMPLES.get(" ".join(words)):
-            info.epilog = example_text(*lines)
 
 
 def words_of(example: str) -> list[str]:
@@ -91,14 +91,3 @@ def words_of(example: str) -> list[str]:
     program, *arguments = shlex.split(example)
     assert program == PROGRAM, example
     return arguments
-
-
-def _parts(app: typer.Typer, before: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    yield before, app.info
-    for command in app.registered_commands:
-        name = command.name or (command.callback.__name__.replace("_", "-") if command.callback else "")
-        yield (*before, name), command
-    for group in app.registered_groups:
-        if group.typer_instance is not None and isinstance(group.name, str):
-            yield (*before, group.name), group
-            yield from list(_parts(group.typer_instance, (*before, group.name)))[1:]

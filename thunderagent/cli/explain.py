@@ -13,10 +13,10 @@ from rich.table import Table
 from thunderagent.cli.output import JsonOption, StoreOption, as_dict, colour, errors, opened, out, tell
 from thunderagent.cli.stream_story import show_head
 from thunderagent.client import Client
+from thunderagent.model.clock import at_text, span_text
 from thunderagent.model.errors import TaskNotFound
 from thunderagent.model.task import RESERVED, Task
 from thunderagent.ops.explain import Advice, Explanation, Relative, explain, similar_ids
-from thunderagent.ops.waiting import at_text, span_text
 
 
 def explain_(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Final, NoReturn
 
@@ -13,7 +14,6 @@ from rich.markup import escape
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.executors.child_end import end_descendants
 from thunderagent.agent.loop import Agent
-from thunderagent.cli.guesses import idle_queues
 from thunderagent.cli.output import (
     REFUSED,
     JsonOption,
@@ -29,7 +29,9 @@ from thunderagent.cli.output import (
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError
+from thunderagent.model.names import meant
 from thunderagent.model.outlet import end_lines, open_outlets
+from thunderagent.model.task import DEFAULT_QUEUE
 from thunderagent.ops.waiting import pause_text
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.pauses import Pause, PauseKind
@@ -143,3 +145,12 @@ def _queues(given: list[str] | None, slots: int | None) -> dict[str, int] | None
             raise ConfigurationError(f"--queue {one}: write NAME or NAME:SLOTS, for example reports:4")
         queues[name] = int(number) if mark else slots or load_settings(slots=slots).slots
     return queues or None
+
+
+def idle_queues(wanted: Mapping[str, int], jobs: Registry) -> Iterator[str]:
+    """A sentence for each queue that an agent is told to serve and that none of its jobs names. The plain queue is no
+    mistake: it is where tasks go that are put by the name of their job alone."""
+    for queue in wanted:
+        if queue != DEFAULT_QUEUE and queue not in jobs.queues:
+            hint = meant(queue, jobs.queues) or "."
+            yield f"no job goes to the queue {queue!r}{hint} It is served for tasks that name it"

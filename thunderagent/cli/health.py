@@ -8,19 +8,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.markup import escape
 
 from thunderagent.agent.health.file import read_files
-from thunderagent.agent.health.judgement import DEAD_S
-from thunderagent.agent.housekeeping import ANNOUNCE_S
+from thunderagent.agent.health.judgement import SILENT_S
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
+from thunderagent.model.names import names_of
 from thunderagent.model.unreadable import as_map
-from thunderagent.queue.pauses import names_of
-from thunderagent.stores.tasks import AgentInfo
+
+if TYPE_CHECKING:
+    from thunderagent.stores.tasks import AgentInfo
 
 ASK_S: Final = 5.0
 """How long an agent may take to answer at its port."""
@@ -91,7 +92,7 @@ def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
     """What a row tells; one that is not renewed is that of an agent that is gone, or cannot reach the store."""
     told, seen_s = as_map(agent.info.get("health")), now - agent.seen_at
     reasons = list(said) if isinstance(said := told.get("reasons"), (list, tuple)) else []
-    if seen_s > DEAD_S * ANNOUNCE_S:
+    if seen_s > SILENT_S:
         reasons = [f"its row was not renewed for {seen_s:.0f} s: it was killed, or it does not reach the store"]
     elif "healthy" not in told and not (told.get("heartbeat_alive") and told.get("store_answers")):
         reasons = ["its heartbeat has died, or the store does not answer it"]

@@ -8,15 +8,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
-from thunderagent.agent.settle import RAN_OVER
-from thunderagent.client import Client
+from thunderagent.model.clock import at_text
 from thunderagent.model.errors import (
     ConfigurationError,
     JobImportError,
@@ -29,11 +28,11 @@ from thunderagent.model.errors import (
     UnknownJob,
     WaitTimeout,
 )
-from thunderagent.model.jsondata import NOT_STORED
-from thunderagent.model.task import Desired, Handoff, Status, Task
-from thunderagent.model.traceparent import trace_id
-from thunderagent.ops.waiting import at_text
-from thunderagent.streams.journal import Link
+from thunderagent.model.task import Handoff, Status, Task
+
+if TYPE_CHECKING:  # commands that need no store begin sooner without
+    from thunderagent.client import Client
+    from thunderagent.streams.journal import Link
 
 REFUSED: Final = 1
 WRONG: Final = 2
@@ -76,6 +75,8 @@ def _code(error: ThunderAgentError) -> int:
 
 @contextmanager
 def opened(store: str | None) -> Iterator[Client]:
+    from thunderagent.client import Client
+
     client = Client.from_settings(store=store)
     client.store.unread.listener = lambda one: notes.print(f"[yellow]left out:[/yellow] {escape(str(one))}")
     try:
@@ -118,59 +119,6 @@ def link_data(link: Link | None) -> dict[str, Any]:
     return {} if link is None else {"connection": asdict(link)}
 
 
-def details(task: Task) -> Iterator[tuple[str, str]]:
-    yield "task", escape(task.task_id)
-    yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
-    yield "job", escape(task.job_value)
-    yield "queue", task.lane.suffix.removeprefix("#") or task.queue
-    yield "attempt", f"{task.attempt} (retries {task.retry_count} of {_allowed(task)}, lost agents {task.crash_count})"
-    yield "fence", str(task.fence)
-    if task.lease_owner:
-        yield "leased by", f"{escape(task.lease_owner)} until {moment(task.lock_time)}, beats {task.hb}"
-    elif task.last_agent:
-        yield "last agent", escape(task.last_agent)
-    yield "submitted", moment(task.submitted_at)
-    yield "due", moment(task.created_at)
-    for name, at in (("started", task.started_at), ("finished", task.finished_at)):
-        if at is not None:
-            yield name, moment(at)
-    if task.started_at and task.finished_at:
-        yield "seconds", seconds(task)
-    yield "payload", escape(_text(task.payload_text, task.payload_error))
-    if task.unique_key is not None:
-        yield "unique key", escape(f"{task.unique_key} ({task.unique_scope})")
-    if task.limit_key is not None:
-        number = "as many at once as its job says" if task.limit_max is None else f"{task.limit_max} at once"
-        yield "limit", escape(f"{task.limit_key}, {number}")
-    if trace := trace_id(task.traceparent):
-        yield "trace", trace
-    if task.is_stream:
-        yield from _stream_details(task)
-    if task.progress_text:
-        yield "progress", escape(task.progress_text)
-    if task.result_text is not None or task.result_error is not None:
-        yield "result", escape(_text(task.result_text or "", task.result_error))
-    if task.error:
-        is_note = task.status is Status.SUCCESS and task.error.startswith((NOT_STORED, RAN_OVER))
-        yield "note" if is_note else "error", escape(task.error)
-    if task.done_reason:
-        yield "reason", escape(task.done_reason)
-
-
-def _text(text: str, error: Exception | None) -> str:
-    return text[:2000] if error is None else f"cannot be read: {error}"
-
-
-def _stream_details(task: Task) -> Iterator[tuple[str, str]]:
-    yield "wanted", task.desired_state or Desired.STARTED
-    token = task.last_seq.get("token") if isinstance(task.last_seq, Mapping) else None
-    yield "cursor", escape((cursor_text(task.last_seq) or "none yet") + (f", token {token}" if token else ""))
-    if task.handoff_state:
-        until = f" until {moment(task.handoff_until)} at the latest" if task.handoff_state != Handoff.DONE else ""
-        yield "handoff", escape(f"{task.handoff_state} by {task.handoff_owner}{until}")
-    yield "history", escape(f"thunderagent streams explain {task.task_id}")
-
-
 def cursor_text(last_seq: Any) -> str:
     """The place of a stream for people; the empty string for none. A row made by hand may hold anything there."""
     if not last_seq:
@@ -194,10 +142,6 @@ def handoff_text(task: Task, now: float) -> str:
     if task.handoff_state not in (Handoff.OFFERED, Handoff.READY) or (task.handoff_until or 0.0) <= now:
         return ""
     return f"handoff: {task.handoff_owner} handles on"
-
-
-def _allowed(task: Task) -> str:
-    return "the job's" if task.max_retry is None else str(task.max_retry)
 
 
 def least_width(column: str) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from thunderagent.cli.guesses import doubts
+from thunderagent.agent.settle import RAN_OVER
 from thunderagent.cli.output import (
     REFUSED,
     JsonOption,
@@ -21,7 +21,7 @@ from thunderagent.cli.output import (
     as_dict,
     choice,
     colour,
-    details,
+    cursor_text,
     errors,
     find_here,
     link_data,
@@ -35,10 +35,14 @@ from thunderagent.cli.output import (
 )
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
-from thunderagent.model.errors import PayloadInvalid, TaskUnreadable
-from thunderagent.model.task import Row, Status, Task
+from thunderagent.model.errors import PayloadInvalid, StoreError, TaskUnreadable
+from thunderagent.model.jsondata import NOT_STORED
+from thunderagent.model.names import meant, plain_job
+from thunderagent.model.task import Desired, Handoff, Row, Status, Task
+from thunderagent.model.traceparent import trace_id
 from thunderagent.model.unreadable import is_set
 from thunderagent.ops.waiting import link_text, on_the_clock, status_text, why
+from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import read_links
 
 WIDE: Final = 120
@@ -46,6 +50,9 @@ WIDE: Final = 120
 
 ERROR_SHOWN: Final = 100
 """Letters of an error that a list shows, on as many lines as it takes."""
+
+READ: Final = 100
+"""Agents whose rows are read: of a larger fleet it cannot be said that none has a job."""
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the task.")]
 
@@ -244,3 +251,95 @@ def _change(store: str | None, as_json: bool, change: Callable[[Client], Task]) 
         task = change(client)
         asked = " (its agent was asked to stop it)" if task.cancel_requested else ""
         tell(as_dict(task) if as_json else f"{task.task_id} is {task.status}{asked}", as_json)
+
+
+def details(task: Task) -> Iterator[tuple[str, str]]:
+    yield "task", escape(task.task_id)
+    yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
+    yield "job", escape(task.job_value)
+    yield "queue", task.lane.suffix.removeprefix("#") or task.queue
+    yield "attempt", f"{task.attempt} (retries {task.retry_count} of {_allowed(task)}, lost agents {task.crash_count})"
+    yield "fence", str(task.fence)
+    if task.lease_owner:
+        yield "leased by", f"{escape(task.lease_owner)} until {moment(task.lock_time)}, beats {task.hb}"
+    elif task.last_agent:
+        yield "last agent", escape(task.last_agent)
+    yield "submitted", moment(task.submitted_at)
+    yield "due", moment(task.created_at)
+    for name, at in (("started", task.started_at), ("finished", task.finished_at)):
+        if at is not None:
+            yield name, moment(at)
+    if task.started_at and task.finished_at:
+        yield "seconds", seconds(task)
+    yield "payload", escape(_text(task.payload_text, task.payload_error))
+    if task.unique_key is not None:
+        yield "unique key", escape(f"{task.unique_key} ({task.unique_scope})")
+    if task.limit_key is not None:
+        number = "as many at once as its job says" if task.limit_max is None else f"{task.limit_max} at once"
+        yield "limit", escape(f"{task.limit_key}, {number}")
+    if trace := trace_id(task.traceparent):
+        yield "trace", trace
+    if task.is_stream:
+        yield from _stream_details(task)
+    if task.progress_text:
+        yield "progress", escape(task.progress_text)
+    if task.result_text is not None or task.result_error is not None:
+        yield "result", escape(_text(task.result_text or "", task.result_error))
+    if task.error:
+        is_note = task.status is Status.SUCCESS and task.error.startswith((NOT_STORED, RAN_OVER))
+        yield "note" if is_note else "error", escape(task.error)
+    if task.done_reason:
+        yield "reason", escape(task.done_reason)
+
+
+def _text(text: str, error: Exception | None) -> str:
+    return text[:2000] if error is None else f"cannot be read: {error}"
+
+
+def _stream_details(task: Task) -> Iterator[tuple[str, str]]:
+    yield "wanted", task.desired_state or Desired.STARTED
+    token = task.last_seq.get("token") if isinstance(task.last_seq, Mapping) else None
+    yield "cursor", escape((cursor_text(task.last_seq) or "none yet") + (f", token {token}" if token else ""))
+    if task.handoff_state:
+        until = f" until {moment(task.handoff_until)} at the latest" if task.handoff_state != Handoff.DONE else ""
+        yield "handoff", escape(f"{task.handoff_state} by {task.handoff_owner}{until}")
+    yield "history", escape(f"thunderagent streams explain {task.task_id}")
+
+
+def _allowed(task: Task) -> str:
+    return "the job's" if task.max_retry is None else str(task.max_retry)
+
+
+def doubts(store: TaskStore, task: Task) -> list[str]:
+    """Why nobody may take a task that was just put by the name of its job.
+
+    Empty when an agent can, when none is alive, and when it cannot be known: not everybody may list the agents.
+    """
+    if task.status not in (Status.PENDING, Status.BLOCKED):
+        return []
+    try:
+        agents = store.agents(most=READ)
+    except StoreError:
+        return []
+    if not agents or len(agents) >= READ or not all(_jobs(agent) for agent in agents):
+        return []
+    able = [agent for agent in agents if task.job_value in _jobs(agent)]
+    queues = {queue for agent in able for queue in agent.info["queues"]}
+    if task.queue in queues:
+        return []
+    if able:
+        options = " or ".join(f"--queue {queue}" for queue in sorted(queues))
+        return [
+            f"no live agent that has the job {task.job_value!r} serves the queue {task.queue}: "
+            f"give {options}, or --jobs PACKAGE, which knows the queue of each job"
+        ]
+    known = {name for agent in agents for name in _jobs(agent)}
+    others = sorted(name for name in known if plain_job(name) == task.job)
+    hint = f"; they have {' and '.join(map(repr, others))}" if others else meant(task.job, map(plain_job, known))
+    end = "" if hint.endswith("?") else "."
+    return [f"no live agent has the job {task.job_value!r}{hint}{end} It waits in the queue {task.queue}"]
+
+
+def _jobs(agent: AgentInfo) -> tuple[str, ...]:
+    jobs = agent.info.get("jobs")
+    return tuple(map(str, jobs)) if isinstance(jobs, (list, tuple)) else ()

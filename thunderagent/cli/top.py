@@ -20,9 +20,10 @@ from rich.text import Text
 
 from thunderagent.cli.output import JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.client import Client
+from thunderagent.model.clock import at_text, span_text
 from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.ops.overview import AgentView, Overview, overview
-from thunderagent.ops.waiting import at_text, link_text, span_text
+from thunderagent.ops.waiting import link_text
 from thunderagent.queue.stats import QueueStats
 
 LEAST_EVERY_S: Final = 1.0

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
@@ -257,3 +258,21 @@ class DateClock:
             moment = self.monotonic()
             age = max(0.0, moment - self._at) * DRIFT
             return moment + self._low - age, moment + self._high + age
+
+
+def at_text(at: float) -> str:
+    """Epoch seconds for people."""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # a number made by hand
+        return f"{at:g}"
+
+
+def span_text(seconds: float) -> str:
+    """A time in its two largest units: 45 s, 12 min, 2 h 5 min, 3 d 4 h."""
+    left = max(0, round(seconds))
+    for number, name, smaller, its_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if left >= number:
+            rest = left % number // smaller
+            return f"{left // number} {name}" + (f" {rest} {its_name}" if rest else "")
+    return f"{left} s"

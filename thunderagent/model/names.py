@@ -80,3 +80,8 @@ def meant(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'a' or 'b'?` with the known names that resemble this one; the empty string for none."""
     close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def names_of(agent: str) -> tuple[str, str]:
+    """The names under which an agent can be paused: its own, and its host's."""
+    return agent, agent.partition(":")[0]

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from thunderagent.model.clock import at_text, span_text
 from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.traceparent import trace_id
 from thunderagent.model.unreadable import as_number
 from thunderagent.model.writes.tasks import ERRORS_KEPT
-from thunderagent.ops.waiting import LISTED, at_text, on_the_clock, span_text, status_text, why
+from thunderagent.ops.waiting import LISTED, on_the_clock, status_text, why
 from thunderagent.queue.pauses import Pause, PauseKind, read_pauses
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.journal import Run, read_journals

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
-from thunderagent.agent.health.judgement import DEAD_S, TOLD
-from thunderagent.agent.housekeeping import ANNOUNCE_S
+from thunderagent.agent.health.judgement import SILENT_S, TOLD
 from thunderagent.agent.stream_balance import is_paused
-from thunderagent.model.clock import on_host
-from thunderagent.model.names import plain_job
+from thunderagent.model.clock import at_text, on_host, span_text
+from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.task import Status, Task, UniqueScope
 from thunderagent.model.unreadable import Unreadable, as_map, as_number
 from thunderagent.model.writes.limits import limit_id
 from thunderagent.model.writes.unique import key_id
 from thunderagent.queue.limits.slots import holders_of
-from thunderagent.queue.pauses import Pause, PauseKind, names_of, read_pauses
+from thunderagent.queue.pauses import Pause, PauseKind, read_pauses
 from thunderagent.queue.unique import holds
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import Link
@@ -37,9 +35,6 @@ UNREADABLE: Final = "UNREADABLE"
 
 NAMED: Final = 3
 """Things that are named in a sentence; of the others their number is told."""
-
-SILENT_S: Final = DEAD_S * ANNOUNCE_S
-"""An agent that neither renewed its row nor the lease for so long is not heard of any more."""
 
 
 def why(store: TaskStore, task: Task) -> list[str]:
@@ -114,14 +109,6 @@ def status_text(task: Task | Unreadable) -> str:
     return str(task.status) if isinstance(task, Task) else UNREADABLE
 
 
-def at_text(at: float) -> str:
-    """Epoch seconds for people."""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # a number made by hand
-        return f"{at:g}"
-
-
 def link_text(link: Link, now: float, at: Callable[[float], str] = at_text) -> str:
     """Whether a stream is connected: since when; or why not, and when it tries again."""
     if link.is_connected:
@@ -133,16 +120,6 @@ def link_text(link: Link, now: float, at: Callable[[float], str] = at_text) -> s
         return f"{away}, tries now: {link.reason}"
     left = f" (in {span_text(link.next_at - now)})" if link.next_at > now else ""
     return f"{away}, next attempt at {at(link.next_at)}{left}: {link.reason}"
-
-
-def span_text(seconds: float) -> str:
-    """A time in its two largest units: 45 s, 12 min, 2 h 5 min, 3 d 4 h."""
-    left = max(0, round(seconds))
-    for number, name, smaller, its_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if left >= number:
-            rest = left % number // smaller
-            return f"{left // number} {name}" + (f" {rest} {its_name}" if rest else "")
-    return f"{left} s"
 
 
 def _named(names: Iterable[str]) -> str:

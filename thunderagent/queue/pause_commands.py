@@ -12,7 +12,7 @@ from typing import Any, Final
 from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import SHORTEST_S, check, iterated, seconds_problem, text_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError, WaitTimeout
-from thunderagent.model.names import plain_job
+from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import Lane, Row, timestamp
 from thunderagent.model.unreadable import as_map, is_number
@@ -26,7 +26,6 @@ from thunderagent.queue.pauses import (
     drain_entry,
     drains_of,
     info_of,
-    names_of,
     pauses_of,
     read_pauses,
     without_drains,

@@ -92,11 +92,6 @@ def read_pauses(store: TaskStore) -> dict[str, Pause]:
     return {key: pause for key, pause in found.items() if not pause.is_over(now)}
 
 
-def names_of(agent: str) -> tuple[str, str]:
-    """The names under which an agent can be paused: its own, and its host's."""
-    return agent, agent.partition(":")[0]
-
-
 def drain_entry(*, since: float, reason: str | None) -> dict[str, Any]:
     """The content of an entry."""
     return {"since": timestamp(since), "reason": reason or None}

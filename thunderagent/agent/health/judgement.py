@@ -19,6 +19,12 @@ WEDGED_S: Final = 300.0
 DEAD_S: Final = 3.0
 """Intervals after which whoever tells nothing any more is taken for gone."""
 
+ANNOUNCE_S: Final = 15.0
+"""Seconds between two renewals of an agent's row."""
+
+SILENT_S: Final = DEAD_S * ANNOUNCE_S
+"""Seconds without a renewal of its row after which an agent is taken for gone."""
+
 CAUSES: Final = ("store", "work")
 """Names of the reasons that come first: the others may be their consequences."""
 
