@@ -222,7 +222,7 @@ AWAKE: Final[dict[str, str]] = {
     "ops.local_engine": "waits for a process",
     "testing.fast_loop": "time in tests",
     "testing.time_travel": "time in tests",
-    "testing": "waits in tests",
+    "testing.helpers": "waits in tests",
 }
 """Modules that may count on `time.monotonic`, which stands still while the machine sleeps: no lease hangs on it."""
 
