@@ -5,7 +5,6 @@ session      its connections, on the engine of the streams
 replica      the state as this client sees it, and its changes that a server may have lost: pure
 submitter    brings changes to the server
 talk         requests, answers, chunks
-beats        pings of the application, for the watch of a connection
 credentials  a URL and a token for each attempt
 news         what happens, told to everybody who listens
 outlet       events on their way to one handler: bounded

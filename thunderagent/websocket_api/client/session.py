@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -20,13 +20,12 @@ from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.pump import Pump
 from thunderagent.streams.connection.verdicts import Verdict
 from thunderagent.streams.cursor import Cursor
-from thunderagent.websocket_api.client.beats import Beats
 from thunderagent.websocket_api.client.credentials import Credentials, TokenSource
 from thunderagent.websocket_api.client.happenings import CloseReason, Connected, Disconnected, Throttled
 from thunderagent.websocket_api.client.news import News
 from thunderagent.websocket_api.client.options import ClientOptions
 from thunderagent.websocket_api.client.replica import Replica
-from thunderagent.websocket_api.client.talk import Message, Talk, is_throttled, text_of
+from thunderagent.websocket_api.client.talk import Message, Request, Talk, is_throttled, text_of
 from thunderagent.websocket_api.protocol import Action, Kind
 
 _MESSAGES: Final = 256
@@ -240,3 +239,49 @@ class Session:
                 self.again(*found)
                 return True
         return False
+
+
+class Beats:
+    """Pings that the functions of the API answer, for the watch of a connection.
+
+    A ping of the WebSocket protocol would be answered by the gateway, whether its functions are alive or not.
+
+    Args:
+        talk: sends the requests.
+        connection: the connection that is watched.
+        heard: gets the seconds that an answer took.
+    """
+
+    __slots__ = ("_connection", "_heard", "_talk")
+
+    def __init__(self, talk: Talk, connection: Connection, heard: Callable[[float], None]) -> None:
+        self._talk = talk
+        self._connection = connection
+        self._heard = heard
+
+    async def ping(self) -> Awaitable[float]:
+        """Send a ping; the answer is awaited for the pong.
+
+        Raises:
+            websockets.exceptions.ConnectionClosed: the connection has ended.
+        """
+        request = self._talk.begin(self._connection)
+        sent_at = asyncio.get_running_loop().time()
+        try:
+            await self._talk.send(request, Action.PING)
+        except BaseException:
+            self._talk.forget(request)
+            raise
+        return self._pong(request, sent_at)
+
+    async def _pong(self, request: Request, sent_at: float) -> float:
+        try:
+            answer = await request.answer
+        finally:
+            self._talk.forget(request)
+        # A refusal is a sign of life.
+        if answer is None or (answer.get("type") != Kind.PONG and not is_throttled(answer)):
+            raise ConnectionError("the ping was not answered with a pong")
+        took_s = asyncio.get_running_loop().time() - sent_at
+        self._heard(took_s)
+        return took_s
