@@ -9,7 +9,6 @@ credentials  a URL and a token for each attempt
 news         what happens, told to everybody who listens
 outlet       events on their way to one handler: bounded
 happenings   the events, and why a client ended
-bounds       waits with a bound
 options      every number, and what the ends of connections mean
 """
 

@@ -8,8 +8,8 @@ import random
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from thunderagent.model.pacing import ASK_AGAIN_S
 from thunderagent.streams.connection.ending import Cause
 from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.governor import Governor
-from thunderagent.websocket_api.client.bounds import bound, ended, known
+from thunderagent.streams.connection.pump import seen
 from thunderagent.websocket_api.client.credentials import TokenSource, check_source
 from thunderagent.websocket_api.client.happenings import Closed, CloseReason, Ended, Event
 from thunderagent.websocket_api.client.news import News
@@ -161,7 +161,7 @@ class Client:
             TimeoutError: no server has answered in time.
             ClientClosed: the client has ended.
         """
-        async with bound(timeout_s, "no server has told the state; the client goes on"):
+        async with _bound(timeout_s, "no server has told the state; the client goes on"):
             while not await self._session.read(await self._session.connection()):  # noqa: ASYNC110
                 await asyncio.sleep(ASK_AGAIN_S)
         return self.state
@@ -229,7 +229,7 @@ class Client:
             TimeoutError: some are not; they stay.
             ClientClosed: the client has ended.
         """
-        async with bound(timeout_s, "some changes are not acknowledged yet; they stay"):
+        async with _bound(timeout_s, "some changes are not acknowledged yet; they stay"):
             while self.unacknowledged:
                 self._session.check()
                 self._progress.clear()
@@ -259,7 +259,7 @@ class Client:
             TimeoutError: it took longer; the client goes on.
             ClientClosed: the client has ended.
         """
-        async with bound(timeout_s, "there is no connection; the client goes on connecting"):
+        async with _bound(timeout_s, "there is no connection; the client goes on connecting"):
             await self._session.connection()
 
     def reconnect(self, reason: str = "asked to") -> None:
@@ -289,13 +289,13 @@ class Client:
         change_id = str(uuid.uuid4())
         self._replica.add(change_id, patch, expected=version)
         answer = self._answers[change_id] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(known)
+        answer.add_done_callback(_seen)
         self._news.state()
         self._submitter.wake()
         return answer
 
     async def _acknowledged(self, answer: asyncio.Future[int], timeout_s: float | None) -> int:
-        async with bound(timeout_s, "the change is not acknowledged yet; it stays, and will be sent"):
+        async with _bound(timeout_s, "the change is not acknowledged yet; it stays, and will be sent"):
             return await asyncio.shield(answer)
 
     def _settled(self, change: Change, result: int | Exception) -> None:
@@ -321,7 +321,7 @@ class Client:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             reason = self._why(tasks)
             connection, session.pump.connection = session.pump.connection, None  # or the end of its task would cut it
-            await ended(tasks, timeout_s)
+            await _end_tasks(tasks, timeout_s)
             if connection is not None:
                 await connection.close()
         finally:
@@ -330,7 +330,7 @@ class Client:
                 task.cancel()
             self._end(reason)
             if self._handing is not None:
-                await ended((self._handing,), timeout_s, grace_s=timeout_s)
+                await _end_tasks((self._handing,), timeout_s, grace_s=timeout_s)
 
     def _why(self, tasks: list[asyncio.Task[Any]]) -> CloseReason:
         if self._asked.is_set():
@@ -355,3 +355,36 @@ class Client:
         self._answers.clear()
         self._progress.set()
         self._news.tell(Closed(at=self._news.clock(), reason=reason))
+
+
+@asynccontextmanager
+async def _bound(timeout_s: float | None, what: str) -> AsyncIterator[None]:
+    """`asyncio.timeout` whose error has a text; None: no bound.
+
+    Raises:
+        TimeoutError: the time is over.
+    """
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{what} (waited {timeout_s:g} s)") from None
+        raise
+
+
+async def _end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float, *, grace_s: float = 0.0) -> None:
+    """Let tasks end for `grace_s`, cancel the others, and wait no longer than `timeout_s` for them."""
+    tasks = list(tasks)
+    if grace_s:
+        await asyncio.wait(tasks, timeout=grace_s)
+    for task in tasks:
+        task.add_done_callback(seen)
+        task.cancel()
+    await asyncio.wait(tasks, timeout=timeout_s)
+
+
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """Take the error of an answer that nothing awaits, or asyncio would report it."""
+    if not answer.cancelled():
+        answer.exception()
