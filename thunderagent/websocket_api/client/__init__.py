@@ -6,16 +6,14 @@ replica      the state as this client sees it, and its changes that a server may
 submitter    brings changes to the server
 talk         requests, answers, chunks
 credentials  a URL and a token for each attempt
-news         what happens, told to everybody who listens
-outlet       events on their way to one handler: bounded
-happenings   the events, and why a client ended
+events       what happens, why a client ended, and how the application learns it
 options      every number, and what the ends of connections mean
 """
 
 from thunderagent.model.errors import ChangeRefused, ClientClosed, TooManyChanges, VersionConflict
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.websocket_api.client.client import Client
-from thunderagent.websocket_api.client.happenings import (
+from thunderagent.websocket_api.client.events import (
     Closed,
     CloseReason,
     Connected,

@@ -20,10 +20,8 @@ from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.pump import seen
 from thunderagent.websocket_api.client.credentials import TokenSource, check_source
-from thunderagent.websocket_api.client.happenings import Closed, CloseReason, Ended, Event
-from thunderagent.websocket_api.client.news import News
+from thunderagent.websocket_api.client.events import Closed, CloseReason, Ended, Event, Handler, Publisher, hand_out
 from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions, is_refusal
-from thunderagent.websocket_api.client.outlet import Handler, hand_out
 from thunderagent.websocket_api.client.replica import Change, Make, Replica
 from thunderagent.websocket_api.client.session import Session
 from thunderagent.websocket_api.client.submitter import Submitter
@@ -68,13 +66,13 @@ class Client:
         self._on_push, self._on_state = on_push, on_state
         governor = governor or Governor(spread_s=1.0 / CONNECTS_A_SECOND, fleet=lambda: self.options.fleet)
         self._replica = Replica(self.options, self._settled)
-        self._news = News(self._replica, self.options.max_events, clock)
+        self._publisher = Publisher(self._replica, self.options.max_events, clock)
         self._session = Session(
             url,
             token,
             self.options,
             replica=self._replica,
-            news=self._news,
+            publisher=self._publisher,
             governor=governor,
             again=lambda: self._submitter.wake(),
             rng=random.Random(governor.rng.random()),
@@ -101,7 +99,7 @@ class Client:
         if self._running is None and self.closed is None:
             loop = asyncio.get_running_loop()
             self._handing = loop.create_task(
-                hand_out(self._news.outlet(), self._on_push, self._on_state), name="WebSocket client: handlers"
+                hand_out(self._publisher.subscribe(), self._on_push, self._on_state), name="WebSocket client: handlers"
             )
             self._running = loop.create_task(self._run(), name="WebSocket client")
 
@@ -250,7 +248,7 @@ class Client:
     @property
     def story(self) -> deque[Event]:
         """The last events of the connection, with their times."""
-        return self._news.story
+        return self._publisher.story
 
     async def ready(self, timeout_s: float | None = None) -> None:
         """Wait until a connection is live and the state is known.
@@ -270,12 +268,12 @@ class Client:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event from the first step of the iteration on; it ends behind `Closed`."""
-        outlet = self._news.outlet()
+        subscription = self._publisher.subscribe()
         try:
-            async for event in outlet:
+            async for event in subscription:
                 yield event
         finally:
-            self._news.drop(outlet)
+            self._publisher.unsubscribe(subscription)
 
     # Inside
 
@@ -290,7 +288,7 @@ class Client:
         self._replica.add(change_id, patch, expected=version)
         answer = self._answers[change_id] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
-        self._news.state()
+        self._publisher.publish_state()
         self._submitter.wake()
         return answer
 
@@ -309,7 +307,7 @@ class Client:
                 answer.set_result(result)
             else:
                 answer.set_exception(result)
-        self._news.state()
+        self._publisher.publish_state()
 
     async def _run(self) -> None:
         """Everything that runs, and its end."""
@@ -354,7 +352,7 @@ class Client:
                 answer.set_exception(ClientClosed(f"the client has ended: {reason}"))
         self._answers.clear()
         self._progress.set()
-        self._news.tell(Closed(at=self._news.clock(), reason=reason))
+        self._publisher.publish(Closed(at=self._publisher.clock(), reason=reason))
 
 
 @asynccontextmanager

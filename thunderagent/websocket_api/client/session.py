@@ -21,8 +21,7 @@ from thunderagent.streams.connection.pump import Pump
 from thunderagent.streams.connection.verdicts import Verdict
 from thunderagent.streams.cursor import Cursor
 from thunderagent.websocket_api.client.credentials import Credentials, TokenSource
-from thunderagent.websocket_api.client.happenings import CloseReason, Connected, Disconnected, Throttled
-from thunderagent.websocket_api.client.news import News
+from thunderagent.websocket_api.client.events import CloseReason, Connected, Disconnected, Publisher, Throttled
 from thunderagent.websocket_api.client.options import ClientOptions
 from thunderagent.websocket_api.client.replica import Replica
 from thunderagent.websocket_api.client.talk import Message, Request, Talk, is_throttled, text_of
@@ -39,7 +38,7 @@ class Session:
         url: asked for each attempt, as `token` is.
         options: every number.
         replica: where states go.
-        news: where events go.
+        publisher: where events go.
         governor: gives turns to connect.
         again: called when changes are to be sent again.
         rng: the chance in pauses.
@@ -52,14 +51,14 @@ class Session:
         options: ClientOptions,
         *,
         replica: Replica,
-        news: News,
+        publisher: Publisher,
         governor: Governor,
         again: Callable[[], None],
         rng: random.Random,
     ) -> None:
         self._options = options
         self._replica = replica
-        self._news = news
+        self._publisher = publisher
         self._send_again = again
         self._rng = rng
         self._live, self._ended, self._behind = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -67,7 +66,7 @@ class Session:
         self._buffer = Buffer(_MESSAGES, _BYTES, "pause")
         self.talk = Talk(
             options.request_timeout_s,
-            on_throttled=lambda pause_s: news.tell(Throttled(at=news.clock(), pause_s=pause_s)),
+            on_throttled=lambda pause_s: publisher.publish(Throttled(at=publisher.clock(), pause_s=pause_s)),
         )
         self.pump = Pump(
             Credentials(url, token).endpoint,
@@ -162,9 +161,9 @@ class Session:
     def again(self, changes: int, is_certain: bool) -> None:
         """So many acknowledged changes are to be sent again."""
         if changes:
-            self._news.again(changes, is_certain=is_certain)
+            self._publisher.publish_resubmission(changes, is_certain=is_certain)
             self._send_again()
-        self._news.state()
+        self._publisher.publish_state()
 
     # Inside
 
@@ -202,14 +201,16 @@ class Session:
             self.talk.lost()
             if state is State.BACKOFF:
                 was, self._was_live = self._was_live, False
-                self._news.tell(Disconnected(at=self._news.clock(), reason=reason, was_connected=was))
+                self._publisher.publish(Disconnected(at=self._publisher.clock(), reason=reason, was_connected=was))
             return
         self._was_live = True
         self.talk.lost(self.pump.connection)
         self._live.set()
         region, version = self._replica.region, self._replica.version
-        self._news.tell(Connected(at=self._news.clock(), region=region, version=version, is_rotated=bool(reason)))
-        self._news.state()
+        self._publisher.publish(
+            Connected(at=self._publisher.clock(), region=region, version=version, is_rotated=bool(reason))
+        )
+        self._publisher.publish_state()
 
     def _judge(self, end: ConnectionEnd) -> Verdict | None:
         self.last_end = end
@@ -222,13 +223,13 @@ class Session:
     def _receive(self, raw: str | bytes) -> None:
         match self.talk.take(raw):
             case {"type": Kind.PUSH, **push}:
-                self._news.push(push.get("id"), push.get("message"))
+                self._publisher.publish_push(push.get("id"), push.get("message"))
             case {"type": Kind.CHANGED, "version": int(version), "change": str(change), **others}:
                 patch = others.get("patch")
                 known = patch if isinstance(patch, dict) else None
                 if self._replica.changed(change, version, known, text_of(others.get("region"))):
                     self._behind.set()
-                self._news.state()
+                self._publisher.publish_state()
 
     def _observe(self, answer: Message | None) -> bool:
         match answer or {}:
