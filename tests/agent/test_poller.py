@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.engine import Recorder, put
-from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, QueuePoller, Room
+from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, REMEMBERED, QueuePoller, Refusals, Room
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import PollPace
-from thunderagent.model.task import Lane, Page
+from thunderagent.model.task import Candidate, Lane, Page
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
 
@@ -346,3 +346,40 @@ def test_lost_claims_make_a_poller_ask_who_the_others_are() -> None:
     wanted = at.poller.look()
     at.poller.took([], [one.candidate for one in wanted], wanted)
     assert at.poller.is_contended
+
+
+def tried_one(name: str, created_at: float = 1.0) -> Candidate:
+    return Candidate(name, "PENDING", created_at, "test.job", "batch")
+
+
+def test_a_task_that_stays_where_it_is_is_refused_for_ever_longer() -> None:
+    refusals = Refusals()
+    for now in (10.0, 40.0, 75.0):
+        refusals.tried([tried_one(f"fresh-{now}"), tried_one("a")], now)
+    assert refusals.longest(0.0) == (tried_one("a"), 65.0)
+    assert refusals.longest(76.0) is None, "it is not tried any more"
+    refusals.over()
+    assert refusals.longest(0.0) is None
+
+
+def test_claims_that_others_won_are_never_the_same_task_twice() -> None:
+    refusals = Refusals()
+    for now in range(10, 200):
+        refusals.tried([tried_one(f"task-{now}")], float(now))
+        assert refusals.longest(0.0) == (tried_one(f"task-{now}"), 0.0)
+
+
+def test_a_task_that_came_back_to_its_queue_is_a_new_tried_one() -> None:
+    refusals = Refusals()
+    refusals.tried([tried_one("a", 1.0)], 10.0)
+    refusals.tried([tried_one("a", 70.0)], 80.0)
+    assert refusals.longest(0.0) == (tried_one("a", 70.0), 0.0)
+    refusals.tried([tried_one("a", 70.0)], 90.0)
+    assert refusals.longest(0.0) == (tried_one("a", 70.0), 10.0)
+
+
+def test_what_is_remembered_has_a_limit() -> None:
+    refusals = Refusals()
+    for now in range(REMEMBERED + 10):
+        refusals.tried([tried_one(str(now))], float(now))
+    assert len(refusals._first) == REMEMBERED
