@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from thunderagent.agent.sifter import Sifter
+from tests.support.engine import settings
+from thunderagent.agent.admission import Admission
 from thunderagent.jobs.context import Context
-from thunderagent.jobs.job import Job, Limit, job
+from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.versions import bring_up
@@ -24,7 +26,6 @@ from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.limits.lines import candidate_of
-from thunderagent.queue.limits.slots import Slots
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.stores.tasks import Wanted
 from thunderagent.streams.context import StreamContext, stream
@@ -215,16 +216,14 @@ def test_an_index_entry_tells_what_stands_in_the_table() -> None:
 def test_of_the_page_what_has_no_slot_goes_into_its_line_whatever_the_version() -> None:
     """One write, where a claim, a refusal and a step back would take three."""
     store, one = memory_store(), report(limit=1)
-    limit = Limit("report.build", 1)
-    slots = Slots(store, guard_s=2.0, examine_s=15.0)
-    sifter = Sifter(store, Registry(one), slots, EventBus())
+    admission = Admission(store, Registry(one), settings(), EventBus(), rng=random.Random(0))
     put = [
         a_task(task_id=name, version=version, created_at=store.clock.now()) for name, version in (("a", 1), ("b", 3))
     ]
     store.enqueue(put)
     lease = make_lease(one, Month(year=2026, month=7))
-    assert slots.admit([(lease, limit)]) == [None]
-    kept, is_more = sifter.sift([Wanted(candidate_of(task), 60.0) for task in put])
+    assert admission.refusals([lease]) == {}
+    kept, is_more = admission.claimable([Wanted(candidate_of(task), 60.0) for task in put])
     assert (kept, is_more) == ([], True)
     assert {task.line for task in store.get(["a", "b"]).values()} == {"report.build"}
 

@@ -8,31 +8,36 @@ slot or the key.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import Final
 
-from thunderagent.agent.sifter import Sifter
 from thunderagent.jobs.job import Limit
 from thunderagent.jobs.outcome import Outcome, Raised, Refused, Undecided
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
-from thunderagent.model.pacing import SLOT_REFUSED_S, UNDECIDED_S, unread_delay
-from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope
+from thunderagent.model.pacing import LINE_TRIED_S, SLOT_REFUSED_S, UNDECIDED_S, unread_delay
+from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope, read_task
+from thunderagent.model.writes import tasks as writes
+from thunderagent.model.writes.limits import limit_id
 from thunderagent.queue.limits.freed import FreeSlots
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Slots, holders_of, limit_of, numbers_of, rows_of
 from thunderagent.queue.unique import UniqueKeys
+from thunderagent.queue.limits.slots import Slots, holders_of, job_limit, limit_of, numbers_of, rows_of
 from thunderagent.settings import Settings
-from thunderagent.stores.tasks import TaskStore, Wanted
+from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
 ARRIVES_TIMES: Final = 8
 """Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""
+
+REMEMBERED: Final = 2000
+"""Tasks of which is remembered that they went to a waitlist, or have another limit than their job."""
 
 UNREAD_KEPT: Final = 10_000
 """Tasks whose payloads could not be read of which an agent knows how often; the oldest are forgotten."""
@@ -53,7 +58,11 @@ class Admission:
         self._bus = bus
         self._slots = Slots(store, guard_s=settings.clock_guard_s, examine_s=settings.sweep_s)
         self._keys = UniqueKeys(store)
-        self._sifter = Sifter(store, jobs, self._slots, bus)
+        self._limits = {name: limit for name, job in jobs.by_value.items() if (limit := job_limit(job)) is not None}
+        self._passed: dict[tuple[str, float], float] = {}
+        """Index entries of tasks that were put into a waitlist: the index shows them for a while."""
+        self._others: dict[str, None] = {}
+        """Tasks that have another limit than their job."""
         self.lines = FreeSlots(store, told=self._let_out)
         self._sweep = LineSweep(store, self._slots, told=self._let_out)
         self._over: list[Lease] = []
@@ -154,16 +163,79 @@ class Admission:
         self._slots.let_expire()
         tasks, self._let_go = self._let_go, []
         self._keys.release(tasks)
-        stood_back, self._stood_back, self._sifter.moved = [*self._stood_back, *self._sifter.moved], [], []
+        stood_back, self._stood_back = self._stood_back, []
         with suppress(StoreError):  # the sweep looks after them
             known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})
             for limit, task in stood_back:
                 with suppress(StoreRejected):
                     self.lines.stood_back(limit, task, known.get(limit.key))
 
-    def sift(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
-        """Of the candidates of one look those to claim; see `Sifter.sift`."""
-        return self._sifter.sift(found)
+    def claimable(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
+        """The candidates of one look to claim, and whether others wait for the next look.
+
+        A task for which no slot of its limit is free goes to the waitlist by one write, where a claim, a refusal and
+        a step back would take three. This needs certainty: only the limit of a job, of which this agent has all slots
+        or has just seen them taken.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        if not self._limits:
+            return list(found), False
+        edge = self._store.monotonic() - LINE_TRIED_S
+        kept, waiting = list[Wanted](), list[tuple[Limit, Candidate]]()
+        promised, left = Counter[str](), False
+        for one in found:
+            task_id, limit = one.candidate.task_id, self._limits.get(one.candidate.job)
+            if limit is None or task_id in self._others:
+                kept.append(one)
+            elif self._passed.get((task_id, one.candidate.created_at), edge) > edge:
+                continue  # the index shows it for a while
+            elif self._slots.is_full(limit):
+                waiting.append((limit, one.candidate))
+            elif promised[limit.key] < limit.number:
+                promised[limit.key] += 1
+                kept.append(one)
+            else:
+                left = True  # whether there is a slot for it shows in a moment
+        if waiting:
+            self._to_waitlist(waiting)
+        return kept, left or bool(waiting)
+
+    def _to_waitlist(self, waiting: Sequence[tuple[Limit, Candidate]]) -> None:
+        """Put tasks into the waitlists of their limits."""
+        closed = set[Limit]()
+        for limit in dict.fromkeys(limit for limit, _ in waiting):
+            try:
+                keep_line_open(self._store, limit, self._slots.seen(limit.key))
+            except StoreRejected as error:  # its tasks stay where they are, for a while
+                closed.add(limit)
+                self._bus.emit(events.WriteRejected(task_id=limit_id(limit.key), verb="open line", error=str(error)))
+        for limit, one in waiting:
+            if limit in closed:
+                self._pass_over(one)
+        waiting = [(limit, one) for limit, one in waiting if limit not in closed]
+        now = self._store.clock.now()
+        batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
+        for (limit, one), (won, row) in zip(waiting, self._store.write_rows(batch, rejected=passed_over), strict=True):
+            if won and row is not None:
+                task = read_task(row)
+                if isinstance(task, Task):
+                    self._stood_back.append((limit, task))
+                    self._bus.emit(_limited(task, limit))
+            if row is not None and row.get("limitKey", limit.key) != limit.key:
+                self._others[one.task_id] = None
+            else:
+                self._pass_over(one)
+        while len(self._passed) > REMEMBERED:
+            del self._passed[next(iter(self._passed))]
+        while len(self._others) > REMEMBERED:
+            del self._others[next(iter(self._others))]
+
+    def _pass_over(self, one: Candidate) -> None:
+        """Skip the index entry for a while."""
+        self._passed.pop((one.task_id, one.created_at), None)
+        self._passed[one.task_id, one.created_at] = self._store.monotonic()
 
     def look(
         self, room: Callable[[Candidate], float | None], has_nobody: Callable[[Candidate], bool] = lambda one: False
@@ -192,3 +264,15 @@ class Admission:
 
     def _let_out(self, task: Task) -> None:
         self._bus.emit(events.TaskLetOut(task_id=task.task_id, queue=task.queue))
+
+
+def _limited(task: Task, limit: Limit) -> events.TaskLimited:
+    return events.TaskLimited(
+        task_id=task.task_id,
+        job=task.job,
+        queue=task.queue,
+        fence=task.fence,
+        attempt=task.attempt,
+        limit_key=limit.key,
+        limit=limit.number,
+    )

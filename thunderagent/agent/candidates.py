@@ -79,7 +79,7 @@ class Choice:
             if 0 < poller.free <= promised[poller.room]:
                 continue  # others that share the room may take all that is left: it looks in the next round
             look = [one for one in poller.look() if one.candidate.task_id not in here]
-            look, is_more = self._admission.sift(look)
+            look, is_more = self._admission.claimable(look)
             if is_more or any(one.candidate.task_id in in_line for one in look):
                 poller.wake()  # what is claimed from its line may have just left it
             look = [one for one in look if one.candidate.task_id not in in_line]
