@@ -17,9 +17,8 @@ from tests.support.engine import LONG_S, Recorder, Stage, a_job, a_lease, runnin
 from tests.support.stands import eventually
 from tests.telemetry.test_logs import ABOUT
 from thunderagent import JobRun, Registry, around, on
-from thunderagent.agent.delivery import MOST_WAITING, Complaints, Delivery
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.scopes import scope_of
+from thunderagent.agent.scopes import MOST_WAITING, Complaints, HookDispatcher, scope_of
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.hooks import Hook
@@ -373,9 +372,9 @@ def test_a_hook_that_hangs_holds_up_no_task_and_no_stop() -> None:
     assert "4 events more" in told.error
 
 
-def delivery(*hooks: Any, bus: EventBus, clock: FakeClock | None = None, most: int = MOST_WAITING) -> Delivery:
+def delivery(*hooks: Any, bus: EventBus, clock: FakeClock | None = None, most: int = MOST_WAITING) -> HookDispatcher:
     complaints = Complaints(bus, monotonic=clock.monotonic) if clock else Complaints(bus)
-    return Delivery(hooks, bus, complaints, most=most)
+    return HookDispatcher(hooks, bus, complaints, most=most)
 
 
 def test_the_queue_of_events_has_a_limit_and_what_is_dropped_is_told_once_a_minute() -> None:
@@ -440,7 +439,7 @@ def test_the_last_spans_are_sent_while_the_hooks_come_to_their_end() -> None:
     def meets(event: TaskFailed) -> None:
         met.wait(LONG_S)
 
-    one = Delivery([meets], bus, Complaints(bus), last=lambda: met.wait(LONG_S))
+    one = HookDispatcher([meets], bus, Complaints(bus), last=lambda: met.wait(LONG_S))
     one.start()
     bus.emit(TaskFailed(**ABOUT, error="e"))
     one.close()
@@ -489,15 +488,15 @@ def test_the_thread_of_the_hooks_is_started_again_when_it_has_died_and_nothing_i
     def note(event: TaskSucceeded) -> None:
         heard.append(event.task_id)
 
-    call: Callable[..., None] = Delivery._call
+    call: Callable[..., None] = HookDispatcher._call
     deaths = iter([True])
 
-    def dies(self: Delivery, hook: Any, event: events.Event) -> None:
+    def dies(self: HookDispatcher, hook: Any, event: events.Event) -> None:
         if next(deaths, False):
             raise MemoryError
         call(self, hook, event)
 
-    monkeypatch.setattr(Delivery, "_call", dies)
+    monkeypatch.setattr(HookDispatcher, "_call", dies)
     monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.05)
     with hooked(sync, note) as stage:
         stage.end_of(stage.client.enqueue(sync, {}, task_id="lost"))

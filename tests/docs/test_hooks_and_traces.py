@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from thunderagent.agent.delivery import MOST_WAITING
 from thunderagent.agent.loop import Agent
+from thunderagent.agent.scopes import MOST_WAITING
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import HOOKS_END_S
 from thunderagent.model.redaction import SECRET_NAMES

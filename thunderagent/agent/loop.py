@@ -26,7 +26,7 @@ from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.in_flight import Workload
 from thunderagent.agent.listener import Listener
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
-from thunderagent.agent.scopes import Surroundings
+from thunderagent.agent.scopes import HandlerScope
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
 from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, stopping_signals
@@ -98,7 +98,7 @@ class Agent:
         self._rng = rng or random.Random()
         self._monotonic = store.monotonic
         self._first_poll_s = first_poll(self._rng, settings.poll_min_s) if first_poll_s is None else first_poll_s
-        around = Surroundings(settings, scope, jobs.hooks, self.bus)
+        around = HandlerScope(settings, scope, jobs.hooks, self.bus)
         self._scope = around.scope
         self._stops, self._patience = 0, 1
         self._retires = threading.Lock()  # taken once and for all by the first who asks
