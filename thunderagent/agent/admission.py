@@ -28,8 +28,8 @@ from thunderagent.model.writes.limits import limit_id
 from thunderagent.queue.limits.freed import FreeSlots
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.unique import UniqueKeys
 from thunderagent.queue.limits.slots import Slots, holders_of, job_limit, limit_of, numbers_of, rows_of
+from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
