@@ -20,7 +20,7 @@ from tests.infra.rendering import ROOT, Rendered
 from tests.infra.test_templates import AGENTS, SECRET, WITH_ALL
 from tests.support.metadata_service import STATE, MetadataService, metadata_service
 from thunderagent.settings import load_settings
-from thunderagent.telemetry.logwriter import utc
+from thunderagent.telemetry.logs import utc
 
 SCRIPT: Final = ROOT / "scripts" / "complete-termination"
 INSTANCE: Final = "/latest/meta-data/instance-id"

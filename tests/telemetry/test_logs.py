@@ -7,7 +7,10 @@ import io
 import json
 import logging
 import re
+import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Final
 
 import pytest
@@ -19,6 +22,7 @@ from thunderagent.jobs.job import job
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event, TaskEvent
+from thunderagent.telemetry import logs
 from thunderagent.telemetry.logs import COUNTED, LEVELS, Telemetry, adopt_lines, configure_logging, task_scope
 
 ALL: Final = [
@@ -268,3 +272,130 @@ def test_a_library_has_no_bare_lines(
     assert warning["level"] == "WARNING"
     assert SECRET not in lines.getvalue()
     assert capsys.readouterr() == ("", "")
+
+
+# Lines of events go straight to the stream below WARNING, and through the logger from there on
+
+
+SUCCEEDED: Final = events.TaskSucceeded(**ABOUT, seconds=0.25)
+FAILED: Final = events.TaskFailed(**ABOUT, error="ValueError: bad")
+STAMP: Final = len("2026-07-14 09:30:00.250Z")
+
+
+@pytest.mark.parametrize(
+    "error", ['a "quoted" one', "two\nlines", "ü \u2028 \x00 \x1b[31m \\ 日本", "{braces} <red>", ""]
+)
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_a_line_is_the_same_whether_it_goes_through_the_logger_or_not(
+    error: str, as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    configure_logging("DEBUG", as_json=as_json, stream=stream)
+    for event in (SUCCEEDED, events.TaskReleased(**{**ABOUT, "job": error}), a_sample(fleet_events.CanaryProbed)):
+        telemetry = Telemetry(EventBus())
+        telemetry.listen(event)
+        with monkeypatch.context() as patched:
+            patched.setattr(logs, "_lines", None)
+            telemetry.listen(event)
+    logger.remove()
+    lines = [re.sub(r"\d{4}-\d\d-\d\d[T ][\d:.]+Z", "TIME", line) for line in stream.getvalue().split("\n")[:-1]]
+    assert lines[::2] == lines[1::2]
+    assert len(lines) == 6
+
+
+def test_sinks_and_facts_of_the_application_are_for_every_warning(lines: io.StringIO) -> None:
+    more, telemetry = list[str](), Telemetry(EventBus())
+    logger.add(lambda line: more.append(str(line)), format="{message} {extra[task_id]}")
+    with logger.contextualize(service="shop"):
+        telemetry.listen(FAILED)
+    telemetry.listen(SUCCEEDED)
+    assert more == ["task failed a\n"]
+    assert [line.get("service") for line in parsed(lines)] == ["shop", None]
+
+
+def test_secrets_in_facts_of_events_are_hidden() -> None:
+    stream = io.StringIO()
+    configure_logging(stream=stream, redact="queue")
+    telemetry = Telemetry(EventBus())
+    telemetry.listen(SUCCEEDED)
+    telemetry.listen(events.StoreFailed(during="x", error=f"password={SECRET}", next_try_s=0.1))
+    logger.remove()
+    assert "queue=***" in stream.getvalue()
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    configure_logging(stream=stream)
+    Telemetry(EventBus()).listen(SUCCEEDED)
+    logger.remove()
+    assert "\x1b[" in stream.getvalue()
+
+
+class Slow(io.StringIO):
+    """Writes a line in two parts, with time in between."""
+
+    def write(self, text: str) -> int:
+        middle = len(text) // 2
+        super().write(text[:middle])
+        time.sleep(0.0005)
+        super().write(text[middle:])
+        return len(text)
+
+
+def test_lines_of_all_threads_are_whole() -> None:
+    stream = Slow()
+    configure_logging("DEBUG", as_json=True, stream=stream)
+    telemetry = Telemetry(EventBus())
+
+    def by_events() -> None:
+        for _ in range(50):
+            telemetry.listen(SUCCEEDED)
+
+    def by_logger() -> None:
+        for _ in range(50):
+            logger.info("from a handler")
+
+    threads = [threading.Thread(target=work) for work in (by_events, by_logger, by_events, by_logger)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    logger.remove()
+    messages = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert (messages.count("task succeeded"), messages.count("from a handler")) == (100, 100)
+
+
+def test_a_line_has_left_the_process_when_it_is_written() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8", write_through=False, line_buffering=False)
+    configure_logging("DEBUG", as_json=True, stream=stream)
+    Telemetry(EventBus()).listen(SUCCEEDED)
+    logger.remove()
+    assert raw.getvalue().endswith(b"}\n")
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+@pytest.mark.parametrize("way", ["by events", "by the logger"])
+def test_the_time_of_a_line_does_not_move_with_the_zone_of_its_host(
+    as_json: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, telemetry = io.StringIO(), Telemetry(EventBus())
+    configure_logging("DEBUG", as_json=as_json, stream=stream)
+    for zone in ("UTC", "Asia/Tokyo", "America/New_York"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        telemetry.listen(SUCCEEDED) if way == "by events" else logger.info("from a handler")
+    monkeypatch.undo()
+    time.tzset()
+    logger.remove()
+    lines = stream.getvalue().splitlines()
+    times = [json.loads(line)["time"] if as_json else line[:STAMP] for line in lines]
+    assert all(one.endswith("Z") for one in times)
+    moments = [datetime.fromisoformat(one).timestamp() for one in times]
+    assert max(abs(moment - time.time()) for moment in moments) < 600

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -28,7 +30,6 @@ from thunderagent.model.forks import renewed
 from thunderagent.model.outlet import outlet_of, without_waiting
 from thunderagent.model.redaction import Redactor
 from thunderagent.model.traceparent import CURRENT, trace_id
-from thunderagent.telemetry.logwriter import LogWriter, utc
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -144,6 +145,7 @@ _TEXT: Final = "{extra[at]} <level>{level: <7}</level> {message} <dim>{extra[lin
 _JSON: Final = "{extra[line]}"
 _QUOTED: Final = re.compile(r'[\s"]')
 _OURS: Final = frozenset({"at", "line"})
+_encode: Final = json.JSONEncoder(default=str, ensure_ascii=False).encode
 
 
 def configure_logging(
@@ -151,33 +153,38 @@ def configure_logging(
 ) -> None:
     """Send log lines of this process to a stream.
 
-    By default that is standard error, and no thread waits for its reader: see `outlet`. A stream that is given is
-    written in the thread of the line.
+    Secrets are taken out of facts, messages and exceptions, see `redaction`. Tracebacks are printed without the values
+    of variables, which may be secrets.
 
-    Secrets are taken out of facts, messages and exceptions, see `redaction`; `redact` names further facts, with commas
-    between. Tracebacks are printed without the values of variables, which may be secrets. The format is fixed text and
-    a patcher fills in the facts: a format that is a function would be parsed anew for each line.
+    Args:
+        level: the least that is written.
+        as_json: a JSON object a line, else text.
+        stream: written in the thread of the line; None: standard error, whose reader no thread waits for.
+        redact: names of further facts that are secrets, with commas between.
     """
-    global _least, _redactor, _writer
+    global _least, _lines, _redactor
     _redactor = Redactor(redact)
-    to, guard = stream or without_waiting(sys.stderr), renewed(threading.Lock())
+    to = stream or without_waiting(sys.stderr)
+    has_colours = not as_json and to.isatty() and "NO_COLOR" not in os.environ
+    made = _Lines(to, _as_json if as_json else _as_text)
+    _lines = None if has_colours else made
     _least = logger.level(level.upper()).no
+    # The format is fixed text and a patcher fills in the facts: a function would be parsed again for each line.
     logger.configure(
         handlers=[
             {
-                "sink": _Redacted(to, guard),
+                "sink": made,
                 "level": level.upper(),
                 "format": _JSON if as_json else _TEXT,
-                "colorize": False if as_json else None,
+                "colorize": has_colours,
                 "backtrace": False,
                 "diagnose": False,
             }
         ],
-        patcher=_as_json if as_json else _as_text,
+        patcher=_patch_json if as_json else _patch_text,
     )
-    _writer = writer = LogWriter(logger, to, guard, as_json=as_json, plain=_plain)
-    if (outlet := outlet_of(to)) is not None:
-        outlet.said = lambda number: writer.line("WARNING", "log lines were dropped", [("lines", number)])
+    if (outlet := outlet_of(to)) is not None:  # it asks in the midst of a write, so the logger cannot answer
+        outlet.said = lambda number: made.line("WARNING", "log lines were dropped", {"lines": number})
 
 
 def adopt_lines(*libraries: str) -> None:
@@ -204,21 +211,39 @@ def warn(sentence: str) -> None:
     logger.warning(sentence)
 
 
-class _Redacted:
-    """A stream that gets lines with a traceback, which the logger itself makes, without secrets too."""
+class _Lines:
+    """The stream of all lines, each written whole: those that the logger makes, and those of events.
 
-    def __init__(self, stream: TextIO, guard: threading.Lock) -> None:
+    Args:
+        stream: where they go.
+        render: makes a line of a time, a level, a message and facts.
+    """
+
+    def __init__(self, stream: TextIO, render: Callable[[datetime, str, str, Mapping[str, Any]], str]) -> None:
         self._stream = stream
-        self._guard = guard
+        self._render = render
+        self._guard = renewed(threading.Lock())
 
     def write(self, line: str) -> None:
+        """Write a line of the logger, whose traceback may hold secrets."""
         record = getattr(line, "record", None)
-        shown = _redactor.text(line) if record and record["exception"] else line
-        with self._guard:
-            self._stream.write(shown)
+        self._put(_redactor.text(line) if record and record["exception"] else line)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def write_all(self, lines: Iterable[Line]) -> None:
+        """Write lines of events with one call to the system."""
+        self._put("".join([self.line(*line) for line in lines]))
+
+    def line(self, level: str, message: str, facts: dict[str, Any]) -> str:
+        """A line of now."""
+        return self._render(datetime.now(UTC), level, message, _shown(facts)) + "\n"
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def _put(self, text: str) -> None:
+        with self._guard:
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def task_scope(running: Running) -> AbstractContextManager[None]:
@@ -233,13 +258,18 @@ def task_scope(running: Running) -> AbstractContextManager[None]:
 Line = tuple[str, str, dict[str, Any]]
 """Level, message and facts of a line."""
 
+_WARNING: Final = logger.level("WARNING").no
 _least = 0
+_lines: _Lines | None = None
 _redactor = Redactor()
-_writer: LogWriter | None = None
 
 
 class Telemetry:
-    """Listens to a bus, writes lines and counts."""
+    """Listens to a bus, writes lines and counts.
+
+    Lines of events go through the logger. Those below WARNING, which come with every task, go straight to the stream of
+    `configure_logging`, at a third of the cost: further sinks of the application get them from hooks.
+    """
 
     def __init__(self, bus: EventBus) -> None:
         self._guard = renewed(threading.Lock())
@@ -253,13 +283,14 @@ class Telemetry:
         self.listen_to_all((event,))
 
     def listen_to_all(self, several: Sequence[Event]) -> None:
-        """Count events that happened together; their lines are written at once, which costs as much as for one."""
-        lines: list[Line] = []
+        """Count events that happened together, and write their lines."""
+        straight: list[Line] = []
         for event in several:
-            self._listen(event, lines)
-        self._write(lines)
+            self._listen(event, straight)
+        if straight and _lines is not None:
+            _lines.write_all(straight)
 
-    def _listen(self, event: Event, lines: list[Line]) -> None:
+    def _listen(self, event: Event, straight: list[Line]) -> None:
         kind = type(event)
         name = COUNTED.get(kind)
         if name is not None:
@@ -276,17 +307,13 @@ class Telemetry:
             self.active_connections = event.connections
         if kind in LEVELS:
             level, message = LEVELS[kind]
-            if logger.level(level).no < _least:  # before the facts are gathered, which costs more than the line
+            number = logger.level(level).no
+            if number < _least:  # before the facts are gathered, which costs more than the line
                 return
-            lines.append((level, message, _facts(event)))
-
-    def _write(self, lines: Sequence[Line]) -> None:
-        writer = _writer
-        if writer is not None and writer.may_write:
-            writer.write([(level, message, _shown(facts)) for level, message, facts in lines])
-            return
-        for level, message, facts in lines:
-            logger.bind(**facts).log(level, message)
+            if number < _WARNING and _lines is not None:
+                straight.append((level, message, _facts(event)))
+            else:
+                logger.bind(**_facts(event)).log(level, message)
 
     def take(self) -> dict[str, int]:
         """The counters since the last call."""
@@ -312,16 +339,37 @@ def _facts(event: Event) -> dict[str, Any]:
     return {name: getattr(event, name) for name in _names(type(event))}  # type: ignore[arg-type] # classes hash
 
 
-def _as_text(record: Record) -> None:
+def _patch_text(record: Record) -> None:
     extra = record["extra"]
     record["message"] = _redactor.text(record["message"])
-    extra["line"] = " ".join(f"{name}={_plain(value)}" for name, value in _shown(extra))
-    extra["at"] = utc(record["time"]).replace("T", " ", 1)[:23] + "Z"
+    extra["line"] = _in_words(_shown(extra))
+    extra["at"] = _to_millis(record["time"])
 
 
-def _shown(extra: dict[Any, Any]) -> list[tuple[str, Any]]:
+def _patch_json(record: Record) -> None:
+    extra, exception = record["extra"], record["exception"]
+    facts = _shown(extra)
+    if exception is not None:
+        facts["exception"] = _redactor.text(repr(exception.value))
+        record["exception"] = None
+    extra["line"] = _as_json(record["time"], record["level"].name, _redactor.text(record["message"]), facts)
+
+
+def _as_text(at: datetime, level: str, message: str, facts: Mapping[str, Any]) -> str:
+    return f"{_to_millis(at)} {level: <7} {message} {_in_words(facts)}"
+
+
+def _as_json(at: datetime, level: str, message: str, facts: Mapping[str, Any]) -> str:
+    return _encode({"time": utc(at), "level": level, "message": message, **facts})
+
+
+def _shown(extra: dict[Any, Any]) -> dict[str, Any]:
     value_of = _redactor.value
-    return [(name, value_of(name, value)) for name, value in extra.items() if value is not None and name not in _OURS]
+    return {name: value_of(name, value) for name, value in extra.items() if value is not None and name not in _OURS}
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    return " ".join([f"{name}={_plain(value)}" for name, value in facts.items()])
 
 
 def _plain(value: Any) -> str:
@@ -333,15 +381,10 @@ def _plain(value: Any) -> str:
     return json.dumps(text, ensure_ascii=False) if _QUOTED.search(text) else text
 
 
-def _as_json(record: Record) -> None:
-    extra = record["extra"]
-    line: dict[str, Any] = {
-        "time": utc(record["time"]),
-        "level": record["level"].name,
-        "message": _redactor.text(record["message"]),
-        **dict(_shown(extra)),
-    }
-    if record["exception"] is not None:
-        line["exception"] = _redactor.text(repr(record["exception"].value))
-        record["exception"] = None
-    extra["line"] = json.dumps(line, default=str, ensure_ascii=False)
+def utc(at: datetime) -> str:
+    """As `2026-07-14T07:30:00.250000Z`: the same moment is the same text on every host, whatever `TZ` says."""
+    return at.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def _to_millis(at: datetime) -> str:
+    return utc(at).replace("T", " ", 1)[:23] + "Z"
