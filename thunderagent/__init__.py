@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from thunderagent.streams.connection.connection import Connection
     from thunderagent.streams.connection.endpoint import Attempt, Endpoint
     from thunderagent.streams.connection.options import StreamOptions
-    from thunderagent.streams.context import StreamContext, stream
+    from thunderagent.streams.context import StreamContext
     from thunderagent.streams.cursor import Cursor, Gap, GapAction, Span
+    from thunderagent.streams.job import stream
 
 __all__ = [
     "Agent",
@@ -80,7 +81,8 @@ _HOMES: Final = {
     "streams.connection.connection": "Connection",
     "streams.connection.endpoint": "Attempt Endpoint",
     "streams.connection.options": "StreamOptions",
-    "streams.context": "StreamContext stream",
+    "streams.context": "StreamContext",
+    "streams.job": "stream",
     "streams.cursor": "Cursor Gap GapAction Span",
 }
 """Public names by the module that has them."""

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from benchmarks.streams_probe import PROBE
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 
 STREAM: Final = "bench.stream"
 BEAT_S: Final = 5.0

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from tests.acceptance.streamjobs import Peer, follow
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 
 
 class Piece(BaseModel):

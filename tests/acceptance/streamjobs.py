@@ -24,8 +24,9 @@ from thunderagent.jobs.job import job
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.job import stream
 
 LEASE_S = 3.0
 HEARTBEAT_S = 0.5

@@ -28,7 +28,7 @@ from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.queue.doorbell.port import Accepts
 from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.stores.tasks import TaskStore, Wanted
-from thunderagent.streams.context import stream
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock, memory_store
 
 SLOTS: Final = 3

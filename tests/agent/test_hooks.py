@@ -31,7 +31,8 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock
 
 

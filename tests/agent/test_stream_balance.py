@@ -30,7 +30,8 @@ from thunderagent.model.task import Lane, Status, Task
 from thunderagent.ops.overview import overview
 from thunderagent.queue.dependents import Dependents
 from thunderagent.stores.tasks import AgentInfo, Beat, TaskStore
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.streams.journal import Link
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.testing.chaos import Refuse

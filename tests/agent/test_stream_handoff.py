@@ -21,8 +21,9 @@ from thunderagent.model.task import Handoff, Status, Task
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.job import stream
 from thunderagent.testing.chaos import Feed, Unanswered
 from thunderagent.testing.faulty_engine import Fault
 

@@ -26,7 +26,8 @@ from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.testing.chaos import Feed, Silence
 from thunderagent.testing.faulty_engine import Fault

@@ -28,7 +28,8 @@ from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.pause_commands import doubt
 from thunderagent.queue.stats import queue_stats
 from thunderagent.stores.tasks import AgentInfo
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock, memory_store
 
 OLD = Old(month="2026-07")

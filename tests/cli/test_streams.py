@@ -29,8 +29,9 @@ from thunderagent.settings import Settings
 from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.streams.connection.connection import Connection
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.job import stream
 from thunderagent.streams.journal import MOVES_KEPT, Link, Missed, Move, journal_id, keep_journals
 from thunderagent.testing.chaos import ChaosServer
 

@@ -26,7 +26,8 @@ from thunderagent.model import events
 from thunderagent.model.errors import StreamStopped
 from thunderagent.model.task import Status
 from thunderagent.settings import Settings
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import Recorder, make_lease, memory_store
 from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed
 

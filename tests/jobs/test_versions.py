@@ -28,7 +28,8 @@ from thunderagent.queue.doorbell.message import DoorbellMessage
 from thunderagent.queue.limits.lines import candidate_of
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.stores.tasks import Wanted
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import make_lease, memory_store
 
 

@@ -54,7 +54,8 @@ from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.s3 import S3Texts
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 
 WHOLE = Resources(
     table="TaskTable",

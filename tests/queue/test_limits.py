@@ -39,7 +39,8 @@ from thunderagent.stores.dynamo.expressions import encode_row
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 

@@ -23,7 +23,8 @@ from thunderagent.regions.grant import Grant, no_grant
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.telemetry.queue_gauges import QueueMeasure
 from thunderagent.testing import FakeClock, FaultyEngine, Recorder, memory_store
 from thunderagent.testing.faulty_engine import Fault

@@ -39,8 +39,9 @@ from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor, Gap, GapAction
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock
 from thunderagent.testing.chaos import Behaviour, Close, Feed
 from thunderagent.testing.faulty_engine import ANY, Fault

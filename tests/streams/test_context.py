@@ -51,8 +51,9 @@ from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor, Span
+from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.testing.chaos import Close, Feed, Refuse, Silence
 from thunderagent.testing.faulty_engine import FaultyEngine

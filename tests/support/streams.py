@@ -24,8 +24,9 @@ from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.verdicts import FATAL
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
+from thunderagent.streams.job import stream
 from thunderagent.testing import memory_store
 from thunderagent.testing.chaos import Behaviour, ChaosServer
 from thunderagent.testing.faulty_engine import FaultyEngine

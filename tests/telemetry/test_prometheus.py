@@ -11,7 +11,8 @@ from tests.support.engine import Stage, a_job
 from thunderagent.agent.instruments import make_meter
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.telemetry import prometheus
 from thunderagent.telemetry.meter import Meter
 from thunderagent.telemetry.metrics import METRICS, Kind

@@ -1,4 +1,4 @@
-"""Streams: jobs that hold a connection until somebody says stop."""
+"""What the handler of a stream is given: its cursor, its connections, and the lease behind them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from thunderagent.jobs.context import Context
-from thunderagent.jobs.job import Job, make_job
 from thunderagent.jobs.outcome import about
-from thunderagent.jobs.versions import Upcaster
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import (
     AgentDraining,
     LeaseLost,
-    StreamFailed,
     StreamHandedOff,
     StreamStopped,
     TaskCancelled,
     TaskStopped,
 )
-from thunderagent.model.pacing import LOOP_LATE_S, Backoff
-from thunderagent.model.task import STREAM, Lease
+from thunderagent.model.pacing import LOOP_LATE_S
+from thunderagent.model.task import Lease
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.streams.connection.ending import CAUGHT_UP, State
 from thunderagent.streams.connection.endpoint import EndpointSource
@@ -37,70 +34,11 @@ from thunderagent.streams.connection.sequencer import OnGap, Snapshot
 from thunderagent.streams.cursor import Cursor, Gap, GapAction, PositionOf
 from thunderagent.streams.journal import Journal, Missed, read_cursor
 
-P = TypeVar("P")
 M = TypeVar("M")
-
-STREAMS: str = "streams"
-"""The queue of streams unless they name another: batch tasks before them in a queue would be read past."""
 
 DEFAULT_OPTIONS = StreamOptions()
 _SOFT = (AgentDraining, StreamHandedOff, StreamStopped, TaskCancelled)
 """Ends for which a handler may come to its own end: it handles what it has in hand, and its cursor is saved."""
-
-
-def stream(
-    name: str,
-    *,
-    queue: str = STREAMS,
-    lease_s: float = 20.0,
-    heartbeat_s: float = 5.0,
-    max_retry: int | None = None,
-    fatal: tuple[type[BaseException], ...] = (),
-    backoff: Backoff | None = None,
-    exclusive: bool = True,
-    limit: int | None = None,
-    limit_key: str | None = None,
-    version: int = 1,
-    upcasters: Mapping[int, Upcaster] | None = None,
-) -> Callable[[Callable[[StreamContext, P], Any]], Job[P]]:
-    """Make a coroutine function `(ctx, payload)` a job that holds a connection for as long as it is wanted.
-
-    Args:
-        name: what tasks carry; never change it while tasks with it exist.
-        queue: the queue of its tasks.
-        lease_s: how long the stream stays with an agent that is not heard of.
-        heartbeat_s: time between renewals, at most a third of the lease. The cursor rides on them.
-        max_retry: errors of the handler in a row, without progress in between; None takes the setting.
-        fatal: exceptions after which a retry makes no sense.
-        backoff: delay before retries; None takes the settings.
-        exclusive: never two connections at one moment: an agent leaves before the next one connects. False: the next
-            one connects and buffers first, so that nothing is missed; it needs positions.
-        limit: how many streams of this job are held at once in the whole fleet; None: no limit.
-        limit_key, version, upcasters: as for `job`.
-
-    Raises:
-        ConfigurationError: the options cannot work; all problems are listed.
-    """
-
-    def decorate(handler: Callable[[StreamContext, P], Any]) -> Job[P]:
-        return make_job(
-            name,
-            handler,
-            kind=STREAM,
-            queue=queue,
-            max_retry=max_retry,
-            fatal=(*(fatal if isinstance(fatal, (tuple, list)) else (fatal,)), StreamFailed),
-            lease_s=lease_s,
-            heartbeat_s=heartbeat_s,
-            backoff=backoff,
-            exclusive=exclusive,
-            limit=limit,
-            limit_key=limit_key,
-            version=version,
-            upcasters=upcasters,
-        )
-
-    return decorate
 
 
 class StreamContext(Context):

@@ -27,7 +27,8 @@ from thunderagent.model.errors import (
 )
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
-from thunderagent.streams.context import StreamContext, stream
+from thunderagent.streams.context import StreamContext
+from thunderagent.streams.job import stream
 from thunderagent.testing import make_lease, run_stream
 from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
