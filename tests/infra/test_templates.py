@@ -579,7 +579,7 @@ def test_a_group_without_room_for_one_more_lets_a_machine_go_first() -> None:
 
 
 def test_the_page_says_of_every_resource_what_was_tried_of_it() -> None:
-    page = (ROOT / "docs" / "guides" / "aws.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "aws-resources.md").read_text(encoding="utf-8")
     table = page.partition("<!-- types and stacks")[2].partition("<!-- end -->")[0]
     rows = re.findall(r"^\| `(\S+)` \| ([a-z, ]+) \| (used|made|rendered)\b", table, flags=re.MULTILINE)
     told = {kind: (stacks.split(", "), how == "rendered") for kind, stacks, how in rows}
