@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("install-ec2", "rolling-restart", "with-environment", "setup-venv", "demo", "test", "bench")
+SCRIPTS = ("install-ec2", "rolling-restart", "with-environment", "setup-venv", "demo", "test", "bench", "docs")
 
 TOOLS = (
     *("awk", "basename", "bash", "cat", "chmod", "cmp", "cp", "cut", "dirname", "env", "find", "grep", "ln", "mkdir"),
