@@ -281,7 +281,7 @@ class Context:
         if self._push is None:
             raise ConfigurationError(
                 "nothing can be pushed: set THUNDERAGENT_PUSH_ENDPOINT and THUNDERAGENT_PUSH_CONNECTIONS "
-                "(docs/websocket-api.md); in a test, Context(…, push=function)"
+                "(docs/guides/websocket-api.md); in a test, Context(…, push=function)"
             )
         return self._push
 

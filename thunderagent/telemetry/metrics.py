@@ -1,7 +1,7 @@
 """The metrics, once, as data: what agents count and measure, under which names, and in which unit.
 
 Everything else is made from this list: what is sent to CloudWatch, what Prometheus reads, the dashboard, the page
-`docs/metrics.md` and what `thunderagent metrics` prints. `meter.py` fills it.
+`docs/reference/metrics.md` and what `thunderagent metrics` prints. `meter.py` fills it.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ def test_jobs_and_streams_push_through_the_api_that_the_settings_name(gateway: t
 def test_a_push_without_settings_is_an_error_that_names_them() -> None:
     with pytest.raises(ConfigurationError, match=r"THUNDERAGENT_PUSH_ENDPOINT and THUNDERAGENT_PUSH_CONNECTIONS"):
         Context(make_lease()).push("ada", 1)
-    with pytest.raises(ConfigurationError, match=r"docs/websocket-api\.md"):
+    with pytest.raises(ConfigurationError, match=r"docs/guides/websocket-api\.md"):
         asyncio.run(StreamContext(make_lease()).push_async("ada", 1))
 
 

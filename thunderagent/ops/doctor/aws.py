@@ -23,7 +23,7 @@ from thunderagent.stores.dynamo.differences import describe, index_of, of_backup
 
 TABLES: Final = ("AWS::DynamoDB::Table", "AWS::DynamoDB::GlobalTable")
 TABLE_UNITS, INDEX_UNITS = 3, 5
-"""Write units of a task that is put, claimed and done, of the table and of its index; see docs/benchmarks.md."""
+"""Write units of a task that is put, claimed and done, of the table and of its index; see docs/inside/benchmarks.md."""
 NEW_S: Final = 900.0
 """For so long an alarm may have no data."""
 
@@ -117,7 +117,7 @@ def look_at_tables(account: Account) -> Iterator[Finding]:
                 yield from _of_other(account, engine, is_kept=stack is None or name in stack.parameters.values())
             yield from _promised(account, name, table, stack)
         except TableMissing as error:
-            remedy = "restore it from a backup, see docs/disaster-recovery.md" if stack else str(error)
+            remedy = "restore it from a backup, see docs/guides/disaster-recovery.md" if stack else str(error)
             yield Finding("table", State.WRONG, f"{place} does not exist", remedy)
         except ThunderAgentError as error:
             yield Finding(

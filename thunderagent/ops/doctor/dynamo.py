@@ -77,7 +77,7 @@ def _billing(engine: DynamoEngine, table: dict[str, Any]) -> Finding:
         "billing",
         State.WARNING,
         f"provisioned, {reads} read and {writes} write units a second: above that DynamoDB throttles",
-        "see that auto scaling moves them (docs/aws.md#capacity), or aws dynamodb update-table --table-name "
+        "see that auto scaling moves them (docs/guides/aws.md#capacity), or aws dynamodb update-table --table-name "
         f"{engine.table} --billing-mode PAY_PER_REQUEST",
     )
 
