@@ -24,7 +24,7 @@ def look_at_tokens(account: Account) -> Iterator[Finding]:
         try:
             token = _token_in(secret_text(name, region=region, endpoint=account.local_endpoint))
         except ConfigurationError as error:
-            yield Finding("canary token", State.WRONG, str(error), "see docs/canary.md, The token")
+            yield Finding("canary token", State.WRONG, str(error), "see docs/guides/canary.md, The token")
         except ThunderAgentError as error:
             remedy = f"allow secretsmanager:GetSecretValue on {name}"
             yield Finding("canary token", State.UNKNOWN, f"cannot tell: {error}", remedy)
