@@ -471,9 +471,9 @@ def test_an_outcome_that_is_handed_over_twice_frees_one_slot() -> None:
     with serving(gated(gate), slots=2) as stage:
         first = stage.client.enqueue("test.gated", {})
         gate.wait()
-        [held] = stage.agent._workload.held.values()
+        [held] = stage.agent._in_flight.held.values()
         for _ in range(3):
-            stage.agent._workload.done(held, Returned("by hand"))
+            stage.agent._in_flight.done(held, Returned("by hand"))
         assert stage.end_of(first).result == "by hand"
         stage.record.wait(events.TaskSucceeded)
         poller = stage.agent._pollers["default", "batch"]
@@ -586,13 +586,13 @@ def test_the_first_signal_to_an_agent_that_retires_hurries_nothing(monkeypatch: 
         assert entered.wait(LONG_S)
         stage.agent.retire("somebody asked for it")
         stage.record.wait(events.AgentDraining)
-        rounds, gather = threading.Semaphore(0), stage.agent._workload.gather
+        rounds, gather = threading.Semaphore(0), stage.agent._in_flight.gather
 
         def counted(pause: float) -> None:
             rounds.release()
             gather(pause)
 
-        monkeypatch.setattr(stage.agent._workload, "gather", counted)
+        monkeypatch.setattr(stage.agent._in_flight, "gather", counted)
         stage.agent.stop()
         for _ in range(3):  # the loop has come round, and seen the signal
             assert rounds.acquire(timeout=LONG_S)
@@ -763,7 +763,7 @@ def test_an_event_loop_that_died_ends_the_agent_so_that_it_is_started_afresh() -
 
     with serving(coroutine) as stage:
         stage.record.wait(events.AgentStarted)
-        executors = stage.agent._workload.executors
+        executors = stage.agent._in_flight.executors
         assert executors is not None
         assert executors.loop is not None
         executors.loop._loop.call_soon_threadsafe(executors.loop._loop.stop)

@@ -14,7 +14,7 @@ from tests.support.engine import LONG_S, Recorder, a_job, claimed, put, running,
 from tests.support.stands import eventually
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.listener import Listener
-from thunderagent.agent.poller import QueuePoller, Room
+from thunderagent.agent.poller import QueuePoller, SlotPool
 from thunderagent.agent.rung import HEARD, HELD, STALE_S, Rung
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
@@ -70,7 +70,7 @@ class Setting:
     def poller(self, queue: str, kind: str, jobs: set[str]) -> QueuePoller:
         return QueuePoller(
             queue,
-            Room(SLOTS),
+            SlotPool(SLOTS),
             self.store,
             kind=kind,
             jobs=jobs,

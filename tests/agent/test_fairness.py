@@ -75,12 +75,12 @@ class Steps:
         """A round of each agent, in any order; what it claimed so many rounds ago has ended before."""
         self.number += 1
         for agent in self.rng.sample(self.agents, len(self.agents)):
-            for one in list(agent._workload.held.values()):
+            for one in list(agent._in_flight.held.values()):
                 if not one.settling and self.number - self.begun[one.lease.task_id] >= lasts:
-                    agent._workload.end(one, Returned(None))
-            before = set(agent._workload.held)
-            agent._workload.commit(claim=True)
-            claimed = set(agent._workload.held) - before
+                    agent._in_flight.end(one, Returned(None))
+            before = set(agent._in_flight.held)
+            agent._in_flight.commit(claim=True)
+            claimed = set(agent._in_flight.held) - before
             self.begun.update(dict.fromkeys(claimed, self.number))
             self.claimed[agent.name] += len(claimed)
 

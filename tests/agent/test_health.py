@@ -299,8 +299,8 @@ def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_a
         task = at.client.enqueue(deaf, {})
         at.record.wait(events.TaskStarted)
         at.client.cancel(task)
-        eventually(lambda: any(one.told_at for one in at.agent._workload.held.values()))
-        [running] = at.agent._workload.held.values()
+        eventually(lambda: any(one.told_at for one in at.agent._in_flight.held.values()))
+        [running] = at.agent._in_flight.held.values()
         assert at.agent.vitals.health().notes == (), "it may take its time"
         running.told_at -= 6.0
         [note] = at.agent.vitals.told()["notes"]
@@ -359,7 +359,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
         task = at.client.enqueue(blocks_the_loop, {})
         eventually(lambda: "event-loop" in at.reasons())
         eventually(lambda: not at.agent.vitals.health().alive)
-        loop = at.agent._workload.executors
+        loop = at.agent._in_flight.executors
         assert loop is not None
         assert loop.loop is not None
         assert "called by blocks_the_loop (engine/test_health.py:" in place_of(loop.loop.thread_id)
@@ -554,7 +554,7 @@ def test_an_event_loop_that_dies_takes_the_agent_down_and_the_supervisor_starts_
 
     with ward(coroutine) as at:
         at.works()
-        executors = at.agent._workload.executors
+        executors = at.agent._in_flight.executors
         assert executors is not None
         assert executors.loop is not None
         executors.loop._loop.call_soon_threadsafe(executors.loop._loop.stop)
@@ -615,7 +615,7 @@ def test_an_error_that_hits_the_drain_too_leaves_the_leases_to_run_out(monkeypat
     with ward(long) as at:
         task = at.client.enqueue(long, {})
         at.record.wait(events.TaskStarted)
-        monkeypatch.setattr("thunderagent.agent.in_flight.Workload.commit", broken)
+        monkeypatch.setattr("thunderagent.agent.in_flight.InFlight.commit", broken)
         at.agent.wake()
         at.join()
         assert repr(at.error) == "LookupError('a bug')"

@@ -161,7 +161,7 @@ class Month:
                 return cls.fromtimestamp(clock.now(), UTC).replace(tzinfo=tz)
 
         monkeypatch.setattr(schedule, "datetime", SimpleNamespace(datetime=Simulated, timedelta=timedelta))
-        monkeypatch.setattr(agent._workload, "gather", gather)
+        monkeypatch.setattr(agent._in_flight, "gather", gather)
         agent.run()
         self.read_units, self.write_units, self.sqs_requests = (number * MONTH_S / IDLE_S for number in counted)
 

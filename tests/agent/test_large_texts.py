@@ -440,18 +440,18 @@ def test_a_doubt_that_cannot_be_resolved_holds_up_no_claims() -> None:
     engine.fail("claim", Fault.LOST_REPLY)
     engine.unreadable.add("doubtful")
     with serving(work.job(), store=store, slots=2) as stage:
-        eventually(lambda: stage.agent._workload.doubts.ids)
+        eventually(lambda: stage.agent._in_flight.doubts.ids)
         for number in range(5):
             put(TaskStore(engine.behind), f"other-{number}")
             stage.agent.wake()
         eventually(lambda: sum(work.runs.values()) == 5)
-        assert stage.agent._workload.doubts.ids
-        [room] = {poller.room for poller in stage.agent._pollers.values()}
-        eventually(lambda: (room.running, room.slots) == (1, 2))  # the doubt keeps its slot
+        assert stage.agent._in_flight.doubts.ids
+        [pool] = {poller.pool for poller in stage.agent._pollers.values()}
+        eventually(lambda: (pool.running, pool.slots) == (1, 2))  # the doubt keeps its slot
         engine.unreadable.clear()
         ended = stage.end_of(doubtful)
         assert (ended.status, ended.fence, ended.crash_count, ended.errors) == (Status.SUCCESS, 1, 0, ())
-        eventually(lambda: room.running == 0)
+        eventually(lambda: pool.running == 0)
     assert work.runs["doubtful"] == 1
 
 
@@ -463,9 +463,9 @@ def test_a_doubt_ends_with_its_lease() -> None:
     engine.fail("claim", Fault.LOST_REQUEST)
     engine.unreadable.add("doubtful")
     with serving(work.job(lease_s=1.0), store=store, slots=1, sweep_s=30.0) as stage:
-        eventually(lambda: stage.agent._workload.doubts.ids)
-        [room] = {poller.room for poller in stage.agent._pollers.values()}
-        assert room.free == 0
+        eventually(lambda: stage.agent._in_flight.doubts.ids)
+        [pool] = {poller.pool for poller in stage.agent._pollers.values()}
+        assert pool.free == 0
         eventually(lambda: work.runs["doubtful"])
     assert work.runs["doubtful"] == 1
 

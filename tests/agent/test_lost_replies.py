@@ -301,17 +301,17 @@ def test_a_machine_that_sleeps_over_the_reply_to_its_claim_begins_nothing(is_tak
     agent = Agent(
         TaskStore(engine, monotonic=clock.monotonic), Registry(handler), settings(lease_s=30.0), first_poll_s=0.0
     )
-    record, workload = Recorder(agent.bus), agent._workload
-    workload.executors = SimpleNamespace(start=lambda running: runs.append(running.lease.task_id))  # type: ignore[assignment]
+    record, in_flight = Recorder(agent.bus), agent._in_flight
+    in_flight.executors = SimpleNamespace(start=lambda running: runs.append(running.lease.task_id))  # type: ignore[assignment]
     client.enqueue(handler, {}, task_id="a")
     engine.sleeps_s = 29.0
-    workload.commit(claim=True)
+    in_flight.commit(claim=True)
     assert runs == []
     if is_taken:
         clock.advance(30.0)
         [_] = store.take_over([(store.peek(["a"])["a"], 300.0)], owner="other").leases
-    workload.gather(0.0)
-    workload.commit(claim=False)
+    in_flight.gather(0.0)
+    in_flight.commit(claim=False)
     task = store.peek(["a"])["a"]
     if is_taken:
         assert (task.lease_owner, len(record.of(events.SettleRefused))) == ("other", 1)
@@ -350,7 +350,7 @@ def test_nothing_wakes_an_outcome_before_its_next_attempt(work: Work) -> None:
             assert _when(lambda: told and told[0])
             number, until = 0, told[0][0] + 3.0
             while time.monotonic() < until:
-                stage.agent._workload.choice.rung.hear(DoorbellMessage.look("default"))
+                stage.agent._in_flight.selector.rung.hear(DoorbellMessage.look("default"))
                 stage.agent.wake()
                 number += 1
                 time.sleep(0.002)
@@ -400,7 +400,7 @@ def test_a_task_of_which_the_store_takes_nothing_is_let_go_and_the_agent_goes_on
         other = stage.client.enqueue("test.job", {})
         assert stage.end_of(other).status is Status.SUCCESS
         assert stage.agent.running == 0, "its lease is not kept alive"
-        assert not stage.agent._workload.is_stray(stage.client.get("large")), "it ran: no claim that came late"
+        assert not stage.agent._in_flight.is_stray(stage.client.get("large")), "it ran: no claim that came late"
         assert stage.record.of(events.StoreFailed) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import Recorder, put
-from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, REMEMBERED, QueuePoller, Refusals, Room
+from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, REMEMBERED, QueuePoller, Refusals, SlotPool
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreUnavailable
@@ -45,7 +45,7 @@ class Setting:
         self.record = Recorder(self.bus)
         self.poller = QueuePoller(
             "default",
-            Room(slots),
+            SlotPool(slots),
             self.store,
             jobs={"test.job"},
             lease_s=lambda job: 300.0,
@@ -63,7 +63,7 @@ class Setting:
         return [one.candidate.task_id for one in wanted]
 
     def claim(self, wanted: list[Wanted]) -> list[str]:
-        """Claim what a look found, as the workload does."""
+        """Claim what a look found, as the agent does."""
         exchanged = self.store.exchange((), wanted, owner="me")
         for _ in exchanged.leases:
             self.poller.began()

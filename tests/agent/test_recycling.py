@@ -181,7 +181,7 @@ def test_the_agent_knows_which_handlers_go_on() -> None:
     quick = running(a_lease(task_id="b"), a_job("test.quick"))
     over = running(a_lease(task_id="c"), a_job())
     over.settling = True
-    agent._workload.held.update(a=deaf, b=quick, c=over)
+    agent._in_flight.held.update(a=deaf, b=quick, c=over)
     first, second = agent.vitals.held()
     assert (first.job, second) == ("test.job", Held("test.quick"))
     assert 70.0 <= first.overrun_s < 100.0

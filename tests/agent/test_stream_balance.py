@@ -15,7 +15,7 @@ import pytest
 from tests.support.engine import LONG_S, Recorder, claimed, put
 from tests.support.stands import eventually
 from tests.support.streams import FeedThread, Log, Watched, fleet, follower
-from thunderagent.agent.poller import PAGES_A_LOOK, Room
+from thunderagent.agent.poller import PAGES_A_LOOK, SlotPool
 from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
 from thunderagent.agent.streams import AWAY_BYTES
 from thunderagent.agent.sweep import Janitor
@@ -218,10 +218,10 @@ class At:
         self.engine = Watched(memory_store(self.clock).engine)
         self.store = TaskStore(self.engine, monotonic=self.clock.monotonic)
         self.fleet = Fleet(self.store, owner="me", max_streams=slots, monotonic=self.clock.monotonic)
-        self.room = Room(slots)
+        self.pool = SlotPool(slots)
         self.poller = StreamPoller(
             "default",
-            self.room,
+            self.pool,
             self.store,
             jobs={"test.stream"},
             known={"test.job"},
@@ -525,7 +525,7 @@ def test_at_most_so_many_leave_at_a_time_and_none_that_is_not_connected(tmp_path
         log.wait(lambda: len(log.handled) == 8)
         streams = stage.agent._housekeeping._streams
         asked: list[str] = []
-        stage.agent._workload.handoffs.leave = (  # type: ignore[method-assign]
+        stage.agent._in_flight.handoffs.leave = (  # type: ignore[method-assign]
             lambda leaving, why, **_: asked.extend(one.lease.task_id for one in leaving)
         )
         streams.rebalance()

@@ -297,7 +297,7 @@ def test_a_task_that_was_killed_is_replaced_or_its_stream_begins_anew(tmp_path: 
         task = agents.client.enqueue(job, {"url": feed.url})
         feed.publish(1)
         log.until(1)
-        executors = stage.agent._workload.executors
+        executors = stage.agent._in_flight.executors
         assert executors is not None
         assert executors.loop is not None
         loop = executors.loop

@@ -70,9 +70,9 @@ class At:
         self.agent._housekeeping._announce()
 
     def round(self) -> set[str]:
-        before = set(self.agent._workload.held)
-        self.agent._workload.commit(claim=not self.agent._stops)
-        return set(self.agent._workload.held) - before
+        before = set(self.agent._in_flight.held)
+        self.agent._in_flight.commit(claim=not self.agent._stops)
+        return set(self.agent._in_flight.held) - before
 
     @property
     def retired(self) -> list[str]:

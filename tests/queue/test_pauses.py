@@ -77,9 +77,9 @@ class Steps:
 
     def round(self) -> set[str]:
         """One round; ids of the tasks that it started."""
-        before = set(self.agent._workload.held)
-        self.agent._workload.commit(claim=True)
-        return set(self.agent._workload.held) - before
+        before = set(self.agent._in_flight.held)
+        self.agent._in_flight.commit(claim=True)
+        return set(self.agent._in_flight.held) - before
 
     def rounds(self, seconds: float, step_s: float = 0.25) -> set[str]:
         """Rounds for so long; ids of the tasks that they started."""
@@ -91,9 +91,9 @@ class Steps:
 
     def sweep(self) -> set[str]:
         """Look for tasks of lost agents; ids of those that were taken over."""
-        before = set(self.agent._workload.held)
+        before = set(self.agent._in_flight.held)
         self.agent._housekeeping._sweep()
-        return set(self.agent._workload.held) - before
+        return set(self.agent._in_flight.held) - before
 
     @property
     def names(self) -> list[dict[str, Any]]:
@@ -228,12 +228,12 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
     at.agent._housekeeping._learn_lanes()
     at.client.pause(job="test.job")
     at.clock.advance(EVERY_S)
-    [running] = at.agent._workload.held.values()
-    at.agent._workload.end(running, Returned(None))
+    [running] = at.agent._in_flight.held.values()
+    at.agent._in_flight.end(running, Returned(None))
     assert at.rounds(30) == set()
     at.client.resume(job="test.job")
     at.clock.advance(60)
-    at.agent._workload.admission.sweep(at.agent.name)
+    at.agent._in_flight.admission.sweep(at.agent.name)
     assert at.rounds(10.25) == {"t1"}
 
 
@@ -241,7 +241,7 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
 def test_a_ring_starts_nothing_that_is_paused(at: Steps, way: int) -> None:
     at.client.pause(**at.names[way])
     task = put(at.store, "a")
-    at.agent._workload.choice.rung.hear(DoorbellMessage.task(task))
+    at.agent._in_flight.selector.rung.hear(DoorbellMessage.task(task))
     assert at.rounds(30) == set()
 
 
@@ -372,9 +372,9 @@ def test_under_load_the_row_is_read_once_a_second_and_never_for_a_task(at: Steps
         put(at.store, f"t{number:03}")
     started = 0
     for _ in range(100):  # five seconds, in which everything that starts ends at once
-        held = list(at.agent._workload.held.values())
+        held = list(at.agent._in_flight.held.values())
         for running in held:
-            at.agent._workload.end(running, Returned(None))
+            at.agent._in_flight.end(running, Returned(None))
         started += len(at.round())
         at.clock.advance(0.05)
     assert started == 1000

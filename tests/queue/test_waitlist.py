@@ -448,7 +448,7 @@ def test_a_task_that_was_refused_and_is_let_out_is_new_to_those_who_refused_it(w
     """Pollers leave entries alone for a while that they have claimed before: the index is late."""
     put(world, "a", "b", job="free", limit_key="shared", limit=1)
     agent = world.join("free", sweep_s=90.0)
-    agent.agent._workload.admission.lines.freed = lambda *_: None  # type: ignore[method-assign]
+    agent.agent._in_flight.admission.lines.freed = lambda *_: None  # type: ignore[method-assign]
     world.pass_time_until(lambda: world.started == ["a"], 2.0)
     world.pass_time_until(lambda: status(world, "b") == "BLOCKED@shared", 2.0)
     world.pass_time_until(lambda: not holders_of(row(world)), 2.0)

@@ -267,14 +267,14 @@ def test_an_agent_without_a_grant_is_seen_and_costs_no_processor() -> None:
         assert one.info["health"]["paused"] is True
         assert any("the arbiter was not asked yet" in note for note in stage.agent.vitals.health().notes)
         turns = 0
-        gather = stage.agent._workload.gather
+        gather = stage.agent._in_flight.gather
 
         def counted(pause: float) -> None:
             nonlocal turns
             turns += 1
             gather(pause)
 
-        stage.agent._workload.gather = counted  # type: ignore[method-assign]
+        stage.agent._in_flight.gather = counted  # type: ignore[method-assign]
         begun = time.monotonic()
         stage.record.wait(fleet_events.GrantBegan, 0)
         eventually(lambda: time.monotonic() - begun > 1.0)
@@ -373,10 +373,10 @@ def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -
         faulty.fail("claim", Fault.LOST_REPLY)
         faulty.fail("get", *[Fault.LOST_REQUEST] * 3)  # nor can it look whether the claim happened
         task = stage.client.enqueue(once, None)
-        eventually(lambda: stage.agent._workload.doubts.ids)
+        eventually(lambda: stage.agent._in_flight.doubts.ids)
         stage.agent.gate.grant = no_grant("cut off", 1)
         stage.agent.wake()
-        eventually(lambda: not stage.agent._workload.doubts.ids)
+        eventually(lambda: not stage.agent._in_flight.doubts.ids)
         faulty.calm()
         stage.agent.gate.grant = opened(3)
         stage.agent.wake()
@@ -396,15 +396,15 @@ def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: i
         return ctx.lease.fence
 
     with serving(work, **REGIONAL) as stage:
-        workload, gather = stage.agent._workload, stage.agent._workload.gather
+        in_flight, gather = stage.agent._in_flight, stage.agent._in_flight.gather
 
         def gathers(pause: float) -> None:
             gather(pause)
-            if workload._backlog and not ends.is_set():  # between the end of a handler and the write of what it did
+            if in_flight._backlog and not ends.is_set():  # between the end of a handler and the write of what it did
                 stage.agent.gate.grant = no_grant("cut off", 1)
                 ends.set()
 
-        workload.gather = gathers  # type: ignore[method-assign]
+        in_flight.gather = gathers  # type: ignore[method-assign]
         stage.agent.wake()
         stage.agent.gate.grant = opened(1)
         task = stage.client.enqueue(work, None)
@@ -447,7 +447,7 @@ def test_a_drain_without_a_grant_does_not_wait_for_what_cannot_be_written() -> N
         stage.agent.wake()
         stage.record.wait(fleet_events.GrantEnded)
         go.set()
-        eventually(lambda: stage.agent._workload._backlog)
+        eventually(lambda: stage.agent._in_flight._backlog)
         begun = time.monotonic()
         stage.stop()
         assert time.monotonic() - begun < 5.0 * patience(), "drain_s is 10"

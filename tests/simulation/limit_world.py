@@ -228,16 +228,16 @@ class WorldAgent(Agent):
         heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
         with patch.object(agent_module, "Heartbeat", heartbeat), named(process.name):
             super().__init__(*args, **options)
-        self._receive = self._workload.gather
-        self._workload.gather = self._gather  # type: ignore[method-assign]
+        self._receive = self._in_flight.gather
+        self._in_flight.gather = self._gather  # type: ignore[method-assign]
 
     def _executors(self) -> Any:
         return Handlers(self._process.world, self._process)
 
     def _gather(self, pause: float) -> None:
         if pause > 0:
-            self._process.main.wait(pause, lambda: not self._workload._inbox.empty())
-        self._workload._batch = 0  # no waiting for company: that would be real time
+            self._process.main.wait(pause, lambda: not self._in_flight._inbox.empty())
+        self._in_flight._batch = 0  # no waiting for company: that would be real time
         self._receive(0.0)
 
 
@@ -286,7 +286,7 @@ class Process:
         self.store = Way(world.engine, self, rng)
         store = TaskStore(self.store, monotonic=self.monotonic)
         self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
-        admission, janitor = self.agent._workload.admission, self.agent._housekeeping._janitor
+        admission, janitor = self.agent._in_flight.admission, self.agent._housekeeping._janitor
         admission._sweep._most = 2  # instead of a thousand: a line has several parts
         if world.is_crowded:
             admission._sweep._most_lines = LINES_A_PART
@@ -479,7 +479,7 @@ class World:
             self.later(run.process.asleep_s + OBEYS_S, lambda: self._end(run, outcome))
         elif run in self.runs:
             self.runs.remove(run)
-            run.process.agent._workload.done(run.running, outcome)
+            run.process.agent._in_flight.done(run.running, outcome)
 
     def died(self, process: Process) -> None:
         """Its handlers are gone with it."""
@@ -698,7 +698,7 @@ class World:
     def _waiting_for_texts(self) -> list[Running]:
         """Handlers that have ended with a result that could not be written so far: they keep their leases and slots."""
         return [
-            one.running for process in self.living for one in process.agent._workload._backlog if one.wait is not None
+            one.running for process in self.living for one in process.agent._in_flight._backlog if one.wait is not None
         ]
 
     def _idle_slots(self) -> Iterator[str]:

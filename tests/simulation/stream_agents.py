@@ -209,8 +209,8 @@ class SimAgent(Agent):
         heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
         with patch.object(agent_module, "Heartbeat", heartbeat), named(process.name):
             super().__init__(*args, **options)
-        self._receive = self._workload.gather
-        self._workload.gather = self._gather  # type: ignore[method-assign]
+        self._receive = self._in_flight.gather
+        self._in_flight.gather = self._gather  # type: ignore[method-assign]
 
     def _executors(self) -> Executors:
         executor = lambda *a, **o: SimLoopExecutor(self._process.loop, *a, **o)  # noqa: E731
@@ -220,8 +220,8 @@ class SimAgent(Agent):
 
     def _gather(self, pause: float) -> None:
         if pause > 0:
-            self._process.main.wait(pause, lambda: not self._workload._inbox.empty())
-        self._workload._batch = 0  # no waiting for company: that would be real time
+            self._process.main.wait(pause, lambda: not self._in_flight._inbox.empty())
+        self._in_flight._batch = 0  # no waiting for company: that would be real time
         self._receive(0.0)
 
 

@@ -351,7 +351,7 @@ class World:
 
     def waiting(self, name: str) -> bool:
         """True while a successor is connected and waits for its predecessor."""
-        contexts = [one.agent._workload.held[name].context for one in self.living if name in one.agent._workload.held]
+        contexts = [one.agent._in_flight.held[name].context for one in self.living if name in one.agent._in_flight.held]
         return any(isinstance(one, StreamContext) and one.is_on_hold and one.is_connected for one in contexts)
 
     def join(self) -> SimProcess:
@@ -434,9 +434,9 @@ class World:
 
     def hand_off(self, process: SimProcess, name: str) -> None:
         """The agent gives one of its streams to another, as it does when it has too many."""
-        running = process.agent._workload.held.get(name)
+        running = process.agent._in_flight.held.get(name)
         if running is not None and not process.main.in_store and not process.is_paused and not process.is_leaving:
-            process.agent._workload.handoffs.leave([running], StreamHandedOff())
+            process.agent._in_flight.handoffs.leave([running], StreamHandedOff())
 
     # Peers
 
@@ -549,7 +549,7 @@ class World:
     def story(self, name: str) -> str:
         """What is known of a stream."""
         task = self.task(name)
-        held = {one.name: str(one.agent._workload.held.keys()) for one in self.living}
+        held = {one.name: str(one.agent._in_flight.held.keys()) for one in self.living}
         moves = [f"{run.fence} {run.agent} {run.moves[-6:]}" for run in self.client.runs(name, number=3)]
         return f"{name}: {task}\n held {held}\n" + "\n".join(moves)
 

@@ -181,7 +181,7 @@ class StreamMachine(RuleBasedStateMachine):
     def machine_sleeps(self, who: int, seconds: float, when: str, is_busy: bool) -> None:
         """It is suspended, at once or in the middle of a call to the store; `is_busy`: with messages to handle."""
         if (process := self._agent(who)) is not None:
-            for name in process.agent._workload.held.keys() & PAYLOADS.keys() if is_busy else ():
+            for name in process.agent._in_flight.held.keys() & PAYLOADS.keys() if is_busy else ():
                 self.world.servers[name].publish("slow")
                 self.world.servers[name].publish_many(3)
             if is_busy:

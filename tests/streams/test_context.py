@@ -705,7 +705,7 @@ def test_all_streams_are_asked_at_once_though_the_store_hangs_and_go_back_in_one
         def hang(batch: Any) -> None:
             if any(write.verb == "announce" for write in batch):
                 feed.until(lambda: feed.server.open == 0)
-                inbox = stage.agent._workload._inbox
+                inbox = stage.agent._in_flight._inbox
                 eventually(lambda: inbox.qsize() == 20)
                 ended.set()
 
@@ -820,7 +820,7 @@ def test_a_loop_that_has_died_does_not_keep_the_agent_from_giving_its_streams_ba
     stage = agents.add(runs)
     task = agents.client.enqueue(runs, {})
     assert running.wait(LONG_S)
-    executors = stage.agent._workload.executors
+    executors = stage.agent._in_flight.executors
     assert executors is not None
     assert executors.loop is not None
     loop = executors.loop
@@ -860,7 +860,7 @@ def test_an_agent_with_uvloop_holds_streams_too(agents: Fleet) -> None:
         task = agents.client.enqueue(follow, {"url": feed.url})
         feed.publish(2)
         log.until(2)
-        executors = stage.agent._workload.executors
+        executors = stage.agent._in_flight.executors
         assert executors is not None
         assert executors.loop is not None
         assert type(executors.loop._loop).__module__.startswith("uvloop")

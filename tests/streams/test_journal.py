@@ -375,7 +375,7 @@ def test_the_last_entry_tells_how_the_run_has_ended(
         eventually(told)
         [run] = agents.client.runs(task)
         assert (run.connects, run.handled) == (1, 2)
-        assert stage.agent._workload.closed == [] or end == "drain"
+        assert stage.agent._in_flight.closed == [] or end == "drain"
 
 
 def test_an_error_of_the_handler_is_the_last_entry_of_its_run(agents: Fleet, often: None) -> None:
@@ -431,9 +431,9 @@ def test_what_could_not_be_written_is_written_with_the_next(agents: Fleet, often
 def test_what_waits_for_a_store_that_takes_no_journals_is_bounded(
     agents: Fleet, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from thunderagent.agent import in_flight as workload
+    from thunderagent.agent import in_flight
 
-    monkeypatch.setattr(workload, "CLOSED_KEPT", 3)
+    monkeypatch.setattr(in_flight, "CLOSED_KEPT", 3)
     log = Log()
     with FeedThread() as feed:
         follow = follower(log)
@@ -445,7 +445,7 @@ def test_what_waits_for_a_store_that_takes_no_journals_is_bounded(
             stage.record.wait(events.TaskStarted, number + 1)
             agents.client.stop(task)
             stage.end_of(task)
-        assert len(stage.agent._workload.closed) <= 4
+        assert len(stage.agent._in_flight.closed) <= 4
 
 
 def test_a_late_owner_writes_into_its_own_row(agents: Fleet, often: None) -> None:

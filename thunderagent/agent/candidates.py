@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.controls import Controls
-from thunderagent.agent.poller import QueuePoller, Room, Served
+from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.agent.rung import Rung
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.jobs.registry import Registry
@@ -22,7 +22,7 @@ from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
 
 
 @dataclass(slots=True)
-class Chosen:
+class Selection:
     """The candidates of one round: those of each poller that looked, and those that no poller looked for."""
 
     looked: dict[Served, list[Wanted]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Chosen:
         return [*self.beside, *(one for several in self.looked.values() for one in several)]
 
 
-class Choice:
+class CandidateSelector:
     """Chooses for one agent, within the room that it has. Called in the agent's loop."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Choice:
         self.rung = Rung(pollers, jobs, store=store, rng=rng)
         """What was heard of tasks that could be claimed."""
 
-    def choose(self, here: Container[str]) -> Chosen:
+    def choose(self, here: Container[str]) -> Selection:
         """The candidates of this round.
 
         Args:
@@ -68,7 +68,7 @@ class Choice:
         Raises:
             StoreError: the store did not answer.
         """
-        chosen, promised = Chosen(), Counter[Room]()
+        chosen, promised = Selection(), Counter[SlotPool]()
         self.rung.arrive()
         chosen.beside = self._in_line(here, promised)
         in_line = {one.candidate.task_id for one in chosen.beside}
@@ -76,15 +76,15 @@ class Choice:
         due = [(served, poller) for served, poller in self._pollers.items() if poller.due <= now]
         due = [(served, poller) for served, poller in due if self._controls.admits(poller)]
         for served, poller in self._rng.sample(due, len(due)) if len(due) > 1 else due:
-            if 0 < poller.free <= promised[poller.room]:
+            if 0 < poller.free <= promised[poller.pool]:
                 continue  # others that share the room may take all that is left: it looks in the next round
             look = [one for one in poller.look() if one.candidate.task_id not in here]
             look, is_more = self._admission.claimable(look)
             if is_more or any(one.candidate.task_id in in_line for one in look):
                 poller.wake()  # what is claimed from its line may have just left it
             look = [one for one in look if one.candidate.task_id not in in_line]
-            chosen.looked[served] = look[: max(0, poller.free - promised[poller.room])]
-            promised[poller.room] += len(chosen.looked[served])
+            chosen.looked[served] = look[: max(0, poller.free - promised[poller.pool])]
+            promised[poller.pool] += len(chosen.looked[served])
         ids = {one.candidate.task_id for one in chosen.all}
         chosen.beside += self.rung.claims(lambda one: self._room(one, here, promised), ids)
         return chosen
@@ -100,7 +100,7 @@ class Choice:
         for poller in self._pollers.values():
             poller.postpone(seconds)
 
-    def _in_line(self, here: Container[str], promised: Counter[Room]) -> list[Wanted]:
+    def _in_line(self, here: Container[str], promised: Counter[SlotPool]) -> list[Wanted]:
         """Who waits for the slots of limits that became free here."""
         found = self._admission.look(lambda one: self._room(one, here, promised), self._has_nobody)
         kinds = {name: job.kind for name, job in self._jobs.items()}  # who put it may not have known
@@ -120,15 +120,15 @@ class Choice:
             return not self._controls.is_agent_paused and self._controls.is_paused(queue, self._jobs[one.job].name)
         return self._served is not None and (queue, one.job) not in self._served
 
-    def _room(self, one: Candidate, here: Container[str], promised: Counter[Room]) -> float | None:
+    def _room(self, one: Candidate, here: Container[str], promised: Counter[SlotPool]) -> float | None:
         """The length of the lease a candidate gets here, whose room is promised then; None: not here, or not now."""
         if one.job not in self._jobs or one.task_id in here:
             return None
         queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
         poller = self._pollers.get((queue, self._jobs[one.job].kind))
-        if poller is None or poller.free <= promised[poller.room]:
+        if poller is None or poller.free <= promised[poller.pool]:
             return None
         if self._controls.is_paused(queue, self._jobs[one.job].name):
             return None
-        promised[poller.room] += 1
+        promised[poller.pool] += 1
         return self._lease_s(one.job)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from thunderagent.agent.controls import Controls
-from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.in_flight import InFlight
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining
@@ -33,7 +33,7 @@ class Gatekeeper:
     Args:
         gate: what holds.
         controls: let nothing start.
-        workload: what the agent holds.
+        in_flight: what the agent holds.
         bus: told when a grant begins, is to go, and ends.
         drain_s: how long batch tasks may take to end before they are given back; streams are given back at once.
         monotonic: the clock of these seconds.
@@ -43,7 +43,7 @@ class Gatekeeper:
         self,
         gate: Gate,
         controls: Controls,
-        workload: Workload,
+        in_flight: InFlight,
         bus: EventBus,
         *,
         drain_s: float,
@@ -51,7 +51,7 @@ class Gatekeeper:
     ) -> None:
         self._gate = gate
         self._controls = controls
-        self._workload = workload
+        self._in_flight = in_flight
         self._bus = bus
         self._drain_s = drain_s
         self._monotonic = monotonic
@@ -74,15 +74,15 @@ class Gatekeeper:
             self._bus.emit(fleet_events.GrantEnded(region=gate.region, epoch=self._epoch, reason=gate.why_closed))
             self._was_open = False
         if not is_open:  # claims that may have happened: whoever has the grant next takes them
-            self._workload.doubts.forget()
-            self._workload.admission.postpone(HURRY_S)  # nor does anybody come out of a line
+            self._in_flight.doubts.forget()
+            self._in_flight.admission.postpone(HURRY_S)  # nor does anybody come out of a line
         if is_open and not self._was_open:
             self._was_open, self._epoch, self._stop_all_at = True, grant.epoch, math.inf
             self._bus.emit(fleet_events.GrantBegan(region=gate.region, epoch=grant.epoch))
         if is_open and grant.is_draining:
             self._give_back(gate.region)
         else:
-            self._stop_all_at, self._workload.is_hurried = math.inf, False
+            self._stop_all_at, self._in_flight.is_hurried = math.inf, False
 
     def _give_back(self, region: str) -> None:
         now = self._monotonic()
@@ -91,9 +91,9 @@ class Gatekeeper:
             grant = self._gate.grant
             self._bus.emit(fleet_events.GrantDrains(region=region, epoch=grant.epoch, reason=grant.reason))
         is_over = now >= self._stop_all_at
-        for running in list(self._workload.held.values()):
+        for running in list(self._in_flight.held.values()):
             if running.job.is_stream or is_over:
                 running.context.stop(AgentDraining("the grant goes to another region"))
         if is_over:
-            self._workload.is_hurried = True
+            self._in_flight.is_hurried = True
             self._stop_all_at = now + HURRY_S  # nothing is claimed meanwhile: only a claim in doubt can have come

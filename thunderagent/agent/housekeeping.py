@@ -13,7 +13,7 @@ import schedule
 
 from thunderagent.agent.health.judgement import ANNOUNCE_S
 from thunderagent.agent.health.marks import Marks
-from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.stream_balance import is_paused
@@ -91,7 +91,7 @@ class Housekeeping:
         *,
         owner: str,
         pollers: Mapping[Served, QueuePoller],
-        workload: Workload,
+        in_flight: InFlight,
         janitor: Janitor,
         periodic: Periodic,
         health: Callable[[], Mapping[str, Any]],
@@ -107,10 +107,10 @@ class Housekeeping:
         self._bus = bus
         self._owner = owner
         self._pollers = pollers
-        self._workload = workload
+        self._in_flight = in_flight
         self._janitor = janitor
         self._periodic = periodic
-        self._streams = Streams(store, settings, bus, workload=workload, janitor=janitor)
+        self._streams = Streams(store, settings, bus, in_flight=in_flight, janitor=janitor)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._texts = TextSweep(store, owner=owner)
         self._health = health
@@ -179,13 +179,13 @@ class Housekeeping:
         announce = partial(self._store_permitting, "registration", self._announce)
         if self._stream_pollers:
             self._streams.leave(announce if store_answers else None)
-        elif store_answers and not self._workload.is_empty:  # it is seen to drain while its tasks end
+        elif store_answers and not self._in_flight.is_empty:  # it is seen to drain while its tasks end
             announce()
 
     def look_at_handoffs(self) -> None:
         """See how far the streams are that come and go."""
-        if not self._workload.handoffs.is_idle:
-            self._store_permitting("handoff", self._workload.handoffs.look)
+        if not self._in_flight.handoffs.is_idle:
+            self._store_permitting("handoff", self._in_flight.handoffs.look)
 
     def end(self) -> None:
         """Write what is left to tell, and take away what the table has of this agent: its row comes last."""
@@ -198,7 +198,7 @@ class Housekeeping:
 
     def _end_controls(self) -> None:
         if self._gate.is_open:
-            self._workload.controls.end()
+            self._in_flight.controls.end()
 
     def _ticks_wait_s(self) -> float:
         return self._periodic.wait_s() if self._gate.is_open else math.inf
@@ -234,34 +234,34 @@ class Housekeeping:
             self._learn_shares()  # or what a dead agent would have to take waits for nobody
         serving = [name for name in self._serving.get(task.queue, ()) if name != task.lease_owner]
         is_ours = not serving or serving[crc32(task.task_id.encode()) % len(serving)] == self._owner
-        is_late = self._workload.suspects.is_one(task, lost=True) and not self._workload.is_empty
+        is_late = self._in_flight.suspects.is_one(task, lost=True) and not self._in_flight.is_empty
         return ((not is_ours) + is_late) * self._settings.sweep_s * LEFT
 
     def _sweep_lines(self) -> None:
-        if self._workload.admission.sweep(self._owner):
+        if self._in_flight.admission.sweep(self._owner):
             for poller in self._pollers.values():
                 poller.wake()
 
     def _look_at_controls(self) -> None:
         """With all slots taken nobody looks for work, which else reads what is asked of the agent."""
         if not any(poller.free > 0 for poller in self._pollers.values()):
-            self._workload.controls.look()
+            self._in_flight.controls.look()
 
     def _room(self) -> Callable[[Task], float | None]:
         """How long a lease a lost agent's task gets here; None without its job or a free slot for it, or paused."""
-        left = {poller.room: poller.free for poller in self._pollers.values()}
-        suspects = self._workload.suspects
+        left = {poller.pool: poller.free for poller in self._pollers.values()}
+        suspects = self._in_flight.suspects
 
         def lease_s(task: Task) -> float | None:
-            if task.job_value not in self._jobs.by_value or self._workload.is_here(task.task_id):
+            if task.job_value not in self._jobs.by_value or self._in_flight.is_here(task.task_id):
                 return None
             job = self._jobs[task.job]
             poller = self._pollers.get((task.queue, job.kind))
-            if poller is None or left[poller.room] <= 0:
+            if poller is None or left[poller.pool] <= 0:
                 return None
-            if self._workload.controls.is_paused(task.queue, task.job):
+            if self._in_flight.controls.is_paused(task.queue, task.job):
                 return None
-            left[poller.room] -= 1
+            left[poller.pool] -= 1
             if not job.is_stream and suspects.is_one(task, lost=True):
                 left.update(dict.fromkeys(left, 0))  # it is to run apart
             return job.lease_s or self._settings.lease_s
@@ -275,14 +275,14 @@ class Housekeeping:
             lanes.update(lane for lane in self._lanes if lane.queue == name)
             poller.lanes = sorted(lanes, key=lambda lane: lane.shard)
         served = (lane for poller in self._pollers.values() for lane in poller.lanes)
-        self._workload.admission.lines.lanes = list(dict.fromkeys((*served, *self._lanes)))
+        self._in_flight.admission.lines.lanes = list(dict.fromkeys((*served, *self._lanes)))
 
     def _learn_shares(self) -> None:
         """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""
         self._learnt = self._store.monotonic()
         agents = self._store.agents()
         self._streams.fleet.learn(agents)
-        self._workload.choice.learn(agents)
+        self._in_flight.selector.learn(agents)
         self._periodic.learn(agents)
         for (name, _), poller in self._pollers.items():
             others = (agent.name for agent in agents if name in agent.info["queues"] and not is_paused(agent))
@@ -320,7 +320,7 @@ class Housekeeping:
     def _count(self) -> None:
         self._bus.emit(
             events.Counted(
-                running=len(self._workload.held),
+                running=len(self._in_flight.held),
                 slots=slots_of(self._pollers),
                 skew_s=getattr(self._store.clock, "skew", None),
             )

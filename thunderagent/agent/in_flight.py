@@ -21,7 +21,7 @@ from math import inf
 from typing import Any, Final
 
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.candidates import Choice, Chosen
+from thunderagent.agent.candidates import CandidateSelector, Selection
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.doubts import Doubts
 from thunderagent.agent.executors import Executors
@@ -103,7 +103,7 @@ class Committed:
     answered: bool = True
 
 
-class Workload:
+class InFlight:
     """The running tasks of an agent and the outcomes that are still to be written."""
 
     def __init__(
@@ -165,12 +165,12 @@ class Workload:
             store,
             bus,
             held=self.held,
-            rooms=dict.fromkeys(poller.room for poller in pollers.values()),
+            pools=dict.fromkeys(poller.pool for poller in pollers.values()),
             max_crashes=settings.max_crashes,
             run=self._run,
             done=self.done,
         )
-        self.choice = Choice(
+        self.selector = CandidateSelector(
             pollers,
             jobs,
             controls,
@@ -201,7 +201,7 @@ class Workload:
 
     def idle_s(self) -> float:
         """Seconds until there is something to ask the store for; not over 0 for at once."""
-        return min(self.doubts.idle_s(), self.choice.idle_s(), self._texts_idle_s())
+        return min(self.doubts.idle_s(), self.selector.idle_s(), self._texts_idle_s())
 
     def _texts_idle_s(self) -> float:
         waits = [ended.wait for ended in self._backlog if ended.wait] if self._gate.is_open else []
@@ -322,7 +322,7 @@ class Workload:
         claim = claim and not (is_open and any(one.settlement for one in self._backlog))
         settling = self._decide() if is_open else self._wait_for_grant()
         # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
-        chosen = self.choice.choose(self.here) if claim else Chosen()
+        chosen = self.selector.choose(self.here) if claim else Selection()
         heard = self.controls.heard()
         batch = chosen.all
         if not settling and not batch:

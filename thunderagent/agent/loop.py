@@ -23,7 +23,7 @@ from thunderagent.agent.health.outage import Outage
 from thunderagent.agent.health.vitals import Vitals
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping
-from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.listener import Listener
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.agent.scopes import HandlerScope
@@ -126,7 +126,7 @@ class Agent:
         self._heartbeat = Heartbeat(
             self._heart_store, self.bus, tick_s=tick_s(jobs, settings), monotonic=self._monotonic, gate=self.gate
         )
-        self._workload = Workload(
+        self._in_flight = InFlight(
             store,
             jobs,
             settings,
@@ -141,7 +141,7 @@ class Agent:
             controls=self.controls,
             gate=self.gate,
         )
-        self._outage = Outage(self._workload.choice, self._marks, self.bus, self._rng, self._monotonic)
+        self._outage = Outage(self._in_flight.selector, self._marks, self.bus, self._rng, self._monotonic)
         janitor = Janitor(
             store,
             self.bus,
@@ -151,12 +151,12 @@ class Agent:
             guard_s=settings.clock_guard_s,
             sweep_s=settings.sweep_s,
             keep_failed_s=policy.keep_failed_s,
-            is_held=self._workload.is_here,
-            is_stray=self._workload.is_stray,
+            is_held=self._in_flight.is_here,
+            is_stray=self._in_flight.is_stray,
             monotonic=self._monotonic,
             epoch=lambda: self.gate.epoch,
-            limit=self._workload.admission.limit_of,
-            freed=self._workload.admission.lines.freed,
+            limit=self._in_flight.admission.limit_of,
+            freed=self._in_flight.admission.lines.freed,
         )
         self._housekeeping = Housekeeping(
             store,
@@ -165,7 +165,7 @@ class Agent:
             self.bus,
             owner=self.name,
             pollers=self._pollers,
-            workload=self._workload,
+            in_flight=self._in_flight,
             janitor=janitor,
             periodic=Periodic(
                 store,
@@ -185,16 +185,16 @@ class Agent:
         )
         self._listener = Listener(
             doorbell,
-            self._workload.choice.rung,
+            self._in_flight.selector.rung,
             self._heartbeat,
             self.bus,
             owner=self.name,
             pollers=self._pollers,
             stretch_s=settings.poll_wake_s,
-            wake=self._workload.wake,
+            wake=self._in_flight.wake,
         )
         self._gatekeeper = Gatekeeper(
-            self.gate, self.controls, self._workload, self.bus, drain_s=settings.drain_s, monotonic=self._monotonic
+            self.gate, self.controls, self._in_flight, self.bus, drain_s=settings.drain_s, monotonic=self._monotonic
         )
         self.bus.subscribe(self._look_for_child)
         self.vitals = Vitals(
@@ -202,7 +202,7 @@ class Agent:
             settings,
             store,
             pollers=self._pollers,
-            workload=self._workload,
+            in_flight=self._in_flight,
             heartbeat=self._heartbeat,
             listener=self._listener,
             controls=self.controls,
@@ -238,7 +238,7 @@ class Agent:
         """
         self.store.engine.check()
         self._marks.begin()
-        self._workload.executors = executors = self._executors()
+        self._in_flight.executors = executors = self._executors()
         stuck = left = 0
         with stopping_signals(self.stop):
             try:
@@ -258,7 +258,7 @@ class Agent:
     def stop(self) -> None:
         """Stop claiming and drain; called twice, it hurries. Safe in any thread and in a signal handler."""
         self._stops += 1
-        self._workload.wake()
+        self._in_flight.wake()
 
     def retire(self, reason: str) -> None:
         """Drain by itself, once, for a reason that is told; the supervisor starts a fresh agent. Safe in any thread."""
@@ -271,12 +271,12 @@ class Agent:
         """Look for work at once, for example after an enqueue in this process."""
         for poller in self._pollers.values():
             poller.wake()
-        self._workload.wake()
+        self._in_flight.wake()
 
     @property
     def running(self) -> int:
         """Number of tasks that this agent holds now."""
-        return len(self._workload.held)
+        return len(self._in_flight.held)
 
     def health(self) -> Mapping[str, Any]:
         """How the agent is, as its row tells: see `Vitals.told`."""
@@ -329,9 +329,9 @@ class Agent:
 
     def _turn(self) -> None:
         """One round of the loop: wait for something, write what has ended, claim what comes next, keep house."""
-        idle_s = max(self._workload.idle_s(), self._outage.wait_s)
+        idle_s = max(self._in_flight.idle_s(), self._outage.wait_s)
         idle_s = min(idle_s, self._housekeeping.idle_s(LONGEST_WAIT_S))
-        self._workload.gather(self._gatekeeper.idle_s(idle_s))
+        self._in_flight.gather(self._gatekeeper.idle_s(idle_s))
         self._gatekeeper.look()
         if self._outage.wait_s <= 0 or not self.gate.is_open:  # without a grant nothing is asked
             self._commit(claim=not self._stops)
@@ -347,43 +347,43 @@ class Agent:
         Bounded by `drain_s`, a few seconds of hurry and one last call, whatever the store does.
         """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
-        self._workload.is_closing = True
+        self._in_flight.is_closing = True
         self._listener.stop()
         begun = self._monotonic()
         self._housekeeping.leave_streams(store_answers=not self._outage.is_on)
         self._wind_down(self.settings.drain_s - (self._monotonic() - begun), may_hurry=True)
-        self._workload.is_hurried = True
-        for running in list(self._workload.held.values()):
+        self._in_flight.is_hurried = True
+        for running in list(self._in_flight.held.values()):
             running.context.stop(AgentDraining())
-        self._workload.handoffs.finish()
+        self._in_flight.handoffs.finish()
         self._wind_down(HURRY_S, may_hurry=False)
-        stuck = [running for running in self._workload.held.values() if not running.settling]
+        stuck = [running for running in self._in_flight.held.values() if not running.settling]
         for running in stuck:
             context = running.context
             if running.job.exclusive and isinstance(context, StreamContext) and context.is_connected:
                 continue  # nobody may connect while it is: its lease ends after this process
-            self._workload.end(running, Stopped(running.context.stop_reason or AgentDraining()))
+            self._in_flight.end(running, Stopped(running.context.stop_reason or AgentDraining()))
         self._commit(claim=False)
         if not self._outage.is_on:
-            self._workload.gather(0.0)  # a claim in doubt that has just turned out to be ours goes back too
+            self._in_flight.gather(0.0)  # a claim in doubt that has just turned out to be ours goes back too
             self._commit(claim=False)
             self._housekeeping.end()
-        return len(stuck) + len(self._workload.handoffs.offered)
+        return len(stuck) + len(self._in_flight.handoffs.offered)
 
     def _wind_down(self, seconds: float, *, may_hurry: bool) -> None:
         """Settle what ends within the time; a further stop signal cuts it short."""
         until = self._monotonic() + seconds
-        while not self._workload.is_empty and (left := until - self._monotonic()) > 0:
+        while not self._in_flight.is_empty and (left := until - self._monotonic()) > 0:
             if may_hurry and self._stops > self._patience:
                 return
-            self._workload.gather(min(left, 0.5))
+            self._in_flight.gather(min(left, 0.5))
             if not self._outage.is_on or (may_hurry and self._outage.wait_s <= 0):
                 self._commit(claim=False)
                 self._housekeeping.look_at_handoffs()
 
     def _commit(self, *, claim: bool) -> None:
         try:
-            committed = self._workload.commit(claim=claim)
+            committed = self._in_flight.commit(claim=claim)
         except StoreError as error:
             self._outage.failed(error, answered=False)
         else:
@@ -406,7 +406,7 @@ class Agent:
                 self.bus.emit(events.ThreadDied(thread=name, restarted=True))
         self._listener.look_after()
         self._threads.look_after()
-        executors = self._workload.executors
+        executors = self._in_flight.executors
         if executors and executors.loop and not executors.loop.is_alive and not self._stops:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
             self.stop()
@@ -415,12 +415,12 @@ class Agent:
         executors = make_executors(
             self.jobs,
             self.settings,
-            self._workload.done,
+            self._in_flight.done,
             self._scope,
             slots=sum(poller.slots for poller in self._pollers.values() if poller.kind == BATCH),
             agents=lambda: self._fleet.size,
             monotonic=self._monotonic,
         )
         if executors.loop is not None:
-            self._workload.handoffs.call = executors.loop.call
+            self._in_flight.handoffs.call = executors.loop.call
         return executors

@@ -33,7 +33,7 @@ FORGET_S: Final = 5.0
 """How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
 
 
-class Room:
+class SlotPool:
     """Slots that one poller has, or that several share."""
 
     def __init__(self, slots: int) -> None:
@@ -60,7 +60,7 @@ class Room:
     def wake(self) -> None:
         """Let the pollers look at once that lacked a free slot."""
         for poller in list(self.waiting):
-            poller.found_room()
+            poller.slot_freed()
 
 
 class Refusals:
@@ -115,7 +115,7 @@ class QueuePoller:
     def __init__(
         self,
         queue: str,
-        room: Room,
+        pool: SlotPool,
         store: TaskStore,
         *,
         kind: str = BATCH,
@@ -130,7 +130,7 @@ class QueuePoller:
     ) -> None:
         self.queue = queue
         self.kind = kind
-        self.room = room
+        self.pool = pool
         self.running = 0
         self.due = 0.0
         self.lanes: Sequence[Lane] = (Lane(queue),)
@@ -166,12 +166,12 @@ class QueuePoller:
     @property
     def slots(self) -> int:
         """Slots, free or not."""
-        return self.room.slots
+        return self.pool.slots
 
     @property
     def free(self) -> int:
         """Slots that could take a task now."""
-        return self.room.free
+        return self.pool.free
 
     def look(self) -> list[Wanted]:
         """Read the index for as many candidates as there are free slots, from a shuffled page of each lane.
@@ -180,7 +180,7 @@ class QueuePoller:
             StoreError: the index could not be read.
         """
         if self.free <= 0:
-            self._wait_for_room()
+            self._wait_for_slot()
             return []
         self.looked_at = self._monotonic()
         self._more, self._seen, self._runnable, unknown = False, 0, False, set[str]()
@@ -215,7 +215,7 @@ class QueuePoller:
             del self._recent[next(iter(self._recent))]
         self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
         if self.free <= 0:
-            self._wait_for_room()
+            self._wait_for_slot()
             return
         delay = self._pace.after(len(wanted), more=self._more, rng=self._rng)
         if self._after:
@@ -249,24 +249,24 @@ class QueuePoller:
     def reserve(self) -> None:
         """A task takes a slot, or a claim of which it is not known whether it happened."""
         self.running += 1
-        self.room.running += 1
+        self.pool.running += 1
         if self.free <= 0:
-            self._wait_for_room()
+            self._wait_for_slot()
 
     def freed(self) -> None:
         """A slot is free again; those who lacked one look at once."""
         self.running -= 1
-        self.room.running -= 1
-        self.room.wake()
+        self.pool.running -= 1
+        self.pool.wake()
 
-    def found_room(self) -> None:
+    def slot_freed(self) -> None:
         """Look at once, as a slot is free again."""
         self.looked_at = self._monotonic()
         self.wake()
 
     def wake(self) -> None:
         """Look at once."""
-        self.room.waiting.pop(self, None)
+        self.pool.waiting.pop(self, None)
         self._woken, self.due = True, self._monotonic()
 
     def postpone(self, seconds: float) -> None:
@@ -285,9 +285,9 @@ class QueuePoller:
             if not seconds:  # not all at the same moment: the doorbell of a whole fleet fails at once
                 self.look_within(self._pace.max_s * self._rng.random())
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_slot(self) -> None:
         self.due = math.inf
-        self.room.waiting[self] = None
+        self.pool.waiting[self] = None
 
     def _wanted(self) -> int:
         """How many candidates one look is to find."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thunderagent.agent.poller import QueuePoller, Room, Served
+from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.agent.settle import Policy
 from thunderagent.agent.stream_balance import Fleet, StreamPoller
 from thunderagent.jobs.registry import Registry
@@ -28,7 +28,7 @@ def make_pollers(
     store: TaskStore, jobs: Registry, settings: Settings, *, fleet: Fleet, bus: EventBus, rng: random.Random
 ) -> dict[Served, QueuePoller]:
     """A poller for each queue and kind: streams share one room beside the slots of the queues."""
-    streams = Room(settings.max_streams)
+    streams = SlotPool(settings.max_streams)
     names = {kind: {name for name, job in jobs.by_value.items() if job.kind == kind} for kind in (BATCH, STREAM)}
     queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in names}
     slow = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
@@ -45,7 +45,7 @@ def make_pollers(
     for name, slots in _queues(jobs, settings).items():
         if name in queues[BATCH] or name == DEFAULT_QUEUE:
             pace = PollPace(slow.min_s, slow.max_s, slow.idle_s)
-            pollers[name, BATCH] = QueuePoller(name, Room(slots), store, jobs=names[BATCH], pace=pace, **common)
+            pollers[name, BATCH] = QueuePoller(name, SlotPool(slots), store, jobs=names[BATCH], pace=pace, **common)
         if names[STREAM] and settings.max_streams:
             # Often where streams are expected, so that one that was handed off is claimed at once.
             often = name in queues[STREAM]
@@ -73,7 +73,7 @@ def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
 
 def slots_of(pollers: Mapping[Served, QueuePoller]) -> int:
     """Tasks that can be held at once; queues whose tasks share their room count once."""
-    return sum(room.slots for room in {one.room for one in pollers.values()})
+    return sum(pool.slots for pool in {one.pool for one in pollers.values()})
 
 
 def check_leases(jobs: Registry, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 from zlib import crc32
 
-from thunderagent.agent.poller import QueuePoller, Room, Served
+from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.pacing import MISSED_S, SHY_S
 from thunderagent.model.task import STREAM, Candidate
@@ -51,7 +51,7 @@ class Rung:
         self._looks: set[tuple[str, float]] = set()
         self._number = 0
         self._ready: dict[str, DoorbellMessage] = {}
-        self._accepted: Counter[Room] = Counter()
+        self._accepted: Counter[SlotPool] = Counter()
         self.is_shared = False
         """True when every agent hears every ring: each leaves the others their share."""
         self.is_deaf = False
@@ -65,7 +65,7 @@ class Rung:
         poller = self._poller(ring)
         if poller is None or not self._may_take(poller):
             return False
-        self._accepted[poller.room] += 1
+        self._accepted[poller.pool] += 1
         return True
 
     def hear(self, ring: DoorbellMessage) -> None:
@@ -158,7 +158,7 @@ class Rung:
         return self._pollers.get((ring.queue, self._jobs[ring.job].kind)) if ring.job in self._jobs else None
 
     def _may_take(self, poller: QueuePoller) -> bool:
-        return poller.share[1] == 1 or poller.free > self._accepted[poller.room]
+        return poller.share[1] == 1 or poller.free > self._accepted[poller.pool]
 
 
 def _is_ours(poller: QueuePoller, task_id: str) -> bool:

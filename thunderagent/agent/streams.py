@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import Janitor
 from thunderagent.jobs.running import Running
@@ -37,19 +37,19 @@ class Streams:
     """The streams of one agent. Called in the agent's loop."""
 
     def __init__(
-        self, store: TaskStore, settings: Settings, bus: EventBus, *, workload: Workload, janitor: Janitor
+        self, store: TaskStore, settings: Settings, bus: EventBus, *, in_flight: InFlight, janitor: Janitor
     ) -> None:
         self._store = store
         self._settings = settings
         self._bus = bus
-        self._workload = workload
+        self._in_flight = in_flight
         self._janitor = janitor
         self._lost_since: dict[tuple[str, int], float] = {}
 
     @property
     def fleet(self) -> Fleet:
         """The agents that hold streams."""
-        return self._workload.fleet
+        return self._in_flight.fleet
 
     @property
     def connections(self) -> int:
@@ -80,7 +80,7 @@ class Streams:
         Raises:
             StoreError: the store did not answer.
         """
-        closed, self._workload.closed = self._workload.closed, []
+        closed, self._in_flight.closed = self._in_flight.closed, []
         told = [
             (context.journal, info)
             for context in (*(context for _, context in self._contexts()), *map(_context, closed))
@@ -94,7 +94,7 @@ class Streams:
                 keep_s=self._settings.keep_failed_days * 86400,
             )
         except BaseException:
-            self._workload.closed += closed
+            self._in_flight.closed += closed
             for journal, _ in told:
                 journal.keep()
             raise
@@ -121,8 +121,8 @@ class Streams:
                 return None
             return room(task)
 
-        leases = self._janitor.take_over(lanes, ours, self._workload.doubts.add)
-        self._workload.begin_all(leases, how="taken over from a lost agent")
+        leases = self._janitor.take_over(lanes, ours, self._in_flight.doubts.add)
+        self._in_flight.begin_all(leases, how="taken over from a lost agent")
 
     def rebalance(self) -> None:
         """Hand streams off when this agent has many more than the others, so that new agents get some."""
@@ -133,12 +133,12 @@ class Streams:
             if context.is_connected
             and not (context.cancelled or context.is_on_hold or running.settling)
             # what is paused goes on here, and could not go on elsewhere
-            and not self._workload.controls.is_paused(running.lease.task.queue, running.job.name)
+            and not self._in_flight.controls.is_paused(running.lease.task.queue, running.job.name)
         ]
         leaving = movable[-number:] if number > 0 else []
         for running in leaving:
             self.fleet.gave(running.lease.task_id)
-        self._workload.handoffs.leave(leaving, StreamHandedOff())
+        self._in_flight.handoffs.leave(leaving, StreamHandedOff())
 
     def leave(self, announce: Callable[[], object] | None) -> None:
         """Hand all streams off, as the agent stops.
@@ -151,15 +151,15 @@ class Streams:
         why = AgentDraining("the agent is stopping")
         # the last one first: what waits behind another's turn to connect must not get that turn now
         held = [running for running, _ in reversed(self._contexts())]
-        self._workload.handoffs.leave([one for one in held if one.job.exclusive], why)
+        self._in_flight.handoffs.leave([one for one in held if one.job.exclusive], why)
         if announce:
             announce()
-        self._workload.handoffs.leave([one for one in held if not one.job.exclusive], why, lasts_s=lasts_s)
+        self._in_flight.handoffs.leave([one for one in held if not one.job.exclusive], why, lasts_s=lasts_s)
 
     def _contexts(self) -> list[tuple[Running, StreamContext]]:
         return [
             (running, context)
-            for running in list(self._workload.held.values())
+            for running in list(self._in_flight.held.values())
             if (context := _context(running)) is not None
         ]
 

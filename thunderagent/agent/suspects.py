@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from thunderagent.agent.poller import Room
+from thunderagent.agent.poller import SlotPool
 from thunderagent.jobs.outcome import Outcome, Stopped, Undecided, about
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
@@ -34,7 +34,7 @@ class Suspects:
         bus: EventBus,
         *,
         held: Mapping[str, Running],
-        rooms: Iterable[Room],
+        pools: Iterable[SlotPool],
         max_crashes: int,
         run: Callable[[Running], None],
         done: Callable[[Running, Outcome], None],
@@ -45,7 +45,7 @@ class Suspects:
             store: where the tasks are.
             bus: told of a task that is to run apart.
             held: what the agent holds, by task.
-            rooms: the slots of the agent.
+            pools: the slots of the agent.
             max_crashes: takeovers of one task.
             run: runs a handler.
             done: told how a handler ended that was not run.
@@ -53,7 +53,7 @@ class Suspects:
         self._store = store
         self._bus = bus
         self._held = held
-        self._rooms = tuple(rooms)
+        self._pools = tuple(pools)
         self._max_crashes = max_crashes
         self._run = run
         self._done = done
@@ -79,8 +79,8 @@ class Suspects:
             if self._apart is None and self.is_one(running.lease.task) and not running.job.is_stream:
                 self._apart, running.waits = running, True
                 self._until = self._store.monotonic() + running.lease.lease_s
-                for room in self._rooms:
-                    room.close()
+                for pool in self._pools:
+                    pool.close()
                 beside = len(self._others(running))
                 lost = running.lease.task.crash_count
                 self._bus.emit(events.TaskSetApart(**about(running.lease), lost_agents=lost, beside=beside))
@@ -163,5 +163,5 @@ class Suspects:
 
     def _let_others_in(self) -> None:
         self._apart = None
-        for room in self._rooms:
-            room.open()
+        for pool in self._pools:
+            pool.open()

@@ -81,7 +81,7 @@ class Travel:
         """Take an event of the agent, in whatever thread it comes."""
         match event:
             case events.Polled(queue=queue, tried=tried):
-                if tried or not self._agent._workload.is_empty:
+                if tried or not self._agent._in_flight.is_empty:
                     self._rest()
                 else:
                     self._quiet[queue] += 1

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from thunderagent.agent.candidates import Choice
+from thunderagent.agent.candidates import CandidateSelector
 from thunderagent.agent.health.marks import Marks
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -21,7 +21,7 @@ class Outage:
     """Called in the agent's loop; heartbeats go on by themselves."""
 
     def __init__(
-        self, choice: Choice, marks: Marks, bus: EventBus, rng: random.Random, monotonic: Callable[[], float]
+        self, choice: CandidateSelector, marks: Marks, bus: EventBus, rng: random.Random, monotonic: Callable[[], float]
     ) -> None:
         self._choice = choice
         self._marks = marks

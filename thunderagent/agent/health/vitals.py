@@ -12,7 +12,7 @@ from thunderagent.agent.controls import Controls
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 from thunderagent.agent.health.marks import Marks
 from thunderagent.agent.heartbeat import Heartbeat
-from thunderagent.agent.in_flight import Workload
+from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.listener import THREAD, Listener
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.queues import slots_of
@@ -46,7 +46,7 @@ class Vitals:
         store: TaskStore,
         *,
         pollers: Mapping[Any, QueuePoller],
-        workload: Workload,
+        in_flight: InFlight,
         heartbeat: Heartbeat,
         listener: Listener,
         controls: Controls,
@@ -54,7 +54,7 @@ class Vitals:
     ) -> None:
         self._marks = marks
         self._pollers = pollers
-        self._workload = workload
+        self._in_flight = in_flight
         self._heartbeat = heartbeat
         self._listener = listener
         self._controls = controls
@@ -99,16 +99,16 @@ class Vitals:
     def held(self) -> list[Held]:
         """The tasks that the agent holds, and which of their handlers go on although they were told to stop."""
         now = self._monotonic()
-        running = [one for one in list(self._workload.held.values()) if not one.settling]
+        running = [one for one in list(self._in_flight.held.values()) if not one.settling]
         return [Held(one.job.name, now - one.told_at if one.told_at else 0.0) for one in running]
 
     def wake(self) -> None:
         """Let the loop come round: it looks after the threads."""
-        self._workload.wake()
+        self._in_flight.wake()
 
     def dead(self) -> tuple[str, ...]:
         """The threads that have ended although the agent needs them."""
-        loop = self._workload.executors.loop if self._workload.executors else None
+        loop = self._in_flight.executors.loop if self._in_flight.executors else None
         return (
             *self._heartbeat.dead,
             *(("event-loop",) if loop is not None and not loop.is_alive else ()),
@@ -119,7 +119,7 @@ class Vitals:
     def facts(self) -> Facts:
         """Everything that is seen now."""
         now, marks, beats = self._monotonic(), self._marks, self._heartbeat
-        loop = self._workload.executors.loop if self._workload.executors else None
+        loop = self._in_flight.executors.loop if self._in_flight.executors else None
         loop_s = now - marks.moved_at
         tick_s = None if loop is None else now - loop.last_tick
         return Facts(
@@ -132,7 +132,7 @@ class Vitals:
             round_s=now - beats.last_round,
             beats_fail_s=beats.failing_s,
             beat_error=self._redacted(beats.last_error),
-            held=len(self._workload.held),
+            held=len(self._in_flight.held),
             tick_s=tick_s,
             tick_at=place_of(loop.thread_id) if loop is not None and tick_s is not None and tick_s > LONG_S else "",
             dead=self.dead(),
@@ -145,7 +145,7 @@ class Vitals:
         )
 
     def _queues(self, now: float) -> Iterator[QueueFacts]:
-        leaked = [one for one in list(self._workload.held.values()) if one.told_at and not one.settling]
+        leaked = [one for one in list(self._in_flight.held.values()) if one.told_at and not one.settling]
         for poller in self._pollers.values():
             refused = poller.refusals.longest(now - self.limits.pause_s - AGAIN_S)
             ours = [one for one in leaked if _is_of(one, poller)]
