@@ -15,8 +15,9 @@ from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
 from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.errors import NotAllowed, WaitTimeout
-from thunderagent.model.pacing import KEY_SETTLES_S, wait_delays
+from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
+from thunderagent.model.writes.unique import KEY_SETTLES_S
 from thunderagent.queue.commands import id_of
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.enqueue import NewTask

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from thunderagent.model.pacing import SPREAD_S, reconnect_delay
 from thunderagent.streams.connection.governor import Governor
+from thunderagent.streams.connection.pump import SPREAD_S, reconnect_delay
 from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions
 
 CLIENTS: Final = 30_000

@@ -14,7 +14,9 @@ import pytest
 
 from tests.acceptance.conftest import SETTINGS, Place, Start
 from tests.acceptance.processes import COMMAND, LONG_S, Marks, environment, is_alive, until
-from thunderagent.model.pacing import DESCENDANTS_END_S, HURRY_S, LINES_END_S
+from thunderagent.agent.executors.child_end import DESCENDANTS_END_S
+from thunderagent.agent.in_flight import HURRY_S
+from thunderagent.model.outlet import LINES_END_S
 from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes

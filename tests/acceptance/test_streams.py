@@ -18,11 +18,13 @@ from tests.acceptance.conftest import GUARD_S, SWEEP_S, Measured, Place, Start
 from tests.acceptance.feeds import Feeds, Story, feeds
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, cli, until
 from tests.support.stands import patience
+from thunderagent.agent.executors.loop import LOOP_JOIN_S
+from thunderagent.agent.housekeeping import LOST_LOOK_S
+from thunderagent.agent.in_flight import HURRY_S
 from thunderagent.agent.stream_balance import ABOVE_MEAN
 from thunderagent.jobs.job import Job
-from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S, LOOP_LATE_S, LOST_LOOK_S
 from thunderagent.model.task import Handoff, Lease, Status, Task
-from thunderagent.streams.context import StreamContext
+from thunderagent.streams.context import LOOP_LATE_S, StreamContext
 from thunderagent.streams.cursor import Cursor
 from thunderagent.testing.chaos import ChaosServer
 

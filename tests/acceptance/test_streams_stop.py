@@ -17,8 +17,9 @@ from tests.acceptance.feeds import Feeds, Story, closed_port, feeds, full_port
 from tests.acceptance.processes import LONG_S, AgentProcess, Marks, until
 from tests.acceptance.proxy import Proxy, proxy
 from tests.support.stands import patience
+from thunderagent.agent.executors.loop import LOOP_JOIN_S
+from thunderagent.agent.in_flight import HURRY_S
 from thunderagent.jobs.job import Job
-from thunderagent.model.pacing import HURRY_S, LOOP_JOIN_S
 from thunderagent.model.task import Handoff, Status, Task
 from thunderagent.settings import Settings
 from thunderagent.testing.chaos import Feed, Refuse, Silence, Unanswered

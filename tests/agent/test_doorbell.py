@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.engine import LONG_S, Recorder, a_job, claimed, put, running, settings
 from tests.support.stands import eventually
-from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.heartbeat import BEAT_AGAIN_S, Heartbeat
 from thunderagent.agent.listener import Listener
 from thunderagent.agent.poller import QueuePoller, SlotPool
 from thunderagent.agent.rung import HEARD, HELD, STALE_S, Rung
@@ -21,7 +21,7 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DoorbellError
-from thunderagent.model.pacing import BEAT_AGAIN_S, PollPace
+from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Page, Status, Task
 from thunderagent.queue.doorbell.memory import MemoryDoorbell
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb

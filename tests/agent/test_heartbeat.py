@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.engine import LONG_S, Recorder, Stage, a_job, claimed, put, running, serving
 from tests.support.stands import eventually
-from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.heartbeat import HEARTBEAT_RETRY_S, STUCK_WAIT_S, Heartbeat
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.outcome import Returned
@@ -22,7 +22,6 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, TaskCancelled, TimeLimitExceeded
-from thunderagent.model.pacing import HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Applied

@@ -18,7 +18,7 @@ from tests.support.stands import eventually
 from tests.telemetry.test_logs import ABOUT
 from thunderagent import JobRun, Registry, around, on
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.scopes import MOST_WAITING, Complaints, HookDispatcher, scope_of
+from thunderagent.agent.scopes import HOOK_TOLD_S, HOOKS_END_S, MOST_WAITING, Complaints, HookDispatcher, scope_of
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.hooks import Hook
@@ -29,7 +29,6 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
-from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.job import stream

@@ -12,7 +12,7 @@ import pytest
 from tests.support.engine import LONG_S, Stage
 from tests.support.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from tests.support.stands import eventually
-from thunderagent.agent.ec2 import Notices
+from thunderagent.agent.ec2 import NOTICES_RARELY_S, Notices
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
 from thunderagent.jobs.context import Context
@@ -21,7 +21,6 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.pacing import NOTICES_RARELY_S
 from thunderagent.model.task import Status
 from thunderagent.testing import FakeClock, Recorder
 

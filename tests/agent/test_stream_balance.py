@@ -16,7 +16,7 @@ from tests.support.engine import LONG_S, Recorder, claimed, put
 from tests.support.stands import eventually
 from tests.support.streams import FeedThread, Log, Watched, fleet, follower
 from thunderagent.agent.poller import PAGES_A_LOOK, SlotPool
-from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, PAGE, Fleet, StreamPoller
+from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, OTHERS_S, PAGE, Fleet, StreamPoller
 from thunderagent.agent.streams import AWAY_BYTES
 from thunderagent.agent.sweep import Janitor
 from thunderagent.jobs.context import Context
@@ -25,7 +25,7 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreUnavailable
-from thunderagent.model.pacing import OTHERS_S, PollPace
+from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import Lane, Status, Task
 from thunderagent.ops.overview import overview
 from thunderagent.queue.dependents import Dependents

@@ -19,14 +19,13 @@ from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, LeaseLost, StoreUnavailable, StreamWedged
-from thunderagent.model.pacing import LOOP_LATE_S
 from thunderagent.model.task import Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.context import StreamContext
+from thunderagent.streams.context import LOOP_LATE_S, StreamContext
 from thunderagent.streams.job import stream
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.testing.chaos import Feed, Silence

@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 from thunderagent.agent.housekeeping import NEW_STREAMS_S
-from thunderagent.model.pacing import OTHERS_S, REGION_HURRY_S, REGION_LOOK_S
+from thunderagent.agent.stream_balance import OTHERS_S
 from thunderagent.regions.arbiter import MOST_SWITCHES, SWITCHES_S
-from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE
+from thunderagent.regions.grant import HOLDER_SHARE, REGION_HURRY_S, REGION_LOOK_S, TAKER_SHARE
 from thunderagent.regions.hysteresis import Hysteresis
 from thunderagent.settings import Settings
 from thunderagent.websocket_api.canary.probe import BUDGET_S

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.scopes import MOST_WAITING
+from thunderagent.agent.scopes import HOOKS_END_S, MOST_WAITING
 from thunderagent.jobs.registry import Registry
-from thunderagent.model.pacing import HOOKS_END_S
 from thunderagent.model.redaction import SECRET_NAMES
 from thunderagent.telemetry.traces import CHILD_SPANS_S, SPANS_END_S
 from thunderagent.testing import memory_client, run_until_idle

@@ -8,16 +8,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.model.pacing import (
-    Backoff,
-    PollPace,
-    batch_delays,
-    first_poll,
-    jittered,
-    lock_pause,
-    outage_delays,
-    wait_delays,
-)
+from thunderagent.model.pacing import Backoff, PollPace, first_poll, jittered, outage_delays, wait_delays
+from thunderagent.stores.dynamo.batches import batch_delays
+from thunderagent.stores.sqlite.engine import lock_pause
 
 seeds = st.integers(min_value=0, max_value=2**32).map(random.Random)
 

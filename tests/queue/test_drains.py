@@ -14,7 +14,7 @@ import pytest
 from tests.support import stands
 from tests.support.engine import LONG_S, Recorder, Writing, a_job, put, serving, settings
 from tests.support.stands import Stand, together
-from thunderagent.agent.controls import Controls
+from thunderagent.agent.controls import CONTROL_LOOK_S, Controls
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
@@ -23,7 +23,6 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeout
-from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row, Status
 from thunderagent.model.writes.pauses import CONTROL_ID, control_row
 from thunderagent.queue.pause_commands import FORGOTTEN_S, MOST_DRAINS

@@ -18,6 +18,7 @@ from tests.support import process_jobs, stands
 from tests.support.billing import write_units
 from tests.support.engine import LONG_S, Stage, Writing, settings
 from tests.support.streams import FeedThread, Fleet, Log, fleet, follower
+from thunderagent.agent.admission import UNDECIDED_S
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, Limit, job
@@ -27,7 +28,6 @@ from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.conditions import Above, Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError
-from thunderagent.model.pacing import UNDECIDED_S
 from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes

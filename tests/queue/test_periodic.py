@@ -29,13 +29,20 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable, TaskNotFound
-from thunderagent.model.pacing import SCHEDULE_LOOK_S, TICK_LOOK_S, TICK_OTHERS_S, TICK_RESUME_S
 from thunderagent.model.schedules import SET_BACK_S, State, Tick, schedule_id, tick_id
 from thunderagent.model.task import Candidate, Row, Status, Task
 from thunderagent.model.ticks import Spec, every
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS
-from thunderagent.queue.schedules.scheduler import EXTENDED_S, KEPT_S, Periodic
+from thunderagent.queue.schedules.scheduler import (
+    EXTENDED_S,
+    KEPT_S,
+    SCHEDULE_LOOK_S,
+    TICK_LOOK_S,
+    TICK_OTHERS_S,
+    TICK_RESUME_S,
+    Periodic,
+)
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

@@ -34,11 +34,10 @@ from thunderagent.model.errors import (
     TaskNotFound,
     TaskUnreadable,
 )
-from thunderagent.model.pacing import KEY_SETTLES_S
 from thunderagent.model.task import TERMINAL, Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes import unique as unique_writes
-from thunderagent.model.writes.unique import key_id
+from thunderagent.model.writes.unique import KEY_SETTLES_S, key_id
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.unique import OWED, UniqueKeys
 from thunderagent.stores.engine import Applied, Engine

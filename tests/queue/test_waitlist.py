@@ -16,12 +16,11 @@ from thunderagent.jobs.job import Limit, job
 from thunderagent.jobs.outcome import Outcome, Raised, Returned
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreRejected
-from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.model.task import Lane, Page, Status, Task
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import LINE_STATUS, close_line, limit_row
-from thunderagent.queue.limits.line_sweep import LineSweep
+from thunderagent.queue.limits.line_sweep import LINE_CLOSES_S, LINE_SWEEP_S, LineSweep
 from thunderagent.queue.limits.lines import candidate_of, keep_line_open, let_out, line_value
 from thunderagent.queue.limits.slots import Slots, holders_of
 from thunderagent.stores.engine import Applied

@@ -12,10 +12,9 @@ from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model.errors import RegionPassive, StoreUnavailable
-from thunderagent.model.pacing import REGION_LOOK_S
 from thunderagent.model.task import Status
 from thunderagent.regions.client_gate import ClientGate
-from thunderagent.regions.grant import Record, scope_id
+from thunderagent.regions.grant import REGION_LOOK_S, Record, scope_id
 from thunderagent.regions.writes import first_row, hand_over, vacate
 from thunderagent.stores import open_engine
 from thunderagent.stores.sqlite.engine import SqliteEngine

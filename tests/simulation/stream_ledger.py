@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
-from thunderagent.model.pacing import LOOP_LATE_S
 from thunderagent.model.task import Row, Status
 from thunderagent.stores.engine import Applied, Engine
-from thunderagent.streams.context import StreamContext
+from thunderagent.streams.context import LOOP_LATE_S, StreamContext
 from thunderagent.streams.journal import Missed
 from thunderagent.testing import FakeClock
 from thunderagent.testing.faulty_engine import FaultyEngine

@@ -13,10 +13,18 @@ from tests.support.billing import write_units
 from tests.support.stands import Stand, seen, together
 from thunderagent.client import Client
 from thunderagent.model.errors import NotAllowed, StoreError
-from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.unique import drop_key, forget_key, free_key, key_id, key_row, pass_key
+from thunderagent.model.writes.unique import (
+    KEY_DOUBT_S,
+    KEY_SETTLES_S,
+    drop_key,
+    forget_key,
+    free_key,
+    key_id,
+    key_row,
+    pass_key,
+)
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo import expressions

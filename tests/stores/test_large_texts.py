@@ -12,14 +12,13 @@ import pytest
 from tests.support.stands import Stand, only, seen
 from thunderagent.model.clock import DateClock, since_boot
 from thunderagent.model.errors import DuplicateTask, PayloadTooLarge
-from thunderagent.model.pacing import TEXT_DOUBT_S, TEXT_SETTLES_S
 from thunderagent.model.task import Row, Status, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.dynamo import expressions
-from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.engine import TEXT_SETTLES_S, DynamoEngine
 from thunderagent.stores.engine import MAX_TEXT_BYTES, PAYLOAD_MARK, Applied, KeptText
 from thunderagent.stores.large_texts import DAY_S, KEEP_PAYLOAD_S, SURE_S
-from thunderagent.stores.tasks import Beat, TaskStore, Wanted
+from thunderagent.stores.tasks import TEXT_DOUBT_S, Beat, TaskStore, Wanted
 from thunderagent.testing import FakeClock
 from thunderagent.testing.faulty_engine import Fault, FaultyEngine
 

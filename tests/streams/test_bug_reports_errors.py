@@ -17,7 +17,6 @@ import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidHandshake, InvalidURI
 
 from tests.support.connections import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
-from thunderagent.model import pacing
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
 from thunderagent.streams.connection import feed as feeds
 from thunderagent.streams.connection import pump
@@ -476,7 +475,7 @@ def test_ten_thousand_reconnects_leave_nothing_behind(
     """Row 26, https://github.com/ccxt/ccxt/issues/29331 and https://github.com/freqtrade/freqtrade/issues/13082:
     futures and orphaned subscriptions grew to gigabytes. Ours alone, and with sockets.
     """
-    monkeypatch.setattr(pacing, "FLOOR_S", 0.0)
+    monkeypatch.setattr(pump, "FLOOR_S", 0.0)
 
     async def opening(*_: Any) -> Brief:
         await asyncio.sleep(0)

@@ -15,11 +15,10 @@ from websockets.asyncio.client import ClientConnection
 
 from tests.support.connections import PROMPT, governor, now, run, streaming
 from thunderagent.model.errors import StreamFailed
-from thunderagent.model.pacing import FLOOR_S, SLOW_S
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.connection.pump import ROTATION_RETRY_S
+from thunderagent.streams.connection.pump import FLOOR_S, ROTATION_RETRY_S, SLOW_S
 from thunderagent.streams.connection.transport import open_connection
 from thunderagent.testing.chaos import (
     Behaviour,

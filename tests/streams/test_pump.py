@@ -13,12 +13,11 @@ import pytest
 
 from tests.support.connections import PROMPT, Keeper, Message, governor, now, run, streaming, subscribe
 from thunderagent.model.errors import StreamFailed
-from thunderagent.model.pacing import FLOOR_S, SLOW_S, SPREAD_S
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import NEXT_ATTEMPT, Cause, ConnectionEnd, State
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.connection.pump import LONGEST_S, ROTATION_RETRY_S
+from thunderagent.streams.connection.pump import FLOOR_S, LONGEST_S, ROTATION_RETRY_S, SLOW_S, SPREAD_S
 from thunderagent.streams.connection.verdicts import FATAL, PLANNED, REFUSED_S, SPREAD, UNKNOWN_S, Verdict
 from thunderagent.streams.cursor import Cursor
 from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence, Unanswered

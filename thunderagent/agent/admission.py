@@ -21,17 +21,29 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
-from thunderagent.model.pacing import LINE_TRIED_S, SLOT_REFUSED_S, UNDECIDED_S, unread_delay
+from thunderagent.model.pacing import jittered
 from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope, read_task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import limit_id
-from thunderagent.queue.limits.freed import FreeSlots
+from thunderagent.queue.limits.freed import LINE_TRIED_S, FreeSlots
 from thunderagent.queue.limits.line_sweep import LineSweep
 from thunderagent.queue.limits.lines import keep_line_open
 from thunderagent.queue.limits.slots import Slots, holders_of, job_limit, limit_of, numbers_of, rows_of
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
+
+UNDECIDED_S: Final = 2.0
+"""A task goes back to its queue for so long when the store could not say whether a slot of its limit is free."""
+
+SLOT_REFUSED_S: Final = 15.0
+"""A task goes back to its queue for so long when the store never takes the row of its limit with one more slot."""
+
+
+def unread_delay(times: int, rng: random.Random) -> float:
+    """Wait of a task whose payload could not be read for the `times`-th time: 2 s doubling to 300 s, jittered."""
+    return jittered(min(300.0, 2.0 ** min(times, 10)), rng)
+
 
 ARRIVES_TIMES: Final = 8
 """Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""

@@ -10,17 +10,20 @@ import math
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import Final
 
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.model.names import names_of, plain_job
-from thunderagent.model.pacing import CONTROL_LOOK_S
 from thunderagent.model.task import Row
 from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.pauses import ASKED, Pause, PauseKind, change_controls, drain_asked, pauses_of, without_drains
 from thunderagent.stores.tasks import TaskStore
+
+CONTROL_LOOK_S: Final = 10.0
+"""An agent that did not look for work for so long reads what is paused, and whether it is asked to drain."""
 
 
 class Controls:

@@ -7,13 +7,20 @@ nothing, and waits for the end of the machine; should the notice be withdrawn, i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from thunderagent.agent.metadata import Metadata, MetadataUnavailable, Outlook
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
-from thunderagent.model.pacing import NOTICES_RARELY_S, NOTICES_S
+
+NOTICES_S: Final = 5.0
+"""Time between two questions to an EC2 instance whether it is to be taken away; a spot one tells two minutes before,
+and of hibernation in the moment in which it begins."""
+
+NOTICES_RARELY_S: Final = 60.0
+"""The same when it does not answer."""
 
 
 class Notices(RepeatingThread):

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from thunderagent.agent.controls import Controls
-from thunderagent.agent.in_flight import InFlight
+from thunderagent.agent.in_flight import HURRY_S, InFlight
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining
-from thunderagent.model.pacing import HURRY_S
 from thunderagent.regions.gate import Gate, GatedEngine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore

@@ -35,10 +35,22 @@ from thunderagent.model.errors import (
     TaskStopped,
     TimeLimitExceeded,
 )
-from thunderagent.model.pacing import BEAT_AGAIN_S, HEARTBEAT_JOIN_S, HEARTBEAT_RETRY_S, STUCK_WAIT_S
 from thunderagent.model.task import Desired
 from thunderagent.regions.gate import Gate
 from thunderagent.stores.tasks import Beat, Renewal, TaskStore
+
+HEARTBEAT_RETRY_S: Final = 1.0
+"""After a heartbeat that got no answer: the next attempt, until the deadline of the lease."""
+
+HEARTBEAT_JOIN_S: Final = 1.0
+"""Longest wait for the heartbeat to end, which holds nothing then: a reply under way is of no use any more."""
+
+BEAT_AGAIN_S: Final = 1.0
+"""Shortest time between two renewals of one lease that rings asked for."""
+
+STUCK_WAIT_S: Final = 60.0
+"""Pause between warnings about a handler that runs on after its time limit or its lost lease."""
+
 
 CANCELLED: Final = "cancelled"
 

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import schedule
 
+from thunderagent.agent.controls import CONTROL_LOOK_S
 from thunderagent.agent.health.judgement import ANNOUNCE_S
 from thunderagent.agent.health.marks import Marks
 from thunderagent.agent.in_flight import InFlight
@@ -27,13 +28,19 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import process_start
 from thunderagent.model.errors import StoreError, StoreRejected
 from thunderagent.model.memory import resident_mib
-from thunderagent.model.pacing import CONTROL_LOOK_S, LOST_LOOK_S, STREAM_LOOK_S, TICK_LOOK_S
 from thunderagent.model.task import BATCH, STREAM, Lane, Task
 from thunderagent.model.version import __version__
-from thunderagent.queue.schedules.scheduler import Periodic
+from thunderagent.queue.schedules.scheduler import TICK_LOOK_S, Periodic
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
+
+STREAM_LOOK_S: Final = 0.5
+"""Time between two looks at streams that are being handed over."""
+
+LOST_LOOK_S: Final = 1.0
+"""Time between two looks at streams whose lease should be over; the index is read less often."""
+
 
 COUNT_S: Final = 60.0
 EXPIRE_S: Final = 10.0

@@ -47,7 +47,7 @@ from thunderagent.model.errors import (
     TaskCancelled,
 )
 from thunderagent.model.events import Event
-from thunderagent.model.pacing import GATHER_S, TEXT_WAITS_CLOSING_S, TEXT_WAITS_S, TEXTS_FAIL_S, text_delay
+from thunderagent.model.pacing import jittered
 from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, Ended
@@ -56,6 +56,27 @@ from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.stores.large_texts import LEFT_S, LargeTexts
 from thunderagent.stores.tasks import Exchanged, TaskStore, Wanted
 from thunderagent.streams.context import StreamContext
+
+TEXT_WAITS_S: Final = 600.0
+"""How long an outcome waits for its text to be written; then it is written without."""
+
+TEXT_WAITS_CLOSING_S: Final = 1.0
+"""Longest pause between two attempts to write such a text while the agent drains."""
+
+TEXTS_FAIL_S: Final = 2.0
+"""How long texts that cannot be written may hold up one turn of the loop; the others of that turn are not begun."""
+
+GATHER_S: Final = 0.002
+"""Longest wait of the settler for company while outcomes are arriving fast."""
+
+HURRY_S: Final = 2.0
+"""How long a handler that was told to stop may take before its task is released without it."""
+
+
+def text_delay(times: int, rng: random.Random) -> float:
+    """Wait of an outcome whose text could not be written for the `times`-th time: 0.5 s doubling to 30 s, jittered."""
+    return jittered(min(30.0, 0.25 * 2.0 ** min(times, 10)), rng)
+
 
 CLOSED_KEPT: Final = 1000
 """Streams that have ended of which the last entry of the journal waits for a store that takes it."""

@@ -18,10 +18,20 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.events import Event
-from thunderagent.model.pacing import LISTEN_S, LISTENER_JOIN_S, RELAY_S, outage_delays
+from thunderagent.model.pacing import outage_delays
 from thunderagent.model.task import BATCH
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.queue.doorbell.port import Doorbell
+
+LISTEN_S: Final = 20.0
+"""Longest wait for a ring before the listener looks around."""
+
+RELAY_S: Final = 1.0
+"""Shortest time between two rings by which a busy agent tells others of children that it has let go."""
+
+LISTENER_JOIN_S: Final = 0.5
+"""Longest wait for the listener to end: a long poll under way cannot be broken off, and holds nothing up."""
+
 
 THREAD: Final = "doorbell"
 

@@ -23,7 +23,7 @@ from thunderagent.agent.health.outage import Outage
 from thunderagent.agent.health.vitals import Vitals
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping
-from thunderagent.agent.in_flight import InFlight
+from thunderagent.agent.in_flight import HURRY_S, InFlight
 from thunderagent.agent.listener import Listener
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.agent.scopes import HandlerScope
@@ -37,7 +37,7 @@ from thunderagent.jobs.running import Scope, no_scope
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError
-from thunderagent.model.pacing import HURRY_S, first_poll
+from thunderagent.model.pacing import first_poll
 from thunderagent.model.task import BATCH
 from thunderagent.queue.commands import Commands
 from thunderagent.queue.dependents import Dependents

@@ -10,9 +10,13 @@ from zlib import crc32
 
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
-from thunderagent.model.pacing import AHEAD_S, PollPace
+from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import BATCH, Candidate, Lane, Page
 from thunderagent.stores.tasks import TaskStore, Wanted
+
+AHEAD_S: Final = (0.5, 1.5)
+"""The same for a task that all have seen in the index before it was due."""
+
 
 Served = tuple[str, str]
 """A queue and the kind of tasks that are taken from it."""

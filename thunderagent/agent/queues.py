@@ -12,11 +12,15 @@ from thunderagent.agent.stream_balance import Fleet, StreamPoller
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.pacing import STREAM_POLL_S, PollPace
+from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
 from thunderagent.queue.limits.slots import conflicts
 from thunderagent.settings import Settings, lease_problems
 from thunderagent.stores.tasks import TaskStore
+
+STREAM_POLL_S: Final = 1.0
+"""Longest pause between polls for streams, so that one that was handed off is claimed within a second or so."""
+
 
 BUILT_IN_QUEUE: Final = "thunderagent"
 """The queue of built-in jobs, which every agent that has them serves beside its own."""

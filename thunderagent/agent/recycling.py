@@ -12,13 +12,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from thunderagent.agent.heartbeat import STUCK_WAIT_S
 from thunderagent.agent.tally import Tally
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.memory import resident_mib
-from thunderagent.model.pacing import RECYCLE_LOOK_S, STUCK_WAIT_S
 from thunderagent.settings import PREFIX, Settings
+
+RECYCLE_LOOK_S: Final = 5.0
+"""Time between two looks of an agent whether it is time for a fresh one."""
+
 
 JITTER: Final = 0.1
 """Share of `recycle_tasks` that comes on top at most, so that a fleet that started together does not end together."""

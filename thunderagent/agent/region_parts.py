@@ -9,10 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.pacing import REGION_HURRY_S, REGION_LOOK_S
 from thunderagent.regions.arbiter import Arbiter, Authority, Wellness
 from thunderagent.regions.gate import Gate
-from thunderagent.regions.grant import Grant
+from thunderagent.regions.grant import REGION_HURRY_S, REGION_LOOK_S, Grant
 from thunderagent.regions.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine

@@ -17,10 +17,16 @@ from zlib import crc32
 
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.jobs.registry import Registry
-from thunderagent.model.pacing import MISSED_S, SHY_S
 from thunderagent.model.task import STREAM, Candidate
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.stores.tasks import TaskStore, Wanted
+
+SHY_S: Final = 0.05
+"""How long an agent leaves a task to the one whose share it is, when all have heard the same ring."""
+
+MISSED_S: Final = 1.0
+"""A poller whose ring could not be followed looks again within this time."""
+
 
 HEARD: Final = 1000
 """Rings that wait for the agent's loop at most; of what comes on top, only that there was something is kept."""

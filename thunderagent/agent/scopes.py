@@ -21,12 +21,18 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.events import Event
 from thunderagent.model.fleet_events import HookFailed
-from thunderagent.model.pacing import HOOK_TOLD_S, HOOKS_END_S
 from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings
 from thunderagent.stores import fixed
 from thunderagent.telemetry import traces
 from thunderagent.telemetry.traces import carrying, run_spans
+
+HOOKS_END_S: Final = 2.0
+"""How long events that wait for hooks are worked off when an agent ends."""
+
+HOOK_TOLD_S: Final = 60.0
+"""Shortest time between two complaints about one hook."""
+
 
 MOST_WAITING: Final = 10_000
 """Events that may wait for hooks; further ones are dropped and counted."""

@@ -10,10 +10,13 @@ from zlib import crc32
 
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.model.clock import since_boot
-from thunderagent.model.pacing import OTHERS_S
 from thunderagent.model.task import STREAM, Candidate
 from thunderagent.model.unreadable import as_map
 from thunderagent.stores.tasks import AgentInfo, TaskStore
+
+OTHERS_S: Final = 2.0
+"""How long a stream is left to the agent whose share it is."""
+
 
 AT_ONCE: Final = 50
 """Streams that one look claims at most: batch tasks of the same agent are not to wait for hundreds of claims."""

@@ -15,6 +15,7 @@ the other, on the clock that all share. If the successor dies, the stream is a l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.stream_balance import Fleet
@@ -24,13 +25,16 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
-from thunderagent.model.pacing import HANDOFF_S
 from thunderagent.model.task import Handoff, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.journal import read_cursor
+
+HANDOFF_S: Final = 15.0
+"""How long a stream is handled on after it was offered, while a successor connects."""
+
 
 Call = Callable[[Callable[[], object]], None]
 """Does something in the thread of the event loop."""

@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from thunderagent.agent.in_flight import InFlight
-from thunderagent.agent.stream_balance import Fleet
+from thunderagent.agent.stream_balance import OTHERS_S, Fleet
+from thunderagent.agent.stream_handoff import HANDOFF_S
 from thunderagent.agent.sweep import Janitor
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import on_host
 from thunderagent.model.errors import AgentDraining, StreamHandedOff
-from thunderagent.model.pacing import HANDOFF_S, OTHERS_S
 from thunderagent.model.task import Lane, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from thunderagent.agent.admission import UNDECIDED_S
 from thunderagent.agent.poller import SlotPool
 from thunderagent.jobs.outcome import Outcome, Stopped, Undecided, about
 from thunderagent.jobs.running import Running
@@ -19,7 +20,6 @@ from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.losses import must_run_apart
-from thunderagent.model.pacing import UNDECIDED_S
 from thunderagent.model.task import Lease, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore, passed_over

@@ -21,7 +21,12 @@ from queue import Empty, SimpleQueue
 from typing import Final, TextIO
 from weakref import WeakKeyDictionary
 
-from thunderagent.model.pacing import LINES_END_S, LINES_LOOK_S
+LINES_END_S: Final = 1.0
+"""How long a process that ends waits for a reader to take its last lines."""
+
+LINES_LOOK_S: Final = 0.01
+"""Time between two looks whether it has."""
+
 
 MOST_WAITING: Final = 1 << 20
 """Bytes that wait for a reader; further lines are dropped and counted."""

@@ -34,12 +34,11 @@ from thunderagent.model.errors import (
     ThunderAgentError,
 )
 from thunderagent.model.names import key_problem
-from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.model.task import Lane, Row, Status, Task, UniqueScope, new_task_id, read_task, timestamp
 from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes import unique as unique_writes
-from thunderagent.model.writes.unique import key_id
+from thunderagent.model.writes.unique import KEY_DOUBT_S, KEY_SETTLES_S, key_id
 from thunderagent.stores.large_texts import payload_of
 from thunderagent.stores.tasks import Enqueued, TaskStore, passed_over
 

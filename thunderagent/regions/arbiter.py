@@ -19,10 +19,19 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import ThunderAgentError
 from thunderagent.model.events import StoreFailed, StoreRecovered
 from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
-from thunderagent.model.pacing import REGION_LOOK_S, jittered
+from thunderagent.model.pacing import jittered
 from thunderagent.model.task import Row
 from thunderagent.regions import writes as region_writes
-from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, no_grant, scope_id
+from thunderagent.regions.grant import (
+    HOLDER_SHARE,
+    REGION_LOOK_S,
+    TAKER_SHARE,
+    Grant,
+    Record,
+    RegionState,
+    no_grant,
+    scope_id,
+)
 from thunderagent.stores.engine import Engine
 
 ASKING: Final = "asking the arbiter"

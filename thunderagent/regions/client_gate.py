@@ -12,10 +12,9 @@ from typing import Any, cast
 
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import RegionPassive
-from thunderagent.model.pacing import REGION_LOOK_S
 from thunderagent.model.task import Row
 from thunderagent.regions.gate import Gate, GatedEngine
-from thunderagent.regions.grant import Record, scope_id
+from thunderagent.regions.grant import REGION_LOOK_S, Record, scope_id
 from thunderagent.settings import Settings
 from thunderagent.stores import fixed, open_engine
 from thunderagent.stores.engine import Applied, Engine

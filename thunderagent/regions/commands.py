@@ -9,9 +9,8 @@ from typing import Final
 
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
-from thunderagent.model.pacing import REGION_HURRY_S
 from thunderagent.regions import writes as region_writes
-from thunderagent.regions.grant import Record, RegionState, scope_id
+from thunderagent.regions.grant import REGION_HURRY_S, Record, RegionState, scope_id
 from thunderagent.settings import Settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine

@@ -16,6 +16,13 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Row
 from thunderagent.model.unreadable import is_number
 
+REGION_LOOK_S: Final = 5.0
+"""Time between two readings of the arbiter's row by an agent."""
+
+REGION_HURRY_S: Final = 10.0
+"""What the agents of a region have beside `drain_s` to give back what they hold before the grant goes on."""
+
+
 HOLDER_SHARE: Final = 0.8
 """Share of its length after which a grant ends for its holder, who counts from before it was asked for."""
 

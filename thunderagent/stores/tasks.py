@@ -14,19 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from thunderagent.model.clock import BootClock, SharedClock, since_boot
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import DuplicateTask, StoreError, StoreRejected, TaskUnreadable
 from thunderagent.model.losses import Loss
-from thunderagent.model.pacing import TEXT_DOUBT_S
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
 from thunderagent.model.unreadable import Unread, Unreadable, is_list, is_number, mistyped
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Applied, Blobs, Engine
 from thunderagent.stores.large_texts import LargeTexts, is_same_payload
+
+TEXT_DOUBT_S: Final = 300.0
+"""An enqueue that took so long writes its payloads once more: `TEXT_SETTLES_S` may be over before its rows came."""
+
 
 Rejections = Callable[[Write, StoreRejected], None]
 """Hears of the writes of a batch that the store does not take, now or later."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.outcome import about
@@ -21,7 +21,6 @@ from thunderagent.model.errors import (
     TaskCancelled,
     TaskStopped,
 )
-from thunderagent.model.pacing import LOOP_LATE_S
 from thunderagent.model.task import Lease
 from thunderagent.settings import LEASE_MARGIN
 from thunderagent.streams.connection.ending import CAUGHT_UP, State
@@ -33,6 +32,10 @@ from thunderagent.streams.connection.pump import OnOpen
 from thunderagent.streams.connection.sequencer import OnGap, Snapshot
 from thunderagent.streams.cursor import Cursor, Gap, GapAction, PositionOf
 from thunderagent.streams.journal import Journal, Missed, read_cursor
+
+LOOP_LATE_S: Final = 5.0
+"""An event loop that has not ticked for so long does not hold streams any more: their leases are not renewed."""
+
 
 M = TypeVar("M")
 

@@ -23,7 +23,6 @@ from thunderagent.model.errors import (
     TooManyChanges,
     VersionConflict,
 )
-from thunderagent.model.pacing import LONGEST_PAUSE_S
 from thunderagent.streams.connection.endpoint import Attempt
 from thunderagent.websocket_api.client import (
     Client,
@@ -35,6 +34,7 @@ from thunderagent.websocket_api.client import (
     Resubmitted,
     Throttled,
 )
+from thunderagent.websocket_api.client.talk import LONGEST_PAUSE_S
 from thunderagent.websocket_api.protocol import CHANGES_KEPT
 
 Main = Callable[[], Coroutine[Any, Any, None]]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from thunderagent.agent.executors.threads import run_handler
 from thunderagent.agent.scopes import HookScope
@@ -24,9 +24,11 @@ from thunderagent.jobs.running import Failed, Running
 from thunderagent.model import errors
 from thunderagent.model.jsondata import dump_result
 from thunderagent.model.outlet import end_lines, open_outlets
-from thunderagent.model.pacing import OTHER_CODE_S
 from thunderagent.model.task import Lease, Task
 from thunderagent.telemetry.traces import in_child
+
+OTHER_CODE_S: Final = 60.0
+"""How long a task waits whose child process found code of an older version on the disk than its agent has."""
 
 
 def _child(descriptor: int) -> None:

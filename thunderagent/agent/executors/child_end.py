@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from thunderagent.model.memory import kernel_kills, of_usage, peak_mib
-from thunderagent.model.pacing import DESCENDANTS_END_S
+
+DESCENDANTS_END_S: Final = 1.0
+"""How long processes of handlers may take to end after SIGTERM when their agent ends, before they are killed."""
+
 
 ROUGH_MIB: Final = 16.0
 """The kernel counts pages roughly while threads take them: a copy of the agent may seem to have so much more."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from thunderagent.agent.executors.threads import Done
 from thunderagent.jobs.context import Context
@@ -15,9 +15,14 @@ from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, outcom
 from thunderagent.jobs.running import Running, Scope, no_scope
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import LeaseLost, PayloadInvalid, TaskStopped
-from thunderagent.model.pacing import LOOP_JOIN_S, LOOP_TICK_S
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.context import StreamContext
+
+LOOP_JOIN_S: Final = 1.0
+"""Longest wait for the event loop to end after a drain: with `HURRY_S` under the 5 s that a supervisor adds to it."""
+
+LOOP_TICK_S: Final = 0.5
+"""Time between two ticks of an event loop."""
 
 
 class _Handler:

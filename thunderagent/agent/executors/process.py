@@ -30,8 +30,11 @@ from thunderagent.jobs.running import Running, Scope, no_scope
 from thunderagent.model.errors import LeaseLost, TaskStopped
 from thunderagent.model.jsondata import Unstorable
 from thunderagent.model.memory import kernel_kills
-from thunderagent.model.pacing import KILL_GRACE_S
 from thunderagent.model.traceparent import CURRENT
+
+KILL_GRACE_S: Final = 5.0
+"""How long a child process may take to end after it was asked, before it is killed."""
+
 
 GROUP_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 """What a terminal or a supervisor sends to an agent and all of its process group."""

@@ -11,7 +11,11 @@ from thunderagent.agent.health.marks import Marks
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreThrottled
-from thunderagent.model.pacing import THROTTLED_S, jittered, outage_delays
+from thunderagent.model.pacing import jittered, outage_delays
+
+THROTTLED_S: Final = 2.0
+"""Longest wait of an agent after a throttle."""
+
 
 PART_AGAIN_S: Final = 0.1
 """Before the next attempt when a part of a round was answered."""

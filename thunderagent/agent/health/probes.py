@@ -20,8 +20,11 @@ from urllib.parse import urlsplit
 from thunderagent.agent.health.judgement import Health
 from thunderagent.agent.threads import JOIN_S
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.pacing import PROBE_S
 from thunderagent.model.version import __version__
+
+PROBE_S: Final = 5.0
+"""Longest wait for more of a request at the port for probes; the whole request may take twice as long."""
+
 
 PORTS: Final = 32
 """Ports that are tried, one after the other: each agent of a machine has its own."""

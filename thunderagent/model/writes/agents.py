@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thunderagent.model.conditions import Above, Absent, Below, Either, Is, Mistyped, Present, Write
-from thunderagent.model.pacing import TURN_AHEAD_S
 from thunderagent.model.task import timestamp
+
+TURN_AHEAD_S: Final = 30.0
+"""A turn that ends so much later than one which begins now would is no turn: clocks of agents do not differ so much."""
+
 
 AGENT_STATUS: Final = "AGENT"
 """Status value of the row of an agent."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from thunderagent.model.conditions import Absent, Below, Condition, Either, Is, Mistyped, Write
-from thunderagent.model.pacing import KEY_DOUBT_S, KEY_SETTLES_S
 from thunderagent.model.task import Row, timestamp
 from thunderagent.model.unreadable import is_number
+
+KEY_DOUBT_S: Final = 30.0
+"""Who took a unique key so long ago takes it anew before he puts his task."""
+
+KEY_SETTLES_S: Final = 60.0
+"""A task whose unique key was taken so long ago is not put any more: `KEY_DOUBT_S`, and longer than a request takes."""
 
 
 def key_id(job: str, unique_key: str) -> str:

@@ -21,7 +21,6 @@ from thunderagent.agent.queues import check_leases
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
-from thunderagent.model.pacing import EXAMINED_S
 from thunderagent.model.version import __version__
 from thunderagent.ops.doctor.doubts import doubts_about_jobs, doubts_about_settings
 from thunderagent.ops.doctor.findings import Check, Finding, State
@@ -33,6 +32,10 @@ from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
+
+EXAMINED_S: Final = 15.0
+"""How long one check of `thunderagent doctor` may take; then it is told and left behind."""
+
 
 SLOW_S: Final = 0.1
 """A median above this is worth a warning: DynamoDB in the same region takes 5 to 10 ms, a local disk 1 to 20."""

@@ -25,10 +25,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.forks import renewed
-from thunderagent.model.pacing import EAGER_POLL_S, STAND_BACK_S
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb, pack, parse
 from thunderagent.queue.doorbell.port import Accepts
 from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+
+EAGER_POLL_S: Final = 0.005
+"""Between two looks into the queue of a local engine, while rings come."""
+
+STAND_BACK_S: Final = 0.15
+"""How long an agent lets the others ask for a ring that is of no use here before it asks again."""
+
 
 LONG_POLL_S: Final = 20
 """Longest wait of one request; its price does not depend on the wait."""

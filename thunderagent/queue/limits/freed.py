@@ -10,11 +10,17 @@ from typing import Final
 
 from thunderagent.jobs.job import Limit
 from thunderagent.model.errors import StoreError
-from thunderagent.model.pacing import LINE_AGAIN_S, LINE_TRIED_S
 from thunderagent.model.task import Candidate, Lane, Row, Status, Task
 from thunderagent.queue.limits.lines import candidate_of, entries, is_line_open, keep_line_open, let_out, line_of
 from thunderagent.queue.limits.slots import holders_of, rows_of
 from thunderagent.stores.tasks import TaskStore, Wanted
+
+LINE_AGAIN_S: Final = (0.25, 1.0)
+"""Waits before a line is looked at again that seemed to have nobody for a free slot: the index may be late."""
+
+LINE_TRIED_S: Final = 5.0
+"""How long an entry of a line that somebody else has claimed is not tried again: the index shows it for a while."""
+
 
 FREED_KEPT: Final = 1000
 """Limits with a free slot that an agent remembers to look at; the sweep finds the others."""

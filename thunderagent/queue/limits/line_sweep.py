@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from thunderagent.model.pacing import LINE_CLOSES_S, LINE_SWEEP_S
 from thunderagent.model.task import Candidate, Lane, Row, Task
 from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import limits as limit_writes
@@ -19,6 +18,13 @@ from thunderagent.queue.limits.lines import PAGE, PAGES, keys_of, let_out, line_
 from thunderagent.queue.limits.slots import Slots, holders_of, number_of, rows_of
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.stores.tasks import TaskStore, passed_over
+
+LINE_CLOSES_S: Final = 600.0
+"""A line is closed when it is empty and nobody has spoken for it for so long: ten times longer than any write takes."""
+
+LINE_SWEEP_S: Final = 2.0
+"""How long one sweep of the lines may hold up an agent's loop."""
+
 
 AT_ONCE: Final = 100
 """Tasks of one line that one sweep lets out."""

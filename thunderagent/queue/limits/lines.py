@@ -13,13 +13,16 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from thunderagent.jobs.job import Limit
-from thunderagent.model.pacing import LINE_KEPT_S
 from thunderagent.model.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
 from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import LINE_STATUS, limit_id, limit_row
 from thunderagent.stores.tasks import TaskStore, passed_over
+
+LINE_KEPT_S: Final = 60.0
+"""A line that was spoken for within this time need not be spoken for again when one more task comes to stand in it."""
+
 
 PAGE: Final = 100
 """Index entries of one page of a line."""

@@ -17,12 +17,15 @@ from typing import Any, Final
 from thunderagent.jobs.job import Job, Limit, limit_problems
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected
-from thunderagent.model.pacing import SLOTS_SEEN_S
 from thunderagent.model.task import Handoff, Lease, Row, Status, Task
 from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes.limits import LINE_STATUS, holder, limit_id, limit_row
 from thunderagent.stores.tasks import TaskStore, passed_over
+
+SLOTS_SEEN_S: Final = 1.0
+"""How long it is taken for true that all slots of a limit are taken; who is wrong about it looks again at once."""
+
 
 TRIES: Final = 5
 """How often holders are replaced that change meanwhile."""

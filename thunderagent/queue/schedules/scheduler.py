@@ -30,14 +30,7 @@ from thunderagent.model.errors import (
     TaskUnreadable,
 )
 from thunderagent.model.names import plain_job
-from thunderagent.model.pacing import (
-    SCHEDULE_LOOK_S,
-    STOPPING_LOOK_S,
-    TICK_LOOK_S,
-    TICK_OTHERS_S,
-    TICK_RESUME_S,
-    jittered,
-)
+from thunderagent.model.pacing import jittered
 from thunderagent.model.schedules import (
     LATE_S,
     SET_BACK_S,
@@ -57,6 +50,22 @@ from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule, schedule_row
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import AgentInfo, TaskStore
+
+TICK_LOOK_S: Final = 5.0
+"""Longest pause between two looks at the clock for ticks of periodic jobs; no row is read for it."""
+
+SCHEDULE_LOOK_S: Final = 900.0
+"""Longest time between two readings of the row of a schedule of which no tick is due."""
+
+STOPPING_LOOK_S: Final = 2.0
+"""Time between two looks whether a cancelled task has ended for whose end a tick waits."""
+
+TICK_OTHERS_S: Final = (0.5, 1.0)
+"""How long a tick is left to the agent whose turn it is, so that a fleet does not race for it."""
+
+TICK_RESUME_S: Final = 3.0
+"""How long ticks that another agent has decided may take to be put, before we put them."""
+
 
 KEPT_S: Final = 90 * 86400.0
 """How long the row of a schedule stays when no agent has its job any more."""

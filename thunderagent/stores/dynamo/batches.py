@@ -9,20 +9,28 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 from thunderagent.model.errors import StoreError, StoreRejected, StoreThrottled, StoreUnavailable
 from thunderagent.model.forks import renewed
-from thunderagent.model.pacing import batch_delays
 from thunderagent.model.task import Row
 from thunderagent.stores import purposes
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.connection import Connection
 from thunderagent.stores.dynamo.errors import Refused, of_member
 from thunderagent.stores.engine import Applied
+
+
+def batch_delays(rng: random.Random) -> Iterator[float]:
+    """Waits before unprocessed members of a batch are sent again: 50 ms doubling to 5 s, full jitter."""
+    ceiling = 0.05
+    while True:
+        yield rng.uniform(0.0, ceiling)
+        ceiling = min(5.0, ceiling * 2)
+
 
 PUT_BATCH: Final = 25
 GET_BATCH: Final = 100

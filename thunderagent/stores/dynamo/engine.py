@@ -15,7 +15,6 @@ from typing import Any, Final
 from thunderagent.model.clock import DateClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
-from thunderagent.model.pacing import TEXT_SETTLES_S
 from thunderagent.model.task import Lane, Page, Row, Status, StatusValue, lanes_of, timestamp
 from thunderagent.model.unreadable import is_number, is_set, mistyped
 from thunderagent.stores import purposes
@@ -27,6 +26,10 @@ from thunderagent.stores.dynamo.errors import Place, Refused
 from thunderagent.stores.dynamo.expressions import INDEX
 from thunderagent.stores.engine import PAYLOAD_MARK, Applied, KeptText, Overdue
 from thunderagent.stores.large_texts import KEEP_PAYLOAD_S, SURE_S
+
+TEXT_SETTLES_S: Final = 600.0
+"""A payload that was written so lately stays when its row is deleted: the row of an equal task may still come."""
+
 
 LANES_ID: Final = "lanes:"
 """Id of the row that lists the suffixes of all lanes but the plain one; an index has no list of its distinct values."""

@@ -31,7 +31,6 @@ from thunderagent.model.errors import (
     ThunderAgentError,
 )
 from thunderagent.model.names import plain_job
-from thunderagent.model.pacing import lock_pause
 from thunderagent.model.task import Candidate, Lane, Page, Row, Status, StatusValue, lanes_of
 from thunderagent.model.writes.agents import AGENT_STATUS
 from thunderagent.model.writes.unique import forget_key, key_id
@@ -41,6 +40,16 @@ from thunderagent.stores.sqlite import link as sqlite_link
 from thunderagent.stores.sqlite import schema as sqlite_schema
 from thunderagent.stores.sqlite.access import denied
 from thunderagent.stores.sqlite.link import Link
+
+
+def lock_pause(waited_s: float, rng: random.Random) -> float:
+    """Pause before the next attempt to get the lock of a file that another process has had for `waited_s` seconds.
+
+    Short and random, so that of all who wait each has the same chance. Little longer after a long wait: on a busy
+    machine, one that asks less often the longer it waits would never get it.
+    """
+    return rng.uniform(0.0002, min(0.006, max(0.003, waited_s / 50)))
+
 
 BUSY_S: Final = 5.0
 LOST_S: Final = 3600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.model.errors import StreamFailed, TaskStopped
-from thunderagent.model.pacing import SLOW_S, SPREAD_S, reconnect_delay
+from thunderagent.model.pacing import Backoff
 from thunderagent.streams.connection.buffer import Buffer
 from thunderagent.streams.connection.connection import Connection, Dialect
 from thunderagent.streams.connection.ending import (
@@ -29,6 +30,21 @@ from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.transport import open_connection
 from thunderagent.streams.connection.verdicts import UNKNOWN, Pace, Verdict
 from thunderagent.streams.cursor import Cursor
+
+FLOOR_S: Final = 0.1
+"""No peer sees two attempts of one stream closer together than this, unless the first end was planned."""
+
+SPREAD_S: Final = (5.0, 30.0)
+"""Wait before the return to a peer that restarts and said so."""
+
+SLOW_S: Final = 30.0
+"""Least wait before the return to a peer that has too much to do."""
+
+
+def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Random) -> float:
+    """Seconds before the next attempt to connect: full jitter, as `Backoff`, but at least `FLOOR_S`."""
+    return max(FLOOR_S, Backoff(base_s=base_s, cap_s=cap_s).delay(failures, rng))
+
 
 OnOpen = Callable[[Connection, Cursor | None], Awaitable[object]]
 Moved = Callable[[State, str], None]

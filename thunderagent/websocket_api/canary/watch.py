@@ -17,11 +17,18 @@ from typing import Any, Final
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryTokenEnds, CanaryUp
-from thunderagent.model.pacing import CANARY_END_S, CANARY_FIRST_S, jittered
+from thunderagent.model.pacing import jittered
 from thunderagent.regions.hysteresis import Hysteresis
 from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
 from thunderagent.websocket_api.canary.result import ProbeResult, Unjudged
 from thunderagent.websocket_api.canary.tokens import WARN_DAYS
+
+CANARY_FIRST_S: Final = 2.0
+"""Time between two attempts of a canary while nothing is known of its own region, so that an agent knows it soon."""
+
+CANARY_END_S: Final = 1.0
+"""Longest wait for a canary's attempt to end that was broken off."""
+
 
 OTHERS: Final = 2
 """Other regions are tried at each second turn: what is decided here depends on the own one."""

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Self
 
 from thunderagent.model.errors import ClientClosed, StreamFailed, TooManyChanges
-from thunderagent.model.pacing import ASK_AGAIN_S
 from thunderagent.streams.connection.ending import Cause
 from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.governor import Governor
@@ -25,6 +24,7 @@ from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientO
 from thunderagent.websocket_api.client.replica import Change, Make, Replica
 from thunderagent.websocket_api.client.session import Session
 from thunderagent.websocket_api.client.submitter import Submitter
+from thunderagent.websocket_api.client.talk import ASK_AGAIN_S
 
 
 class Client:

@@ -11,7 +11,7 @@ from typing import Final
 
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ClientClosed
-from thunderagent.model.pacing import PASSING, PASSING_LEAST_S
+from thunderagent.model.pacing import Backoff
 from thunderagent.streams.connection.buffer import Buffer
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import CAUGHT_UP, ConnectionEnd, State
@@ -26,6 +26,13 @@ from thunderagent.websocket_api.client.options import ClientOptions
 from thunderagent.websocket_api.client.replica import Replica
 from thunderagent.websocket_api.client.talk import Message, Request, Talk, is_throttled, text_of
 from thunderagent.websocket_api.protocol import Action, Kind
+
+PASSING: Final = Backoff(base_s=0.2, cap_s=10.0)
+"""Before a client of the WebSocket API sends a change again that was not answered, or could not be taken for now."""
+
+PASSING_LEAST_S: Final = 0.01
+"""… and the least of it."""
+
 
 _MESSAGES: Final = 256
 _BYTES: Final = 8 << 20

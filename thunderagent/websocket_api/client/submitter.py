@@ -9,12 +9,16 @@ from typing import Final
 
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ChangeRefused, VersionConflict
-from thunderagent.model.pacing import OVERTAKEN, PASSING, PASSING_LEAST_S
+from thunderagent.model.pacing import Backoff
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.websocket_api.client.replica import Change, Replica
-from thunderagent.websocket_api.client.session import Session
+from thunderagent.websocket_api.client.session import PASSING, PASSING_LEAST_S, Session
 from thunderagent.websocket_api.client.talk import Message, pause_of, text_of
 from thunderagent.websocket_api.protocol import CHANGES_KEPT, Action, Kind, Problem
+
+OVERTAKEN: Final = Backoff(base_s=0.05, cap_s=2.0)
+"""Before it sends a change again that those of others have overtaken twice."""
+
 
 INTERNAL_TRIES: Final = 5
 """So often a change is sent that the server cannot handle for a reason of its own."""

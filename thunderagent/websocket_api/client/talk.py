@@ -7,13 +7,19 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from websockets.exceptions import ConnectionClosed
 
-from thunderagent.model.pacing import ASK_AGAIN_S, LONGEST_PAUSE_S
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.websocket_api.protocol import Action, ChunkRefused, Joiner, Kind, Problem, encode, frames
+
+LONGEST_PAUSE_S: Final = 30.0
+"""An API that asks a client for a longer pause is asked again after this."""
+
+ASK_AGAIN_S: Final = 0.1
+"""Before it asks again for a state that it was not told."""
+
 
 Message = dict[str, Any]
 
