@@ -1,1 +1,1 @@
-"""What `scripts/bench` is made of: places to measure on, processes to measure, and the report."""
+"""What `scripts/bench` is made of: a harness, the processes that are measured, and one module for each measurement."""

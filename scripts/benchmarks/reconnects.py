@@ -1,7 +1,6 @@
 """A fleet of WebSocket clients that lose their region at one moment, and an API that takes 500 connects in a second.
 
 Pure: no clock, no network, the same figures for the same seed. The delays are those of the client itself.
-`scripts/bench reconnects` prints the comparison.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.harness import Numbers, Plan, Section, section
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.pump import SPREAD_S, reconnect_delay
 from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions
@@ -39,38 +39,11 @@ class Outcome:
     busiest: int
     """Attempts in the busiest second."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.clients} clients back after {self.seconds:.1f} s (half of them after {self.half_s:.1f} s): "
-            f"{self.attempts} attempts, {self.refused} refused, {self.busiest} in the busiest second"
-        )
-
-
-class Bucket:
-    """Connects that an API takes: so many in a second, and as many at once after a quiet one."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
-        self._tokens = rate
-        self._at = 0.0
-
-    def take(self, now: float) -> bool:
-        """Whether a connect at this moment is taken."""
-        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
 
 def resilient(fleet: int, rng: random.Random, *, sees_why: bool = True) -> Delay:
-    """The delays of `websocket_api.client` with `fleet` set, before the first attempt and after each refusal.
+    """The delays of our client with `fleet` set, before the first attempt and after each refusal.
 
-    Args:
-        fleet: what it is told.
-        rng: its chance.
-        sees_why: it sees the 429 of a refused handshake; browsers do not show it.
+    With `sees_why` it sees the 429 of a refused handshake; browsers do not show it.
     """
     options = ClientOptions(fleet=fleet)
     governor = Governor(spread_s=1.0 / CONNECTS_A_SECOND, fleet=lambda: fleet, rng=rng)
@@ -90,15 +63,21 @@ def naive(rng: random.Random) -> Delay:
 
 
 def reconnect(clients: int, delay: Delay, rate: float = CONNECTS_A_SECOND) -> Outcome:
-    """All lose their connections at 0; how they come back."""
-    bucket = Bucket(rate)
+    """All lose their connections at 0; how they come back.
+
+    The API takes `rate` connects in a second, and as many at once after a quiet one.
+    """
+    tokens, seconds, back = rate, 0.0, list[float]()
+    attempts = Counter[int]()
     waiting = [(delay(0), number, 0) for number in range(clients)]
     heapq.heapify(waiting)
-    attempts, seconds, back = Counter[int](), 0.0, list[float]()
     while waiting:
+        before = seconds
         seconds, number, failures = heapq.heappop(waiting)
         attempts[int(seconds)] += 1
-        if bucket.take(seconds):
+        tokens = min(rate, tokens + (seconds - before) * rate)
+        if tokens >= 1.0:
+            tokens -= 1.0
             back.append(seconds)
         else:
             heapq.heappush(waiting, (seconds + delay(failures + 1), number, failures + 1))
@@ -117,6 +96,26 @@ def comparison(clients: int = CLIENTS, seed: int = 1) -> dict[str, Outcome]:
     """The kinds of clients in the same place."""
     return {
         "thunderagent": reconnect(clients, resilient(clients, random.Random(seed))),
-        "told of a third": reconnect(clients, resilient(max(1, clients // 3), random.Random(seed))),
+        "a third": reconnect(clients, resilient(max(1, clients // 3), random.Random(seed))),
         "naive": reconnect(clients, naive(random.Random(seed))),
     }
+
+
+def measure_reconnects(plan: Plan) -> list[Section]:
+    """The kinds of clients beside each other, for each number of them."""
+
+    def numbers(one: Outcome) -> Numbers:
+        return {
+            "all back, s": one.seconds,
+            "half of them back, s": one.half_s,
+            "attempts": one.attempts,
+            "refused": one.refused,
+            "attempts in the busiest second": one.busiest,
+        }
+
+    sections = []
+    for clients in plan.clients:
+        ours, wrong, theirs = map(numbers, comparison(clients).values())
+        title = f"{clients:,} clients lose their region at one moment"
+        sections += [section(title, ours, theirs), section(f"{title}, and know of a third of them", wrong)]
+    return sections

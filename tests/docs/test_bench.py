@@ -10,180 +10,193 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from benchmarks.__main__ import app
+from benchmarks.harness import BenchFailed, children
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+Report = dict[str, dict[str, Any]]
+"""The lines of each section of a measurement, by their names."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`scripts/bench` on the Python of the tests."""
     environment = {**os.environ, "BENCH_PYTHON": sys.executable, "COLUMNS": "140", "NO_COLOR": "1"}
     return subprocess.run(
-        [str(BENCH), *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [str(SCRIPTS / "bench"), *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
-@pytest.mark.processes
-def test_agent_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    options = ("--poll", "0.1", "--latency", "5", "--json", str(file))
-    done = run("agent", "--store", "sqlite", "--tasks", "200", "--agents", "1", *options)
+def numbers(lines: dict[str, dict[str, Any]], side: str = "ours") -> dict[str, float]:
+    return {name: line[side] for name, line in lines.items() if line[side] is not None}
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Report], str]:
+    """What a run without a name measures, and what it prints."""
+    file = tmp_path_factory.mktemp("bench") / "bench.json"
+    done = run("--quick", "--json", str(file))
     assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    [both] = report["runs"]
-    for side in (both["ours"], both["naive"]):
-        assert (side["agents"], side["tasks"]) == (1, 200)
-        for name in ("enqueue_single", "enqueue_bulk", "drain", "cpu_ms", "peak_mib"):
+    return json.loads(file.read_text(encoding="utf-8"))["reports"], done.stdout
+
+
+@pytest.mark.processes
+def test_throughput_of_agents_stands_beside_that_of_the_naive_loop(reports: tuple[dict[str, Report], str]) -> None:
+    [(title, lines)] = reports[0]["throughput"].items()
+    assert title == "1 agent, 200 tasks on sqlite"
+    ours, naive = numbers(lines), numbers(lines, "naive")
+    for side in (ours, naive):
+        for name in ("enqueue, single /s", "enqueue, bulk /s", "drain, tasks/s", "CPU, ms/task", "peak memory, MiB"):
             assert side[name] > 0, name
-        assert (side["run_twice"], side["not_succeeded"]) == (0, 0)
-        assert side["failed_claims"] == 0, "an agent alone has nobody to lose to"
-    assert 0 < both["ours"]["latency_p50_ms"] <= both["ours"]["latency_p99_ms"]
-    assert both["ratios"]["drain"] == pytest.approx(both["ours"]["drain"] / both["naive"]["drain"], rel=0.1)
-    assert any(target["name"].startswith("tasks run twice") and target["met"] for target in report["targets"])
-    assert "drain, tasks/s" in done.stdout
-
-
-def test_a_store_that_nobody_knows_is_told() -> None:
-    done = run("agent", "--store", "redis", "--tasks", "20", "--agents", "1")
-    assert done.returncode == 1
-    assert "sqlite, ministack, dynalite" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_numbers_of_agents_are_checked() -> None:
-    assert run("agent", "--agents", "many").returncode == 2
+        assert (side["tasks run twice"], side["not succeeded"]) == (0, 0)
+        assert side["failed claims/task"] == 0, "an agent that is alone loses no claim"
+    drain = lines["drain, tasks/s"]
+    assert drain["ratio"] == pytest.approx(drain["ours"] / drain["naive"])
+    assert (drain["goal"], drain["met"]) == ("≥ 4,400", drain["ours"] >= 4400)
+    assert lines["tasks run twice"]["met"] is True
+    assert "drain, tasks/s" in reports[1]
 
 
 @pytest.mark.processes
-def test_streams_on_sqlite_write_sane_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "streams.json"
-    only = ("--connections", "20", "--only", "memory,reconnect", "--settle", "0.3")
-    done = run("streams", "--store", "sqlite", *only, "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    [holding] = report["holdings"]
-    assert holding["variation"] == {"connections": 20, "tls": False, "loop": "asyncio"}
-    for side in (holding["ours"], holding["naive"]):
-        assert side["connect_s"] > 0
-        assert side["base_mib"] > 5
-        assert isinstance(side["connection_kib"], float), "a small number of connections may fit into what is there"
-        assert side["live_after"] == 21, "all connections came back, the first one too"
-        assert side["attempts"] >= 21
-        assert 0 < side["attempts_a_second"] <= side["attempts"]
-        assert 0 < side["live_s"] < 60
-        assert 0 <= side["stall_s"] < 60
-    assert holding["ours"]["leases_lost"] == 0
-    assert 0 <= holding["ours"]["beat_late_s"] < 20
-    assert report["takeovers"] == []
-    assert report["flap"] is report["units"] is None
-    assert {goal["name"] for goal in report["goals"]} >= {"memory, KiB a connection", "all cut: leases lost"}
-    assert "20 connections, ws, asyncio" in done.stdout
-
-
-@pytest.mark.processes
-def test_units_of_streams_are_those_of_the_rules(tmp_path: Path) -> None:
-    file = tmp_path / "streams.json"
-    done = run("streams", "--only", "units", "--streams", "2", "--idle", "0.5", "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    units: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["units"]
-    wanted = {"enqueue": 2, "claim": 3, "heartbeat": 1, "heartbeat with cursor": 1, "journal, new": 1, "stop": 3}
-    for verb, number in wanted.items():
-        assert units["verbs"][verb] == number, verb
-    assert units["stream_hour"] == 720, "a heartbeat each 5 s, with its cursor"
-    assert units["dollars_100_month"] == pytest.approx(32.85)
-    assert units["row_bytes"] < 1024
-
-
-@pytest.mark.processes
-def test_latency_on_sqlite_writes_sane_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "latency.json"
-    done = run("latency", "--store", "sqlite", "--tasks", "4", "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    assert [(one["how"], one["tasks"]) for one in report["latencies"]] == [
-        ("with the doorbell", 4),
-        ("polls, 1 s", 4),
-        ("polls, default", 1),
+def test_latency_is_measured_with_the_doorbell_and_with_polls(reports: tuple[dict[str, Report], str]) -> None:
+    sections = reports[0]["latency"]
+    assert [title.removeprefix("from the enqueue to the handler, sqlite, ") for title in sections] == [
+        "doorbell, 3 tasks",
+        "polls, 1 s, 3 tasks",
+        "polls, default, 1 task",
     ]
-    assert all(0 < one["p50_ms"] <= one["p99_ms"] <= one["worst_ms"] for one in report["latencies"])
-    assert "4 tasks: p50, ms" in done.stdout
+    for lines in sections.values():
+        found = numbers(lines)
+        assert 0 < found["p50, ms"] <= found["p99, ms"] <= found["worst, ms"]
+        assert found["of that the call of enqueue, p50, ms"] > 0
+    bell, polls, _ = map(numbers, sections.values())
+    assert bell["p50, ms"] < polls["worst, ms"]
 
 
-def test_options_of_latency_are_checked() -> None:
-    done = run("latency", "--store", "dynalite")
-    assert done.returncode == 2
-    assert "ministack" in done.stderr
+@pytest.mark.processes
+def test_units_of_tasks_and_streams_are_those_of_the_rules(reports: tuple[dict[str, Report], str]) -> None:
+    task, polls, stream = map(numbers, reports[0]["units"].values())
+    verbs = {"all but heartbeats": 8, "enqueue": 2, "claim": 3, "heartbeat": 1, "succeed": 3}
+    assert verbs.items() <= task.items()
+    assert polls["a poll that finds nothing"] == 0.5
+    assert 0 < polls["a poll of 50 tasks, each"] < 0.05
+    verbs = {"enqueue": 2, "claim": 3, "heartbeat": 1, "heartbeat with cursor": 1, "journal, new": 1, "stop": 3}
+    assert verbs.items() <= stream.items()
+    assert stream["a stream and hour, at most"] == 720, "a heartbeat each 5 s, with its cursor"
+    assert stream["100 streams a month, $, at most"] == pytest.approx(32.85)
+    assert task["largest row, bytes"] < 1024
+    assert stream["largest row, bytes"] < 1024
+
+
+@pytest.mark.processes
+def test_the_same_reconnects_are_simulated_each_time(reports: tuple[dict[str, Report], str], tmp_path: Path) -> None:
+    file = tmp_path / "again.json"
+    done = CliRunner().invoke(app, ["reconnects", "--clients", "2000", "--json", str(file)])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(file.read_text(encoding="utf-8"))["reports"]["reconnects"] == reports[0]["reconnects"]
+    lines, wrong = reports[0]["reconnects"].values()
+    assert lines["attempts"]["ours"] < wrong["attempts"]["ours"] < lines["attempts"]["naive"]
+    assert "all back, s" in done.stdout
+
+
+@pytest.mark.processes
+def test_streams_are_held_beside_the_naive_loop_and_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "streams.json"
+    done = run("streams", "--quick", "--only", "memory,reconnect", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    [(title, lines)] = json.loads(file.read_text(encoding="utf-8"))["reports"]["streams"].items()
+    assert title == "20 connections, ws, asyncio"
+    ours, naive = numbers(lines), numbers(lines, "naive")
+    for side in (ours, naive):
+        assert side["until all were live at first, s"] > 0
+        assert side["memory with one connection, MiB"] > 5
+        assert "memory, KiB a connection" in side
+        assert side["all cut: live in the end"] == 21, "all connections came back, the first one too"
+        assert side["all cut: attempts"] >= 21
+        assert 0 < side["all cut: most attempts in a second"] <= side["all cut: attempts"]
+        assert 0 < side["all cut: until all were live again, s"] < 60
+        assert 0 <= side["all cut: longest stall of the loop, ms"] < 60_000
+    assert ours["all cut: leases lost"] == 0
+    assert 0 <= ours["all cut: latest heartbeat, s late"] < 20
+    assert lines["all cut: leases lost"]["met"] is True
+    assert "CPU while idle, % of a core" not in lines, "it was not asked for"
+    assert title in done.stdout
+
+
+@pytest.mark.ministack
+@pytest.mark.processes
+def test_requests_and_units_of_a_task_are_counted_on_a_local_dynamodb(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    done = run("throughput", "--quick", "--tasks", "40", "--store", "ministack", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    [lines] = json.loads(file.read_text(encoding="utf-8"))["reports"]["throughput"].values()
+    for side in (numbers(lines), numbers(lines, "naive")):
+        assert 1 < side["requests/task"] < 10
+        assert side["write units/task, by the rules"] == 8
+        assert 0 < side["read units/task, as the engine says"] < 2
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "known"),
-    [("--only", "memory,speed", "reconnect"), ("--only", ",", "reconnect"), ("--loop", "trio", "uvloop")],
-)
-def test_options_of_streams_are_checked(option: str, value: str, known: str) -> None:
-    done = run("streams", option, value)
-    assert done.returncode == 2
-    assert known in done.stderr
-
-
-def test_a_store_that_cannot_be_opened_is_told_in_words() -> None:
-    done = run("streams", "--store", "sqlite:////dev/null/no/tasks.db", "--only", "units")
-    assert done.returncode == 1
-    assert "the folder '/dev/null/no' of the database does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-CHILDREN = """
-import sys
-from pathlib import Path
-from benchmarks.streams_children import children
-with children(Path(sys.argv[1])) as started:
-    started.start("benchmarks.no_such_module", {})
-"""
-
-
-def test_a_child_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    done = python("-c", CHILDREN, str(tmp_path))
-    assert "BenchFailed: no_such_module-1 has ended with 1" in done.stderr
-    assert "No module named benchmarks.no_such_module" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("module", "argument"),
+    ("arguments", "words"),
     [
-        ("benchmarks.streams_feed", {"tls": False}),
-        ("benchmarks.streams_naive", {"loop": "asyncio", "url": "ws://127.0.0.1:9/"}),
-        ("benchmarks.streams_launcher", {"store": "sqlite://:memory:"}),
-        ("benchmarks.cronfree_launcher", {"doorbell": True, "settings": {"store": "sqlite://:memory:"}}),
+        (["throughputt"], "'throughputt' is not known; did you mean 'throughput'?"),
+        (["fleet"], "throughput, latency, streams, units, reconnects"),
+        (["--agents", "many"], "1..4"),
+        (["streams", "--only", "memory,speed"], "reconnect"),
+        (["streams", "--only", ","], "reconnect"),
+        (["streams", "--loop", "trio"], "uvloop"),
+        (["streams", "--conections", "3"], "--connections"),
     ],
 )
-def test_a_child_ends_when_nobody_can_ask_it_any_more(module: str, argument: dict[str, Any]) -> None:
-    done = python("-m", module, json.dumps(argument))
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith("{"), "it has said hello"
+def test_options_are_checked_and_what_was_meant_is_shown(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.replace("│", " ").split())
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The Python of the tests with the modules of the benchmarks, and nobody who asks."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(BENCH.parent), str(BENCH.parents[1])))}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def test_a_store_that_is_not_known_is_refused_in_words() -> None:
+    done = CliRunner().invoke(app, ["throughput", "--store", "redis"])
+    assert done.exit_code == 1
+    assert "--store redis: use sqlite, ministack, or http://127.0.0.1:PORT" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-@pytest.mark.processes
-def test_reconnects_are_simulated_and_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("one.json", "two.json")]
-    for file in files:
-        done = run("reconnects", "--clients", "2000", "--seed", "3", "--json", str(file))
-        assert done.returncode == 0, done.stderr
-    first, second = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    assert first == second
-    ours, _, naive = first["runs"]
-    assert (ours["kind"], naive["kind"]) == ("thunderagent", "naive")
-    assert ours["attempts"] < naive["attempts"]
-    assert "all back, s" in done.stdout
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(SCRIPTS), str(SCRIPTS.parent))))
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_process_that_does_not_start_is_shown_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with (
+        children(tmp_path) as start,
+        pytest.raises(BenchFailed, match=r"No module named benchmarks\.nothing") as problem,
+    ):
+        start("nothing", {})
+    assert "nothing-1 has ended with 1" in str(problem.value)
+
+
+@pytest.mark.usefixtures("at_home")
+def test_measured_processes_end_when_the_harness_is_gone() -> None:
+    arguments: dict[str, dict[str, Any]] = {
+        "feed": {"tls": False},
+        "naive": {"loop": "asyncio", "url": "ws://127.0.0.1:9/"},
+        "agent": {"settings": {"store": "sqlite://:memory:"}},
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"benchmarks.{module}", json.dumps(one)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for module, one in arguments.items()
+    ]
+    for process in running:
+        said, problem = process.communicate(timeout=60)
+        assert process.returncode == 1, problem
+        assert said.startswith("{"), "it has said hello"
