@@ -15,7 +15,7 @@ from thunderagent.model.canary_targets import target_problems
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
 from thunderagent.websocket_api.canary.making import make_prober
-from thunderagent.websocket_api.canary.result import ProbeResult
+from thunderagent.websocket_api.canary.probe import ProbeResult
 
 GIVEN = "given"
 """Name of the target that is given by its URL."""

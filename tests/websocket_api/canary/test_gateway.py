@@ -15,8 +15,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FaultyEngine, GlobalTableSim
-from thunderagent.websocket_api.canary.probe import SLOTS, Prober
-from thunderagent.websocket_api.canary.result import ProbeResult, Step
+from thunderagent.websocket_api.canary.probe import SLOTS, Prober, ProbeResult, Step
 from thunderagent.websocket_api.canary.tokens import Tokens
 from thunderagent.websocket_api.canary.watch import CanaryWatch
 from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread

@@ -15,8 +15,7 @@ import pytest
 from tests.websocket_api.canary.support import REGION, Api, an_api, run, until
 from thunderagent.testing import ChaosServer
 from thunderagent.testing.chaos.behaviours import Garbage, HangUp, Refuse, Silence
-from thunderagent.websocket_api.canary.probe import SAVES, SLOTS, Prober
-from thunderagent.websocket_api.canary.result import ProbeResult, Step, Unjudged
+from thunderagent.websocket_api.canary.probe import SAVES, SLOTS, Prober, ProbeResult, Step, Unjudged
 from thunderagent.websocket_api.canary.tokens import Tokens
 
 ALL = [Step.TOKEN, Step.CONNECT, Step.AUTH, Step.PING, Step.SET, Step.GET, Step.CLOSE]

@@ -19,8 +19,7 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryTokenEnds, CanaryUp
 from thunderagent.model.pacing import jittered
 from thunderagent.regions.hysteresis import Hysteresis
-from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
-from thunderagent.websocket_api.canary.result import ProbeResult, Unjudged
+from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober, ProbeResult, Unjudged
 from thunderagent.websocket_api.canary.tokens import WARN_DAYS
 
 CANARY_FIRST_S: Final = 2.0

@@ -28,8 +28,7 @@ from thunderagent.model.ticks import every
 from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import Intake, NewTask
 from thunderagent.stores.tasks import TaskStore
-from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
-from thunderagent.websocket_api.canary.result import ProbeResult, Step
+from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober, ProbeResult, Step
 
 JOB: Final = "thunderagent.canary"
 PROBE_JOB: Final = "thunderagent.canary.probe"
