@@ -24,8 +24,7 @@ from thunderagent.cli.output import out
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreError, StoreUnavailable
 from thunderagent.model.task import Status, Task
-from thunderagent.ops.doctor.checks import Doctor
-from thunderagent.ops.doctor.doubts import doubts_about_settings
+from thunderagent.ops.doctor.checks import Doctor, doubts_about_settings
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.ops.doctor.sqlite import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
 from thunderagent.settings import Settings

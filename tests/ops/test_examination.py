@@ -20,10 +20,9 @@ from tests.acceptance.proxy import Proxy
 from tests.support.stands import Stand, patience
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import AccessDenied
-from thunderagent.ops.doctor.checks import Doctor
+from thunderagent.ops.doctor.checks import Doctor, probe_row
 from thunderagent.ops.doctor.dynamo import ADD, look_at_table, try_actions
 from thunderagent.ops.doctor.findings import Finding, State
-from thunderagent.ops.doctor.laps import probe_row
 from thunderagent.ops.doctor.services import identify, look_at_bucket, look_at_metrics, look_at_queue
 from thunderagent.ops.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
 from thunderagent.stores.dynamo.engine import DynamoEngine

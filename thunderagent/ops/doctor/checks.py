@@ -6,31 +6,36 @@ What cannot be checked because something before it is wrong is told as skipped; 
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from thunderagent.agent.queues import check_leases
+from thunderagent.jobs.job import Job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.clock import DateClock
+from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable, ThunderAgentError
+from thunderagent.model.task import Row
 from thunderagent.model.version import __version__
-from thunderagent.ops.doctor.doubts import doubts_about_jobs, doubts_about_settings
 from thunderagent.ops.doctor.findings import Check, Finding, State
-from thunderagent.ops.doctor.laps import LAPS, probe_row, run_laps
 from thunderagent.ops.doctor.regions import look_at_region
 from thunderagent.ops.doctor.supervision import find_conf, find_others, look_at_agent_units, look_at_supervisor
 from thunderagent.queue.stats import overdue_text, queue_stats
 from thunderagent.settings import PREFIX, Settings, load_settings
 from thunderagent.stores import open_engine
-from thunderagent.stores.engine import Engine
+from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.tasks import TaskStore
 
 EXAMINED_S: Final = 15.0
@@ -46,6 +51,12 @@ NAMED: Final = 10
 SKEW_S: Final = 2.0
 WRONG_SKEW_S: Final = 240.0
 """AWS refuses requests that are signed five minutes off."""
+
+LAPS: Final = 5
+"""Reads, and writes, whose time is taken."""
+
+PROBE_LIVES_S: Final = 3600
+"""A row that could not be deleted goes when its time to live is over."""
 
 _OF_STORE: Final = ("store", "file", "table", "permissions", "latency", "queues")
 
@@ -350,6 +361,75 @@ class Doctor:
     def _dynamo(self) -> Any:
         """The engine when it is one on DynamoDB."""
         return self._engine if hasattr(self._engine, "connection") else None
+
+
+def doubts_about_settings(settings: Settings) -> Iterator[Finding]:
+    """Settings that can work, but hardly as they were meant."""
+    if settings.traces and find_spec("opentelemetry") is None:
+        remedy = "pip install 'thunderagent[traces]'"
+        yield Finding("settings", State.WRONG, f"{PREFIX}TRACES is on and OpenTelemetry is not installed", remedy)
+    if settings.http_port and settings.http_host not in ("127.0.0.1", "localhost", "::1"):
+        what = f"{PREFIX}HTTP_HOST is {settings.http_host}: whoever reaches it may read the metrics"
+        yield Finding("settings", State.WARNING, what, "let a security group allow only who scrapes them")
+    folder = settings.health_folder
+    if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK)):
+        what = f"{PREFIX}HEALTH_FOLDER {folder} is no folder that this user can write to"
+        yield Finding("settings", State.WARNING, what, f"mkdir -p {folder}, and chown it to the user of the agents")
+    if settings.wake_queue_url and settings.store.startswith("sqlite"):
+        what = f"{PREFIX}WAKE_QUEUE_URL is set, and an embedded store does not use it"
+        yield Finding("settings", State.WARNING, what, "take it away, or name a dynamodb:// store")
+
+
+def doubts_about_jobs(jobs: Registry, settings: Settings) -> Iterator[Finding]:
+    """Jobs and settings that do not know each other."""
+    for queue in sorted(set(settings.queues) - set(jobs.queues)):
+        what = f"{PREFIX}QUEUES serves the queue {queue}, to which none of these jobs goes"
+        yield Finding("jobs", State.WARNING, what, "only tasks put there by name run in its slots: is it misspelt?")
+    for queue in sorted(set(jobs.queues) - set(settings.queues)) if settings.queues else ():
+        named = ", ".join(sorted(one.name for one in jobs.values() if one.queue == queue))
+        what = f"the jobs {named} go to the queue {queue}, which {PREFIX}QUEUES does not serve"
+        yield Finding("jobs", State.WARNING, what, f"add it to {PREFIX}QUEUES, or let other agents serve it")
+    streams: list[Job[Any]] = [one for one in jobs.values() if one.is_stream]
+    if streams and not settings.max_streams:
+        what = f"{PREFIX}MAX_STREAMS is 0 and {', '.join(sorted(one.name for one in streams))} are streams"
+        yield Finding("jobs", State.WARNING, what, "let other agents hold them, or raise it")
+
+
+def probe_row(now: float) -> Row:
+    """A row of nobody: no task, in no index, and gone by itself if it is left behind."""
+    return {"taskId": f"control:doctor:{secrets.token_hex(8)}", "fence": 0, "expireAt": int(now + PROBE_LIVES_S)}
+
+
+def run_laps(engine: Engine) -> tuple[list[float], list[float]]:
+    """Seconds of some reads, and of some writes.
+
+    Raises:
+        StoreError: the store did not answer, or refused.
+    """
+    row = probe_row(engine.clock.now())
+    name = row["taskId"]
+    touch = Write(verb="probe", task_id=name, increase={"fence": 1}, require=[Present("taskId")])
+    forget = Write(verb="forget probe", task_id=name, delete=True, require=[Present("taskId")])
+    try:
+        _answered(engine.put([row]))
+        reads = [_timed(lambda: engine.get([name])) for _ in range(LAPS)]
+        writes = [_timed(lambda: _answered(engine.apply([touch]))) for _ in range(LAPS)]
+    finally:
+        with suppress(StoreError):
+            engine.apply([forget])
+    return reads, writes
+
+
+def _answered(answers: Iterable[Applied]) -> None:
+    for answer in answers:
+        if answer.error:
+            raise answer.error
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 def judge_clock(clock: DateClock) -> Finding:
