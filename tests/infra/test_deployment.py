@@ -28,7 +28,7 @@ from tests.infra.test_templates import CAPPED, PROVISIONED, STRONG, given
 from tests.infra.world import REGION, World, engine, parameters_of, resources_of
 from thunderagent.client import Client
 from thunderagent.model.task import Status
-from thunderagent.ops.doctor.aws import INDEX_UNITS, TABLE_UNITS
+from thunderagent.ops.doctor.stacks import INDEX_UNITS, TABLE_UNITS
 from thunderagent.ops.local_engine import stop
 from thunderagent.stores import open_engine
 from thunderagent.stores.tasks import TaskStore

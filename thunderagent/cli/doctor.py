@@ -92,7 +92,7 @@ def doctor(
 
 def _account(store: str | None, prefix: str, region: str | None) -> Doctor:
     from thunderagent.ops.doctor.account import Account  # boto3 is slow to import
-    from thunderagent.ops.doctor.aws import LOOKS
+    from thunderagent.ops.doctor.stacks import LOOKS
 
     return Account(store, prefix=prefix, region=region, looks=LOOKS)
 
