@@ -33,11 +33,10 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.model import events, fleet_events
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.errors import TaskNotFound, TaskUnreadable, ThunderAgentError
+from thunderagent.model.rows import ATTRIBUTES, NAMED, Unread, Unreadable
 from thunderagent.model.task import Row, Status, Task, read_task
 from thunderagent.model.ticks import every
-from thunderagent.model.unreadable import NAMED, Unread, Unreadable
 from thunderagent.ops.explain import explain
 from thunderagent.ops.overview import overview
 from thunderagent.settings import Settings

@@ -16,7 +16,7 @@ from tests.infra.test_failover import GIVEN as FAILOVER
 from tests.infra.test_failover import NAMES
 from tests.infra.test_wsapi import DOMAIN
 from tests.infra.test_wsapi import GIVEN as WSAPI
-from thunderagent.model import events, fleet_events, router_events
+from thunderagent.model import edge_events, events, fleet_events
 from thunderagent.model.events import Event
 from thunderagent.ops.iam import Resources, Role, policy
 from thunderagent.router.function import DETAIL_TYPE
@@ -344,7 +344,7 @@ OF_AGENTS: Final = {
     [
         *((fleet, logical, "Log", lines) for fleet in FLEETS for logical, lines in OF_AGENTS.items()),
         ("agents", "MachinesFailed", "Log", ()),
-        ("doorbell", "EventsLost", "RouterLog", (router_events.EventRefused, router_events.EventFailed)),
+        ("doorbell", "EventsLost", "RouterLog", (edge_events.EventRefused, edge_events.EventFailed)),
         ("failover", "CanaryAlarm", "CanaryLog", (fleet_events.CanaryDown,)),
         ("failover", "BlindAlarm", "CanaryLog", (fleet_events.CanaryBlind,)),
     ],

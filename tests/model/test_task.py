@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thunderagent.model.attributes import ATTRIBUTES, LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Is, OneOf, Write
 from thunderagent.model.errors import ConfigurationError, TaskUnreadable
+from thunderagent.model.rows import ATTRIBUTES, LEASE_ATTRIBUTES, Unreadable
 from thunderagent.model.task import (
     TERMINAL,
     TRANSITIONS,
@@ -26,7 +26,6 @@ from thunderagent.model.task import (
     read_task,
     timestamp,
 )
-from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
 
 NOW = 1_800_000_000.0

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError
+from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import Candidate, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regions import writes as region_writes

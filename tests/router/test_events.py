@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from tests.router.test_handler import SECRET, TOPIC, Order, Shop, import_order, mail, sns
 from tests.support import sample_events as samples
 from thunderagent.client import Client
-from thunderagent.model import router_events
+from thunderagent.model import edge_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, EventRejected, StoreUnavailable, TooManyDependents
 from thunderagent.router import (
@@ -138,7 +138,7 @@ def test_what_a_caller_is_told_of_a_rejection_names_no_job_and_the_log_does(shop
     ):
         shop.answer = answer
         found, body = shop.post({"order": "7"})
-        refused = shop.record.of(router_events.EventRefused)[-1]
+        refused = shop.record.of(edge_events.EventRefused)[-1]
         assert found == status, body
         for name in ("orders.", "secret.", "mine"):
             assert name not in json.dumps(body)
@@ -367,8 +367,8 @@ def test_with_a_report_only_what_became_no_task_comes_again_and_the_log_says_why
         "batchItemFailures": [{"itemIdentifier": "m-bad"}, {"itemIdentifier": "m-3"}]
     }
     assert inbox.ids == [f"orders.mail@sqs:m-{number}" for number in (1, 2, 4)]
-    [failed] = inbox.record.of(router_events.EventFailed)
-    [refused] = inbox.record.of(router_events.EventRefused)
+    [failed] = inbox.record.of(edge_events.EventFailed)
+    [refused] = inbox.record.of(edge_events.EventRefused)
     assert (failed.event_id, refused.event_id) == ("m-bad", "m-3")
     assert failed.error.startswith("KeyError: 'a bug'")
 
@@ -412,7 +412,7 @@ def test_a_store_that_is_away_fails_the_rest_of_a_batch_without_a_try() -> None:
     failed = [{"itemIdentifier": name} for name in ("m-2", "m-3")]
     assert inbox.handle(message("1"), message("2"), message("3")) == {"batchItemFailures": failed}
     assert inbox.seen == ["1", "2"]
-    [event] = inbox.record.of(router_events.EventFailed)
+    [event] = inbox.record.of(edge_events.EventFailed)
     assert "StoreUnavailable" in event.error
     with pytest.raises(StoreUnavailable):
         Inbox(client).handle(message("4"), message("5"))
@@ -421,7 +421,7 @@ def test_a_store_that_is_away_fails_the_rest_of_a_batch_without_a_try() -> None:
 def test_what_is_dropped_does_not_come_again() -> None:
     inbox = Inbox(batch_item_failures=True, on_reject="drop")
     assert inbox.handle(message(7), message("8")) == {"batchItemFailures": []}
-    assert len(inbox.record.of(router_events.EventRefused)) == 1
+    assert len(inbox.record.of(edge_events.EventRefused)) == 1
 
 
 # S3

@@ -25,7 +25,7 @@ from tests.support import sample_events
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
-from thunderagent.model import router_events
+from thunderagent.model import edge_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, EventRejected, ParentNotFound, StoreUnavailable
 from thunderagent.model.task import Status
@@ -587,8 +587,8 @@ def test_what_does_not_fit_is_rejected_with_fields_and_messages_and_without_valu
         assert f"{root}.amount: Input should be a valid integer" in message
         assert SECRET not in message
     assert (status, [one["field"] for one in body["problems"]]) == (400, ["body.order", "body.placed", "body.amount"])
-    assert SECRET not in json.dumps(body) + repr(shop.record.of(router_events.EventRefused)) + repr(shop.seen)
-    assert len(shop.record.of(router_events.EventRefused)) == 3
+    assert SECRET not in json.dumps(body) + repr(shop.record.of(edge_events.EventRefused)) + repr(shop.seen)
+    assert len(shop.record.of(edge_events.EventRefused)) == 3
     assert shop.number == 0
 
 
@@ -676,8 +676,8 @@ def test_dropping_answers_with_what_was_rejected_and_raises_nothing() -> None:
     answer = shop.handle(eventbridge({"order": 7, "amount": SECRET}))
     assert answer["task_ids"] == []
     assert [one["field"] for one in answer["rejected"]["problems"]] == ["detail.order", "detail.amount"]
-    assert SECRET not in json.dumps(answer) + repr(shop.record.of(router_events.EventRefused))
-    [refused] = shop.record.of(router_events.EventRefused)
+    assert SECRET not in json.dumps(answer) + repr(shop.record.of(edge_events.EventRefused))
+    [refused] = shop.record.of(edge_events.EventRefused)
     assert (refused.route, refused.event_id) == ("eventbridge", EVENT_ID)
     answer = shop.handle(sns("no JSON", {"order": "7"}))
     assert "rejected" in answer["records"][0]
@@ -1027,7 +1027,7 @@ def test_a_store_that_does_not_answer_is_503_with_retry_after(make: Make) -> Non
     answer = shop.handle(make("POST", "/orders", {"order": "7"}))
     assert answer_of(answer) == (503, {"error": "the task could not be stored; try again"})
     assert answer["headers"]["retry-after"] == "5"
-    [failed] = shop.record.of(router_events.EventFailed)
+    [failed] = shop.record.of(edge_events.EventFailed)
     assert "StoreUnavailable" in failed.error
 
 
@@ -1037,7 +1037,7 @@ def test_an_error_in_a_route_is_500_without_a_word_about_it_and_an_exception_for
 
     shop.answer = fail
     assert shop.post({"order": "7"}) == (500, {"error": "internal error", "request_id": "request-1"})
-    [failed] = shop.record.of(router_events.EventFailed)
+    [failed] = shop.record.of(edge_events.EventFailed)
     assert failed.error.startswith("KeyError: 'no shop of 7'\n")
     assert "in fail" in failed.error
     with pytest.raises(KeyError):
@@ -1061,7 +1061,7 @@ def test_a_parent_that_does_not_exist_yet_is_tried_again_by_lambda_and_a_conflic
         shop.handle(eventbridge())
     status, body = shop.post({"order": "7"})
     assert (status, body) == (409, {"error": "a task that this one depends on does not exist"})
-    assert "nobody" in shop.record.of(router_events.EventRefused)[-1].reason
+    assert "nobody" in shop.record.of(edge_events.EventRefused)[-1].reason
 
 
 def test_options_that_cannot_be_are_a_bug_and_not_the_senders(shop: Shop) -> None:

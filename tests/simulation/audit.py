@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
+from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import TRANSITIONS, Row, Status, Task
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.engine import LANES_ID, DynamoEngine

@@ -28,10 +28,10 @@ from thunderagent.jobs.job import Job, Limit, job
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Running
-from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.clock import HostClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
+from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import Page, Row, Status, Task
 from thunderagent.model.writes.limits import LINE_STATUS, free_slot, holder, limit_id, take_slot
 from thunderagent.queue.limits.lines import keep_line_open, line_of

@@ -193,7 +193,7 @@ class World:
         """What was wanted of a stream before a newer version wanted something else, by stream."""
         self._patched = ExitStack()
         self._patched.enter_context(_schedule_by(self.clock))
-        self._patched.enter_context(patch("thunderagent.model.unreadable.ALONE_S", LEFT_ALONE_S))
+        self._patched.enter_context(patch("thunderagent.model.rows.ALONE_S", LEFT_ALONE_S))
         self._patched.enter_context(patch("thunderagent.agent.sweep.UNREAD_S", LEFT_ALONE_S))
         self._patched.enter_context(patch("thunderagent.stores.large_texts.MAX_TEXT_BYTES", TEXT_BYTES))
         self._patched.enter_context(patch.object(SqliteEngine, "inline_bytes", TEXT_BYTES))

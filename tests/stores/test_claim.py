@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.stands import Stand, seen
-from thunderagent.model.attributes import LEASE_ATTRIBUTES
+from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import Candidate, Status, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import Doubt, Wanted

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.conditions import (
     Above,
     Absent,
@@ -27,6 +26,7 @@ from thunderagent.model.conditions import (
     Typed,
     Write,
 )
+from thunderagent.model.rows import ATTRIBUTES
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes

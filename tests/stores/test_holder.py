@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.stands import Stand, seen
-from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Write
+from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import Lease, Status, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Applied

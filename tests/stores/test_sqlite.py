@@ -22,9 +22,9 @@ from tests.support.powerless import needs_powerless, powerless
 from tests.support.stands import Stand, open_stand
 from thunderagent.agent.housekeeping import EXPIRE_S, Expiry
 from thunderagent.cli import app
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.conditions import Is, Present, Write
 from thunderagent.model.errors import ConfigurationError, SchemaMismatch, StoreError, StoreRejected, StoreUnavailable
+from thunderagent.model.rows import ATTRIBUTES
 from thunderagent.model.task import Candidate, Lane, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Overdue

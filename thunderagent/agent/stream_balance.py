@@ -10,8 +10,8 @@ from zlib import crc32
 
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.model.clock import since_boot
+from thunderagent.model.rows import as_map
 from thunderagent.model.task import STREAM, Candidate
-from thunderagent.model.unreadable import as_map
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 OTHERS_S: Final = 2.0

@@ -17,8 +17,8 @@ from thunderagent.model.clock import on_host, process_start, since_boot
 from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import most_dependents
 from thunderagent.model.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
+from thunderagent.model.rows import as_map, is_number
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
-from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import holder
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of

@@ -13,7 +13,7 @@ from thunderagent.cli.output import JsonOption, StoreOption, errors, least_width
 from thunderagent.model.clock import span_text
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.names import names_of
-from thunderagent.model.unreadable import as_map, as_number, is_number
+from thunderagent.model.rows import as_map, as_number, is_number
 from thunderagent.queue.pauses import PauseKind
 from thunderagent.stores.tasks import AgentInfo
 

@@ -18,7 +18,7 @@ from thunderagent.agent.health.judgement import SILENT_S
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, opened, out, tell
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.names import names_of
-from thunderagent.model.unreadable import as_map
+from thunderagent.model.rows import as_map
 
 if TYPE_CHECKING:
     from thunderagent.stores.tasks import AgentInfo

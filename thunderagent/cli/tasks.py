@@ -38,9 +38,9 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import PayloadInvalid, StoreError, TaskUnreadable
 from thunderagent.model.jsondata import NOT_STORED
 from thunderagent.model.names import meant, plain_job
+from thunderagent.model.rows import is_set
 from thunderagent.model.task import Desired, Handoff, Row, Status, Task
 from thunderagent.model.traceparent import trace_id
-from thunderagent.model.unreadable import is_set
 from thunderagent.ops.waiting import link_text, on_the_clock, status_text, why
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import read_links

@@ -18,8 +18,8 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.forks import renewed
 from thunderagent.model.jsondata import NOT_STORED, dump_json
+from thunderagent.model.rows import Unreadable
 from thunderagent.model.task import Lease, Status, Task
-from thunderagent.model.unreadable import Unreadable
 
 PROGRESS_BYTES: Final = 1024
 _EPOCH_SHIFT: Final = 32

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from thunderagent.model.rows import is_set
 from thunderagent.model.task import Row
-from thunderagent.model.unreadable import is_set
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thunderagent.model.unreadable import REMEDY, Unreadable
+from thunderagent.model.rows import REMEDY, Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from thunderagent.model.rows import is_number
 from thunderagent.model.task import Task
-from thunderagent.model.unreadable import is_number
 
 ALONE: Final = "alone"
 """In the last entry of `errors`: the fence of the run for which the agent ran nothing else that could be to blame."""

@@ -18,9 +18,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 from thunderagent.model.arguments import check, choice_problem, seconds_problem
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.jsondata import dump_json, is_same_json
+from thunderagent.model.rows import is_number
 from thunderagent.model.task import DEFAULT_QUEUE, Lane, Row, Status, Task, timestamp
 from thunderagent.model.ticks import LAST_MOMENT, Spec, between, newest, spec_of
-from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 CatchUp = Literal["none", "last", "all"]

@@ -19,10 +19,9 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from thunderagent.model.arguments import shown
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.errors import ConfigurationError, StoreError, TaskUnreadable
 from thunderagent.model.names import job_value, parse_job
-from thunderagent.model.unreadable import RIGHT, Unreadable, is_count, is_list, is_maps
+from thunderagent.model.rows import ATTRIBUTES, RIGHT, Unreadable, is_count, is_list, is_maps
 
 Row = dict[str, Any]
 """One row with the attribute names of the table; an attribute that is absent is not a key."""

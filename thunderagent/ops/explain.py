@@ -14,9 +14,9 @@ from typing import Final
 
 from thunderagent.model.clock import at_text, span_text
 from thunderagent.model.dependencies import OnParentFailure
+from thunderagent.model.rows import as_number
 from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.traceparent import trace_id
-from thunderagent.model.unreadable import as_number
 from thunderagent.model.writes.tasks import ERRORS_KEPT
 from thunderagent.ops.waiting import LISTED, on_the_clock, status_text, why
 from thunderagent.queue.pauses import Pause, PauseKind, read_pauses

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thunderagent.model.names import names_of
-from thunderagent.model.unreadable import as_map, as_number
+from thunderagent.model.rows import as_map, as_number
 from thunderagent.queue.pauses import Pause, PauseKind, read_pauses
 from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.stores.tasks import AgentInfo, TaskStore

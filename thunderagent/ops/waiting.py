@@ -13,8 +13,8 @@ from thunderagent.agent.health.judgement import SILENT_S, TOLD
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.model.clock import at_text, on_host, span_text
 from thunderagent.model.names import names_of, plain_job
+from thunderagent.model.rows import Unreadable, as_map, as_number
 from thunderagent.model.task import Status, Task, UniqueScope
-from thunderagent.model.unreadable import Unreadable, as_map, as_number
 from thunderagent.model.writes.limits import limit_id
 from thunderagent.model.writes.unique import key_id
 from thunderagent.queue.limits.slots import holders_of

@@ -12,8 +12,8 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.errors import NotAllowed, TaskNotFound, TextGone
 from thunderagent.model.pacing import wait_delays
+from thunderagent.model.rows import Unreadable
 from thunderagent.model.task import Desired, Status, Task
-from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.doorbell.port import Doorbell

@@ -10,8 +10,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import Verdict, reason, verdict
 from thunderagent.model.errors import StoreRejected
+from thunderagent.model.rows import Unreadable
 from thunderagent.model.task import Status, Task
-from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.stores.tasks import TaskStore

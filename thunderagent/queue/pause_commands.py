@@ -14,8 +14,8 @@ from thunderagent.model.arguments import SHORTEST_S, check, iterated, seconds_pr
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError, WaitTimeout
 from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.pacing import wait_delays
+from thunderagent.model.rows import as_map, is_number
 from thunderagent.model.task import Lane, Row, timestamp
-from thunderagent.model.unreadable import as_map, is_number
 from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.commands import Commands
 from thunderagent.queue.pauses import (

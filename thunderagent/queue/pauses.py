@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from thunderagent.model.errors import NotAllowed
+from thunderagent.model.rows import as_map, as_number, is_number
 from thunderagent.model.task import Row, timestamp
-from thunderagent.model.unreadable import as_map, as_number, is_number
 from thunderagent.model.writes import pauses as pause_writes
 from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.stores.tasks import TaskStore

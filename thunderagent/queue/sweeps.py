@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from thunderagent.model.errors import StoreError
+from thunderagent.model.rows import as_map
 from thunderagent.model.task import Candidate
-from thunderagent.model.unreadable import as_map
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.stores.tasks import TaskStore
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from thunderagent.model.arguments import check, choice_problem
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import (
     ConfigurationError,
@@ -34,8 +33,8 @@ from thunderagent.model.errors import (
     ThunderAgentError,
 )
 from thunderagent.model.names import key_problem
+from thunderagent.model.rows import ATTRIBUTES, Unreadable, is_number
 from thunderagent.model.task import Lane, Row, Status, Task, UniqueScope, new_task_id, read_task, timestamp
-from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes import unique as unique_writes
 from thunderagent.model.writes.unique import KEY_DOUBT_S, KEY_SETTLES_S, key_id

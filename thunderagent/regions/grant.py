@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from thunderagent.model.errors import StoreError
+from thunderagent.model.rows import is_number
 from thunderagent.model.task import Row
-from thunderagent.model.unreadable import is_number
 
 REGION_LOOK_S: Final = 5.0
 """Time between two readings of the arbiter's row by an agent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thunderagent.model.errors import StoreError
-from thunderagent.model.unreadable import is_number
+from thunderagent.model.rows import is_number
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.regions.grant import Record
 from thunderagent.regions.hysteresis import Hysteresis

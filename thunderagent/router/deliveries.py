@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from thunderagent.client import Client
 from thunderagent.jobs.outcome import raised
-from thunderagent.model import router_events
+from thunderagent.model import edge_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import EventRejected, StoreError
 from thunderagent.router import answers
@@ -89,9 +89,7 @@ class Deliveries:
                 if group is not None:
                     held.add(group)
                 if not isinstance(error, EventRejected):
-                    self.bus.emit(
-                        router_events.EventFailed(route=kind, event_id=_short(name), error=raised(error).error)
-                    )
+                    self.bus.emit(edge_events.EventFailed(route=kind, event_id=_short(name), error=raised(error).error))
         reports = kind == "sqs" and self.reports
         if not failures:
             return {"batchItemFailures": []} if reports else {"records": taken}
@@ -107,7 +105,7 @@ class Deliveries:
             rejected = answers.rejection(error)
             if rejected is None:
                 raise
-            self.bus.emit(router_events.EventRefused(route=kind, event_id=_short(name), reason=str(rejected)))
+            self.bus.emit(edge_events.EventRefused(route=kind, event_id=_short(name), reason=str(rejected)))
             if not self.drops:
                 raise rejected from None
             return {"task_ids": [], "rejected": answers.told(rejected)}
@@ -122,7 +120,7 @@ class Deliveries:
         key = None if delivery.key is None else event_key(source, delivery.key)
         put = put_all(self.client(), tasks, key, may_differ=True) if tasks else []
         task_ids = tuple(task.task_id for task in put)
-        self.bus.emit(router_events.EventRouted(route=str(route), event_id=_short(delivery.key), task_ids=task_ids))
+        self.bus.emit(edge_events.EventRouted(route=str(route), event_id=_short(delivery.key), task_ids=task_ids))
         return answers.taken(put)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from thunderagent.client import Client
 from thunderagent.jobs.outcome import raised
-from thunderagent.model import router_events
+from thunderagent.model import edge_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DuplicateTask, EventRejected, ParentNotFound, StoreError
 from thunderagent.model.traceparent import checked, continuing, from_xray
@@ -58,13 +58,13 @@ def _serve(
     try:
         return _enqueue(envelope, request, route, client, bus)
     except ParentNotFound as error:
-        bus.emit(router_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(error)))
+        bus.emit(edge_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(error)))
         return answers.http_parent_missing()
     except Exception as error:
         if rejected := answers.rejection(error):
-            bus.emit(router_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(rejected)))
+            bus.emit(edge_events.EventRefused(route=str(route), event_id=request.request_id, reason=str(rejected)))
             return answers.http_rejected(answers.without_names(rejected, error))
-        bus.emit(router_events.EventFailed(route=str(route), event_id=request.request_id, error=raised(error).error))
+        bus.emit(edge_events.EventFailed(route=str(route), event_id=request.request_id, error=raised(error).error))
         if isinstance(error, StoreError):
             return answers.http_unavailable()
         return answers.http_failed(request.request_id)
@@ -87,7 +87,7 @@ def _enqueue(
             raise
         raise EventRejected("the Idempotency-Key was used for another request", status=422) from None
     names = tuple(one.task_id for one in put)
-    bus.emit(router_events.EventRouted(route=str(route), event_id=request.request_id, task_ids=names))
+    bus.emit(edge_events.EventRouted(route=str(route), event_id=request.request_id, task_ids=names))
     return answers.http_taken(put, answer)
 
 

@@ -20,8 +20,8 @@ from thunderagent.model.clock import BootClock, SharedClock, since_boot
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import DuplicateTask, StoreError, StoreRejected, TaskUnreadable
 from thunderagent.model.losses import Loss
+from thunderagent.model.rows import Unread, Unreadable, is_list, is_number, mistyped
 from thunderagent.model.task import BATCH, STREAM, Candidate, Lane, Lease, Page, Row, Status, Task, read_task, timestamp
-from thunderagent.model.unreadable import Unread, Unreadable, is_list, is_number, mistyped
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.engine import Applied, Blobs, Engine

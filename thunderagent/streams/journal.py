@@ -13,8 +13,8 @@ from itertools import takewhile
 from typing import Any, Final
 
 from thunderagent.model.errors import StoreRejected, StreamFailed
+from thunderagent.model.rows import Unreadable, is_number
 from thunderagent.model.task import Status, Task, timestamp
-from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import agents as agent_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore

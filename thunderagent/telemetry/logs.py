@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from loguru import logger
 
 from thunderagent.jobs.running import Running
-from thunderagent.model import events, fleet_events, router_events, websocket_events
+from thunderagent.model import edge_events, events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.model.forks import renewed
@@ -98,15 +98,15 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     fleet_events.CanaryDown: ("WARNING", "canary: the target is down"),
     fleet_events.CanaryUp: ("INFO", "canary: the target is up"),
     fleet_events.BacklogMeasured: ("DEBUG", "backlog measured"),
-    router_events.EventRouted: ("INFO", "event taken"),
-    router_events.EventRefused: ("WARNING", "event rejected"),
-    router_events.EventFailed: ("ERROR", "event not handled"),
-    websocket_events.ConnectionOpened: ("DEBUG", "connection opened"),
-    websocket_events.ConnectionRefused: ("INFO", "connection refused"),
-    websocket_events.MessageRefused: ("INFO", "message refused"),
-    websocket_events.ConnectionFlooded: ("WARNING", "connection closed: it sends too much"),
-    websocket_events.MessageFailed: ("ERROR", "message not handled"),
-    websocket_events.NotificationFailed: ("WARNING", "other connections not notified of a change"),
+    edge_events.EventRouted: ("INFO", "event taken"),
+    edge_events.EventRefused: ("WARNING", "event rejected"),
+    edge_events.EventFailed: ("ERROR", "event not handled"),
+    edge_events.ConnectionOpened: ("DEBUG", "connection opened"),
+    edge_events.ConnectionRefused: ("INFO", "connection refused"),
+    edge_events.MessageRefused: ("INFO", "message refused"),
+    edge_events.ConnectionFlooded: ("WARNING", "connection closed: it sends too much"),
+    edge_events.MessageFailed: ("ERROR", "message not handled"),
+    edge_events.NotificationFailed: ("WARNING", "other connections not notified of a change"),
     events.TickPut: ("INFO", "tick put"),
     events.TicksSkipped: ("WARNING", "ticks left out"),
     events.ScheduleSet: ("INFO", "schedule set"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from thunderagent.model.conditions import Above, Absent, Below, Condition, Either, Fewer, Is, Mistyped, Present, Write
+from thunderagent.model.rows import as_map, is_number
 from thunderagent.model.task import Row, timestamp
-from thunderagent.model.unreadable import as_map, is_number
 
 MOST_CONNECTIONS: Final = 50
 """Connections of one user at once."""

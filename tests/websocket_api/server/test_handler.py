@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.websocket_api.server.support import LONG_S, Api
-from thunderagent.model.events import StoreFailed
-from thunderagent.model.websocket_events import (
+from thunderagent.model.edge_events import (
     ConnectionOpened,
     ConnectionRefused,
     MessageFailed,
     MessageRefused,
     NotificationFailed,
 )
+from thunderagent.model.events import StoreFailed
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 from thunderagent.websocket_api.protocol import FRAME_BYTES, MESSAGE_BYTES, STATE_BYTES, encode, frames, size

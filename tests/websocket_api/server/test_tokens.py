@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from thunderagent.model.bus import EventBus
+from thunderagent.model.edge_events import ConnectionRefused
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import Event
-from thunderagent.model.websocket_events import ConnectionRefused
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_api.gateway.events import METHOD_ARN, connect_event
 from thunderagent.websocket_api.gateway.issuer import Issuer

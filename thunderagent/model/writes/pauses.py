@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thunderagent.model.conditions import Absent, Is, Present, Write
+from thunderagent.model.rows import is_count
 from thunderagent.model.task import Row, timestamp
-from thunderagent.model.unreadable import is_count
 
 CONTROL_ID: Final = "control:"
 """Id of the only row of pauses."""

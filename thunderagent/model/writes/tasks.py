@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from thunderagent.model.attributes import LEASE_ATTRIBUTES
 from thunderagent.model.conditions import Absent, Below, Condition, Either, Fewer, Is, OneOf, Write
 from thunderagent.model.dependencies import most_dependents
 from thunderagent.model.losses import ALONE, Loss
+from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import (
     LINE_MARK,
     STREAM,

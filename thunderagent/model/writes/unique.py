@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from thunderagent.model.conditions import Absent, Below, Condition, Either, Is, Mistyped, Write
+from thunderagent.model.rows import is_number
 from thunderagent.model.task import Row, timestamp
-from thunderagent.model.unreadable import is_number
 
 KEY_DOUBT_S: Final = 30.0
 """Who took a unique key so long ago takes it anew before he puts his task."""

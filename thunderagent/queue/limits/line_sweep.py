@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
+from thunderagent.model.rows import is_number
 from thunderagent.model.task import Candidate, Lane, Row, Task
-from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes.limits import LINE_STATUS
 from thunderagent.queue.limits.lines import PAGE, PAGES, keys_of, let_out, line_value

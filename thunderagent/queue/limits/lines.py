@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from thunderagent.jobs.job import Limit
+from thunderagent.model.rows import is_number
 from thunderagent.model.task import LINE_MARK, Candidate, Lane, Row, Status, StatusValue, Task
-from thunderagent.model.unreadable import is_number
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import LINE_STATUS, limit_id, limit_row

@@ -17,8 +17,8 @@ from typing import Any, Final
 from thunderagent.jobs.job import Job, Limit, limit_problems
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected
+from thunderagent.model.rows import Unreadable, is_number
 from thunderagent.model.task import Handoff, Lease, Row, Status, Task
-from thunderagent.model.unreadable import Unreadable, is_number
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes.limits import LINE_STATUS, holder, limit_id, limit_row
 from thunderagent.stores.tasks import TaskStore, passed_over

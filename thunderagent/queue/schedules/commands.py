@@ -14,10 +14,10 @@ from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import check, whole_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, TaskNotFound
 from thunderagent.model.names import job_name_problem
+from thunderagent.model.rows import Unreadable
 from thunderagent.model.schedules import State, counts_from, expires_at, schedule_id, tick_id, tick_task
 from thunderagent.model.task import Row, Task, timestamp
 from thunderagent.model.ticks import between
-from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule
 from thunderagent.queue.commands import Commands
 from thunderagent.queue.pause_commands import check_pause

@@ -31,6 +31,7 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.names import plain_job
 from thunderagent.model.pacing import jittered
+from thunderagent.model.rows import Unreadable
 from thunderagent.model.schedules import (
     LATE_S,
     SET_BACK_S,
@@ -46,7 +47,6 @@ from thunderagent.model.schedules import (
 )
 from thunderagent.model.task import Row, Task
 from thunderagent.model.ticks import newest
-from thunderagent.model.unreadable import Unreadable
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule, schedule_row
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import AgentInfo, TaskStore

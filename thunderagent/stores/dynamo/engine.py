@@ -15,8 +15,8 @@ from typing import Any, Final
 from thunderagent.model.clock import DateClock
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreRejected, StoreUnavailable, TableMissing
+from thunderagent.model.rows import is_number, is_set, mistyped
 from thunderagent.model.task import Lane, Page, Row, Status, StatusValue, lanes_of, timestamp
-from thunderagent.model.unreadable import is_number, is_set, mistyped
 from thunderagent.stores import purposes
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.batches import Batches, chunks, gone

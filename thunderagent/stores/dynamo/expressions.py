@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.conditions import (
     Above,
     Absent,
@@ -27,8 +26,8 @@ from thunderagent.model.conditions import (
     Typed,
     Write,
 )
+from thunderagent.model.rows import ATTRIBUTES, MOST_COUNTED
 from thunderagent.model.task import Candidate, Row
-from thunderagent.model.unreadable import MOST_COUNTED
 from thunderagent.stores.engine import PAYLOAD_MARK
 
 INDEX: Final = "status-createdAt-index"

@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, Final
 
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.conditions import (
     Above,
     Absent,
@@ -28,8 +27,8 @@ from thunderagent.model.conditions import (
     Typed,
     Write,
 )
+from thunderagent.model.rows import ATTRIBUTES, MOST_COUNTED
 from thunderagent.model.task import Row
-from thunderagent.model.unreadable import MOST_COUNTED
 
 COLUMNS: Final = tuple(ATTRIBUTES)
 _SQL_TYPES: Final = {"S": "TEXT", "N": "NUMERIC", "BOOL": "INTEGER", "SS": "TEXT", "L": "TEXT", "M": "TEXT"}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from thunderagent.model.errors import ConfigurationError, ThunderAgentError
-from thunderagent.model.unreadable import as_map
+from thunderagent.model.rows import as_map
 from thunderagent.ops.doctor.account import Account
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.websocket_api.canary.secret_texts import secret_text

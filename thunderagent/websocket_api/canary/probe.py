@@ -30,7 +30,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from thunderagent.model.canary_targets import is_region
 from thunderagent.model.clock import since_boot
 from thunderagent.model.pacing import Backoff
-from thunderagent.model.unreadable import is_number
+from thunderagent.model.rows import is_number
 from thunderagent.streams.connection.endpoint import Endpoint
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.resolver import Resolver

@@ -25,7 +25,7 @@ from typing import Any, Final
 from thunderagent.model.canary_targets import From, TokenSource
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ThunderAgentError
-from thunderagent.model.unreadable import as_map, is_number
+from thunderagent.model.rows import as_map, is_number
 
 LARGEST: Final = 16_384
 """Bytes of a token, and of an answer that holds one."""

@@ -20,8 +20,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from thunderagent.model.bus import EventBus
+from thunderagent.model.edge_events import MessageFailed
 from thunderagent.model.errors import PushFailed
-from thunderagent.model.websocket_events import MessageFailed
 from thunderagent.stores.engine import Engine
 from thunderagent.websocket_api.gateway import events as gateway_events
 from thunderagent.websocket_api.gateway.door import CLOSE_S, HOST, Door, Peer, Socket

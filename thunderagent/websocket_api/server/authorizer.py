@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thunderagent.model import websocket_events
+from thunderagent.model import edge_events
 from thunderagent.model.bus import EventBus
 from thunderagent.websocket_api.protocol import BEARER
 from thunderagent.websocket_api.server.keys import KeysUnavailable
@@ -80,7 +80,7 @@ class Authorizer:
 
     def _refused(self, event: Mapping[str, Any], status: int, error: Exception) -> None:
         connection = str((event.get("requestContext") or {}).get("connectionId", ""))
-        self.bus.emit(websocket_events.ConnectionRefused(connection=connection, status=status, reason=str(error)))
+        self.bus.emit(edge_events.ConnectionRefused(connection=connection, status=status, reason=str(error)))
 
 
 def _policy(user: str, effect: str, event: Mapping[str, Any], context: Mapping[str, str]) -> dict[str, Any]:

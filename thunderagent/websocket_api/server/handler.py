@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from thunderagent.model import events, websocket_events
+from thunderagent.model import edge_events, events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import PushFailed, StoreError, ThunderAgentError
 from thunderagent.stores.engine import Engine
@@ -121,12 +121,12 @@ class WebSocketApi:
         except StoreError as error:
             self._store_failed("$connect", error)
             return self._refused(connection, 503, f"the table of connections does not answer: {error}")
-        self.bus.emit(websocket_events.ConnectionOpened(connection=connection, user=user))
+        self.bus.emit(edge_events.ConnectionOpened(connection=connection, user=user))
         is_offered = SUBPROTOCOL in offered_protocols(event)
         return answers.http(200, headers={PROTOCOL_HEADER: SUBPROTOCOL} if is_offered else None)
 
     def _refused(self, connection: str, status: int, reason: str) -> dict[str, Any]:
-        self.bus.emit(websocket_events.ConnectionRefused(connection=connection, status=status, reason=reason))
+        self.bus.emit(edge_events.ConnectionRefused(connection=connection, status=status, reason=reason))
         return answers.http(status)
 
     def _disconnect(self, connection: str, user: str | None) -> dict[str, Any]:
@@ -158,13 +158,13 @@ class WebSocketApi:
             message_id = None
         reply = answers.throttled(message_id, error.wait_s)
         if error.is_first:  # a line for each would be a flood too
-            told = websocket_events.MessageRefused(
+            told = edge_events.MessageRefused(
                 connection=connection, user=user, error=Problem.THROTTLED, reason=reply["message"]
             )
             self.bus.emit(told)
         if not error.is_flood:
             return answers.http(200, encode(reply))
-        self.bus.emit(websocket_events.ConnectionFlooded(connection=connection, user=user))
+        self.bus.emit(edge_events.ConnectionFlooded(connection=connection, user=user))
         with suppress(ThunderAgentError):  # it may read nothing
             self._post(connection, encode(reply))
         try:
@@ -186,7 +186,7 @@ class WebSocketApi:
             return self._answer(data, message_id, connection, user, joined)
         except Refusal as refusal:
             self.bus.emit(
-                websocket_events.MessageRefused(
+                edge_events.MessageRefused(
                     connection=connection, user=user or "", error=refusal.problem, reason=str(refusal)
                 )
             )
@@ -253,7 +253,7 @@ class WebSocketApi:
             self._others.send(self._listed, user, [text], but=connection)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            self.bus.emit(websocket_events.NotificationFailed(user=user, version=changed["version"], error=reason))
+            self.bus.emit(edge_events.NotificationFailed(user=user, version=changed["version"], error=reason))
 
     def _send(self, connection: str, user: str, reply: Reply) -> dict[str, Any]:
         """The reply as the answer of the function, or pushed when it takes several frames."""
@@ -270,7 +270,7 @@ class WebSocketApi:
 
     def _failure(self, error: Exception, connection: str, user: str, message_id: MessageId) -> Reply:
         told = f"{type(error).__name__}: {error}"
-        self.bus.emit(websocket_events.MessageFailed(connection=connection, user=user, error=told))
+        self.bus.emit(edge_events.MessageFailed(connection=connection, user=user, error=told))
         if isinstance(error, (StoreError, PushFailed)):
             return answers.unavailable(message_id)
         text = "the message could not be handled, which is not your fault; the log of the API says why"

@@ -1,6 +1,7 @@
-"""Rows that this version cannot read: a newer version has written them, or a person by hand.
+"""The attributes of the table, the values that each may have, and rows that this version cannot read.
 
-Such a row becomes a value. A reader of many rows leaves it out and changes nothing of it, and it is named once.
+A newer version may have written such a row, or a person. It becomes a value: readers of many rows leave it out, change
+nothing of it, and name it once.
 """
 
 from __future__ import annotations
@@ -10,8 +11,63 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from thunderagent.model.attributes import ATTRIBUTES
 from thunderagent.model.forks import renewed
+
+ATTRIBUTES: Final[Mapping[str, str]] = {
+    "taskId": "S",
+    "status": "S",
+    "createdAt": "N",
+    "submittedAt": "N",
+    "startedAt": "N",
+    "finishedAt": "N",
+    "updatedAt": "N",
+    "job": "S",
+    "kind": "S",
+    "payload": "S",
+    "payloadRef": "S",
+    "retryCount": "N",
+    "maxRetry": "N",
+    "crashCount": "N",
+    "fence": "N",
+    "lockTime": "N",
+    "leaseOwner": "S",
+    "leaseSec": "N",
+    "hb": "N",
+    "lastAgent": "S",
+    "dependsOn": "L",
+    "waitingFor": "SS",
+    "dependents": "SS",
+    "onParentFailure": "S",
+    "desiredState": "S",
+    "lastSeq": "M",
+    "handoffOwner": "S",
+    "handoffUntil": "N",
+    "handoffState": "S",
+    "cancelRequested": "BOOL",
+    "progress": "S",
+    "result": "S",
+    "resultRef": "S",
+    "error": "S",
+    "errors": "L",
+    "doneReason": "S",
+    "expireAt": "N",
+    "info": "M",
+    "uniqueKey": "S",
+    "uniqueScope": "S",
+    "limitKey": "S",
+    "limitMax": "N",
+    "heldBy": "S",
+    "holders": "SS",
+    "traceparent": "S",
+    "regionEpoch": "N",
+}
+"""Every attribute of the table and its DynamoDB type.
+
+No task has `info` (agents, journals, schedules, pauses), `heldBy` (unique keys) or `holders` (limits).
+"""
+
+LEASE_ATTRIBUTES: Final = ("lockTime", "leaseOwner", "leaseSec", "hb")
+"""Present exactly while RUNNING."""
 
 REMEDY: Final = "upgrade this installation if a newer version has written the row, else mend or delete it"
 
