@@ -13,14 +13,14 @@ import schedule
 
 from thunderagent.agent.controls import CONTROL_LOOK_S
 from thunderagent.agent.health.judgement import ANNOUNCE_S
-from thunderagent.agent.health.marks import Marks
+from thunderagent.agent.health.outage import Marks
 from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.queues import slots_of
+from thunderagent.agent.recycling import Tally, units_of
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.agent.streams import Streams
 from thunderagent.agent.sweep import Janitor
-from thunderagent.agent.tally import Tally, units_of
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events

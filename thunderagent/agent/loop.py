@@ -18,8 +18,7 @@ from thunderagent.agent.assembly import equip
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.executors import Executors, make_executors
 from thunderagent.agent.gatekeeper import Gatekeeper, gated
-from thunderagent.agent.health.marks import Marks
-from thunderagent.agent.health.outage import Outage
+from thunderagent.agent.health.outage import Marks, Outage
 from thunderagent.agent.health.vitals import Vitals
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from thunderagent.agent.controls import Controls
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
-from thunderagent.agent.health.marks import Marks
+from thunderagent.agent.health.outage import Marks
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.listener import THREAD, Listener
