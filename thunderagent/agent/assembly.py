@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from thunderagent.agent.ec2 import Notices
 from thunderagent.agent.health.file import HealthFile
-from thunderagent.agent.health.monitor import Monitor
+from thunderagent.agent.health.monitor import Monitor, Systemd
 from thunderagent.agent.health.probes import Metrics, Probes
-from thunderagent.agent.health.systemd import Systemd
 from thunderagent.agent.instruments import make_meter, measuring_threads
 from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling

@@ -22,9 +22,8 @@ import pytest
 from tests.support.stands import eventually
 from thunderagent.agent.health.file import HealthFile, read_files
 from thunderagent.agent.health.judgement import Health, Reason
-from thunderagent.agent.health.monitor import Monitor
+from thunderagent.agent.health.monitor import Monitor, Systemd
 from thunderagent.agent.health.probes import AT_ONCE, NO_METRICS, PORTS, Probes
-from thunderagent.agent.health.systemd import Systemd
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
@@ -131,19 +130,19 @@ def test_without_systemd_nothing_is_told() -> None:
     for environ in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}, {"WATCHDOG_USEC": "1000"}):
         systemd = Systemd(environ)
         assert systemd.watchdog_s is None
-        systemd.tell(READY=1)
+        systemd.notify(READY=1)
 
 
 def test_a_manager_that_is_gone_or_slow_holds_nothing_up(tmp_path: Path) -> None:
-    Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).tell(READY=1)
+    Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify(READY=1)
     deaf = Manager(str(tmp_path / "deaf"))
     with deaf.socket:
         for _ in range(5000):  # more than its queue takes
-            Systemd(deaf.environ).tell(STATUS="x" * 200)
+            Systemd(deaf.environ).notify(STATUS="x" * 200)
 
 
 def test_a_status_of_many_lines_is_no_other_fact(manager: Manager) -> None:
-    Systemd(manager.environ).tell(STATUS="a\nMAINPID=1")
+    Systemd(manager.environ).notify(STATUS="a\nMAINPID=1")
     assert manager.heard() == ["STATUS=a MAINPID=1"]
 
 

@@ -1,22 +1,58 @@
-"""Looks at an agent each second from a thread of its own, and says how it is: to the log, to a file, to systemd.
+"""Judges an agent each second and writes its health to the log, to a file and to systemd.
 
-It asks nothing of the loop, so it goes on while the loop stands still.
+The thread asks nothing of the loop, so it goes on while the loop stands still.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Protocol
 
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.judgement import Health
-from thunderagent.agent.health.systemd import Systemd
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 
+
+class Systemd:
+    """Messages to systemd about a process that it started as `Type=notify`; without systemd they do nothing.
+
+    Args:
+        environ: of the process: `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        address = environ.get("NOTIFY_SOCKET", "")
+        if address.startswith("@"):  # the abstract namespace of Linux
+            address = f"\0{address[1:]}"
+        self._address = address if address.startswith(("/", "\0")) else ""
+        self.watchdog_s = _watchdog_s(environ) if self._address else None
+        """Seconds without a `WATCHDOG=1` after which the process is killed; None: no watchdog looks at it."""
+
+    def notify(self, **facts: object) -> None:
+        """Send facts such as `READY=1` in one datagram, which may be lost."""
+        if not self._address:
+            return
+        text = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in facts.items())
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+            one.setblocking(False)
+            one.sendto(text.encode(), self._address)
+
+
+def _watchdog_s(environ: Mapping[str, str]) -> float | None:
+    """None when the watchdog is off, or watches our parent."""
+    seconds, of = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not seconds.isdecimal() or int(seconds) == 0 or of not in ("", str(os.getpid())):
+        return None
+    return int(seconds) / 1e6
+
+
 MONITOR_S: Final = 1.0
-"""Time between two looks; less when systemd wants to hear of it more often."""
+"""Time between two looks; less when the watchdog of systemd waits for less than twice that."""
 
 
 class Looked(Protocol):
@@ -52,9 +88,9 @@ class Monitor:
         Args:
             agent: its name.
             vitals: what is looked at.
-            bus: told when the health changes.
+            bus: gets an event when the health changes.
             file: written at each look.
-            systemd: told that the agent is ready, how it is, and while it is alive.
+            systemd: notified that the agent is ready, how it is, and that it is alive.
             http: the address at which the agent answers, for the file.
             wake: wakes the loop, which starts threads again that have died.
         """
@@ -77,7 +113,7 @@ class Monitor:
         return RepeatingThread("monitor", self.every_s, self.look, last=self.end)
 
     def look(self) -> Health:
-        """Judge, and say it."""
+        """Judge once, and write it."""
         health = self._vitals.health()
         names = tuple(reason.name for reason in health.reasons)
         if (health.healthy, names) != self._known:
@@ -86,11 +122,11 @@ class Monitor:
         if self._vitals.dead():
             self._wake()
         self._write(health)
-        self._tell(health)
+        self._notify(health)
         return health
 
     def end(self) -> None:
-        """The agent has ended well."""
+        """The agent has ended: no file is left."""
         if self._file is not None:
             self._file.remove()
 
@@ -106,7 +142,7 @@ class Monitor:
                 self._bus.emit(fleet_events.ExportFailed(to=str(self._file.path), error=str(error)))
             self._cannot_write = True
 
-    def _tell(self, health: Health) -> None:
+    def _notify(self, health: Health) -> None:
         facts: dict[str, object] = {}
         if self._vitals.is_ready and not self._is_ready:
             self._is_ready, facts["READY"] = True, 1
@@ -116,9 +152,9 @@ class Monitor:
         if health.alive and self._systemd.watchdog_s is not None:
             facts["WATCHDOG"] = 1
         if facts:
-            self._systemd.tell(**facts)
+            self._systemd.notify(**facts)
 
     def _listen(self, event: events.Event) -> None:
         if isinstance(event, events.AgentDraining) and not self._is_stopping:
             self._is_stopping = True
-            self._systemd.tell(STOPPING=1)
+            self._systemd.notify(STOPPING=1)
