@@ -218,7 +218,7 @@ class Fresh:
 def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_burned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("thunderagent.agent.recycling.RECYCLE_LOOK_S", 0.01)
+    monkeypatch.setattr("thunderagent.agent.recycling.LOOK_S", 0.01)
     fences: list[int] = []
 
     @job("test.count")
@@ -242,7 +242,7 @@ def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_b
 
 
 def test_leaked_threads_end_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thunderagent.agent.recycling.RECYCLE_LOOK_S", 0.01)
+    monkeypatch.setattr("thunderagent.agent.recycling.LOOK_S", 0.01)
     monkeypatch.setattr("thunderagent.agent.recycling.STUCK_WAIT_S", 0.1)
     go = threading.Event()
 

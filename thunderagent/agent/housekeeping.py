@@ -311,7 +311,7 @@ class Housekeeping:
                 "health": dict(self._health()),
                 "counts": {**self._tally.counts(), **units_of(self._store.engine)},
                 "rss_mib": round(resident_mib()),
-                **self._tally.told(getattr(self._store.clock, "skew", None)),
+                **self._tally.facts(getattr(self._store.clock, "skew", None)),
                 **self._told,
             },
             lives_s=max(ANNOUNCE_S, self._settings.sweep_s) * 4,

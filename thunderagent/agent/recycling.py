@@ -1,46 +1,122 @@
 """Recycling: an agent that has run for long enough drains, and its supervisor starts a fresh one.
 
-It goes by what only a fresh process mends: memory that is not given back, threads that a handler left behind.
-Nothing is done for each task; the numbers are looked at every few seconds, beside the loop.
+A fresh process mends memory that is not given back, and threads that a handler left behind. Nothing is done for each
+task but to count it; the numbers are looked at every few seconds, beside the loop.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from thunderagent.agent.heartbeat import STUCK_WAIT_S
-from thunderagent.agent.tally import Tally
 from thunderagent.agent.threads import RepeatingThread
-from thunderagent.model import fleet_events
+from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
+from thunderagent.model.events import Event
 from thunderagent.model.memory import resident_mib
 from thunderagent.settings import PREFIX, Settings
 
-RECYCLE_LOOK_S: Final = 5.0
-"""Time between two looks of an agent whether it is time for a fresh one."""
+COUNTED: Final[Mapping[type[Event], str]] = {
+    events.TaskStarted: "claimed",
+    events.TaskSucceeded: "succeeded",
+    events.TaskFailed: "failed",
+    events.TaskClosed: "closed",
+    events.TaskRetried: "retried",
+    events.TaskTakenOver: "taken_over",
+    events.LeaseLost: "leases_lost",
+}
+"""Counters by the event that they count. A task that was taken over was claimed as well."""
+
+
+class Tally:
+    """What an agent has done since its start, in numbers. Called in the thread of each event."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._jobs: Counter[str] = Counter()
+        self._retires: str | None = None
+        self.unsubscribe: Callable[[], None] = bus.subscribe(self.listen)
+        """Ends the counting."""
+
+    def listen(self, event: Event) -> None:
+        """Count an event."""
+        name = COUNTED.get(type(event))
+        if name is not None:
+            with self._guard:
+                self._counts[name] += 1
+                if isinstance(event, events.TaskStarted):
+                    self._jobs[event.job] += 1
+        elif isinstance(event, fleet_events.AgentRetires):
+            self._retires = event.reason
+        elif isinstance(event, events.Polled) and event.tried > event.won:
+            with self._guard:
+                self._counts["claims_lost"] += event.tried - event.won
+
+    @property
+    def claimed(self) -> int:
+        """Tasks that have begun to run here."""
+        return self._counts["claimed"]
+
+    def counts(self) -> dict[str, int]:
+        """All counters that are not 0."""
+        with self._guard:
+            return dict(self._counts)
+
+    def facts(self, skew_s: float | None) -> dict[str, Any]:
+        """Facts beside the counters: how far the host's clock is off, why the agent drains."""
+        facts = {"skew_s": None if skew_s is None else round(skew_s, 2), "retires": self._retires}
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def take_jobs(self) -> dict[str, int]:
+        """How many tasks of which jobs have begun to run here since the last call."""
+        with self._guard:
+            jobs, self._jobs = self._jobs, Counter()
+        return dict(jobs)
+
+
+def units_of(engine: object) -> dict[str, float]:
+    """Units of DynamoDB that an engine has used since its start, with those of refused writes."""
+    consumed: Any = getattr(engine, "consumed", None)
+    if consumed is None:
+        return {}
+    return {"read_units": round(consumed.read_units, 1), "write_units": round(consumed.billed_write_units, 1)}
 
 
 JITTER: Final = 0.1
-"""Share of `recycle_tasks` that comes on top at most, so that a fleet that started together does not end together."""
+"""Largest share that is added to `recycle_tasks`, so that a fleet does not end together."""
+
+LOOK_S: Final = 5.0
+"""Time between two looks."""
 
 NAMED: Final = 3
-"""Jobs that a reason names."""
+"""Most jobs that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A task that is held: its job, and for how many seconds its handler goes on although it was told to stop."""
+    """A task that is held: its job, and for how long its handler has ignored a request to stop."""
 
     job: str
     overrun_s: float = 0.0
 
 
 class Recycling:
-    """Looks whether it is time for a fresh agent."""
+    """Looks whether it is time for a fresh agent; counts from its making on.
+
+    Args:
+        settings: `recycle_tasks`, `recycle_mib`, `recycle_threads`.
+        bus: of the agent.
+        retire: drains the agent, with the reason.
+        held: the tasks that run now.
+        memory_mib: the resident memory of this process.
+        rng: source of the jitter.
+    """
 
     def __init__(
         self,
@@ -52,16 +128,6 @@ class Recycling:
         memory_mib: Callable[[], float] = resident_mib,
         rng: random.Random | None = None,
     ) -> None:
-        """Make one; it counts from now on.
-
-        Args:
-            settings: when to recycle: `recycle_tasks`, `recycle_mib`, `recycle_threads`.
-            bus: tells of tasks that begin; told when recycling by memory cannot work.
-            retire: ends the agent in good order, for a reason.
-            held: the tasks that run now.
-            memory_mib: the resident memory of this process.
-            rng: source of the jitter.
-        """
         self._bus = bus
         self._retire = retire
         self._held = held
@@ -77,12 +143,12 @@ class Recycling:
 
     @property
     def is_needed(self) -> bool:
-        """False when the settings ask for no recycling."""
+        """Whether the settings ask for recycling."""
         return bool(self._tasks or self._mib or self._threads)
 
     def thread(self) -> RepeatingThread:
-        """What looks every few seconds."""
-        return RepeatingThread("recycling", RECYCLE_LOOK_S, self.look)
+        """The thread that looks every few seconds."""
+        return RepeatingThread("recycling", LOOK_S, self.look)
 
     def look(self) -> None:
         """Retire the agent if there is a reason, once."""
@@ -117,7 +183,7 @@ class Recycling:
         self._attribute(mib, self._tally.take_jobs(), running)
         if mib < self._mib:
             return None
-        if self._first >= self._mib or not self._tally.claimed:  # a fresh one would be no smaller
+        if self._first >= self._mib or not self._tally.claimed:  # a fresh process would be no smaller
             self._bus.emit(fleet_events.RecyclingOff(resident_mib=round(mib), recycle_mib=round(self._mib)))
             self._mib = 0.0
             return None
@@ -130,7 +196,7 @@ class Recycling:
         )
 
     def _attribute(self, mib: float, begun: Mapping[str, int], running: Collection[str]) -> None:
-        """Share what the memory has grown by since the last look among the jobs of which a task ran meanwhile."""
+        """Share the growth of the memory since the last look among the jobs that ran meanwhile."""
         shares = Counter(begun)
         shares.update(self._was_held)
         grown, self._before, self._was_held = mib - self._before, mib, list(running)

@@ -18,7 +18,6 @@ THROTTLED_S: Final = 2.0
 """Longest wait of an agent after a throttle."""
 
 
-
 class Marks:
     """Marks that an agent's loop leaves as it gets on, for other threads: single assignments, so none waits."""
 
