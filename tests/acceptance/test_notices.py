@@ -11,7 +11,7 @@ from tests.acceptance.conftest import Place, Start
 from tests.acceptance.feeds import Feeds, feeds
 from tests.acceptance.processes import Marks, until
 from tests.support.metadata_service import SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
-from thunderagent.agent.metadata import VARIABLE
+from thunderagent.agent.ec2 import VARIABLE
 from thunderagent.model.task import Status
 
 pytestmark = pytest.mark.processes

@@ -6,12 +6,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from thunderagent.agent.ec2 import Notices
+from thunderagent.agent.ec2 import Metadata, Notices
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.monitor import Monitor, Systemd
 from thunderagent.agent.health.probes import Metrics, Probes
 from thunderagent.agent.instruments import make_meter, measuring_threads
-from thunderagent.agent.metadata import Metadata
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.agent.threads import BackgroundThread

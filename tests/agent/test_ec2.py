@@ -12,9 +12,8 @@ import pytest
 from tests.support.engine import LONG_S, Stage
 from tests.support.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, MetadataService, metadata_service
 from tests.support.stands import eventually
-from thunderagent.agent.ec2 import NOTICES_RARELY_S, Notices
+from thunderagent.agent.ec2 import ENDPOINT, RARELY_S, VARIABLE, Metadata, MetadataUnavailable, Notices, Outlook
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.metadata import ENDPOINT, TOKEN_S, VARIABLE, Metadata, MetadataUnavailable, Outlook
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -69,16 +68,12 @@ def test_a_recommendation_is_no_notice(service: MetadataService) -> None:
     assert Metadata(service.url).look() == Outlook(at_risk=True)
 
 
-def test_a_token_is_renewed_before_it_ends_and_when_it_is_refused(service: MetadataService) -> None:
-    clock = FakeClock()
-    metadata = Metadata(service.url, monotonic=clock.monotonic)
+def test_a_token_is_renewed_when_it_is_refused(service: MetadataService) -> None:
+    metadata = Metadata(service.url)
     metadata.look()
-    clock.advance(TOKEN_S * 0.95)
-    metadata.look()
-    assert (service.asked[TOKEN], service.unauthorised) == (2, 0)
     service.forget_tokens()
     metadata.look()
-    assert (service.asked[TOKEN], service.unauthorised) == (3, 1)
+    assert (service.asked[TOKEN], service.unauthorised) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +153,13 @@ def test_a_service_that_does_not_answer_is_told_once_and_asked_less_often(servic
     watch.notices.look()
     watch.notices.look()
     assert service.asked[TOKEN] == 1
-    watch.clock.advance(NOTICES_RARELY_S)
+    watch.clock.advance(RARELY_S)
     watch.notices.look()
     assert service.asked[TOKEN] == 2
     assert len(watch.events(fleet_events.NoticesFailed)) == 1
     service.refusals.clear()
     service.answers[SPOT] = TAKEN_AWAY
-    watch.clock.advance(NOTICES_RARELY_S)
+    watch.clock.advance(RARELY_S)
     watch.notices.look()
     assert len(watch.retired) == 1
 
