@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from thunderagent.agent import heartbeat, housekeeping, poller, queues, rung, stream_balance, stream_handoff
+from thunderagent.agent import doorbell, heartbeat, housekeeping, poller, queues, stream_balance, stream_handoff
 from thunderagent.model.pacing import Backoff
 from thunderagent.regions import grant
 from thunderagent.streams.connection import pump
@@ -16,13 +16,13 @@ from thunderagent.websocket_api.canary import watch
 from thunderagent.websocket_api.client import session, submitter, talk
 
 SHORTER: Final[dict[ModuleType, tuple[str, ...]]] = {
+    doorbell: ("MISSED_S",),
     grant: ("REGION_HURRY_S", "REGION_LOOK_S"),
     heartbeat: ("HEARTBEAT_RETRY_S",),
     housekeeping: ("LOST_LOOK_S", "STREAM_LOOK_S"),
     poller: ("AHEAD_S",),
     pump: ("FLOOR_S", "SLOW_S", "SPREAD_S"),
     queues: ("STREAM_POLL_S",),
-    rung: ("MISSED_S",),
     session: ("PASSING",),
     stream_balance: ("OTHERS_S",),
     stream_handoff: ("HANDOFF_S",),

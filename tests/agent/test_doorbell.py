@@ -12,10 +12,9 @@ import pytest
 
 from tests.support.engine import LONG_S, Recorder, a_job, claimed, put, running, settings
 from tests.support.stands import eventually
+from thunderagent.agent.doorbell import HEARD, HELD, STALE_S, Listener, Rung
 from thunderagent.agent.heartbeat import BEAT_AGAIN_S, Heartbeat
-from thunderagent.agent.listener import Listener
 from thunderagent.agent.poller import QueuePoller, SlotPool
-from thunderagent.agent.rung import HEARD, HELD, STALE_S, Rung
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.controls import Controls
+from thunderagent.agent.doorbell import Rung
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
-from thunderagent.agent.rung import Rung
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.task import Candidate, Lane, StatusValue

@@ -37,7 +37,7 @@ TOKEN_S: Final = 21600
 """How long a token is valid."""
 
 LARGEST: Final = 4096
-_TOKEN: Final = "X-aws-ec2-metadata-token"
+_HEADER: Final = "X-aws-ec2-metadata-token"
 _ENDS: Final = frozenset({"Terminated", "Warmed:Terminated", "Warmed:Stopped", "Warmed:Hibernated"})
 """States of Auto Scaling in which the machine does not run."""
 
@@ -101,7 +101,7 @@ class Metadata:
         """A piece of metadata; None where there is none."""
         for _ in range(2):
             self._token = self._token or self._new_token()
-            status, text = self._ask("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
+            status, text = self._ask("GET", f"/latest/meta-data/{path}", {_HEADER: self._token})
             if status != 401:
                 break
             self._token = ""  # it has expired, or the instance was stopped and started
@@ -112,7 +112,7 @@ class Metadata:
         raise MetadataUnavailable(self._refusal(status))
 
     def _new_token(self) -> str:
-        wanted = {f"{_TOKEN}-ttl-seconds": str(TOKEN_S), "Content-Length": "0"}
+        wanted = {f"{_HEADER}-ttl-seconds": str(TOKEN_S), "Content-Length": "0"}
         status, text = self._ask("PUT", "/latest/api/token", wanted)
         if status != 200 or not text.strip().isprintable():
             raise MetadataUnavailable(self._refusal(status))

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from thunderagent.agent.assembly import equip
 from thunderagent.agent.controls import Controls
+from thunderagent.agent.doorbell import Listener
 from thunderagent.agent.executors import Executors, make_executors
 from thunderagent.agent.gatekeeper import Gatekeeper, gated
 from thunderagent.agent.health.outage import Marks, Outage
@@ -23,7 +24,6 @@ from thunderagent.agent.health.vitals import Vitals
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.in_flight import HURRY_S, InFlight
-from thunderagent.agent.listener import Listener
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.agent.scopes import HandlerScope
 from thunderagent.agent.stream_balance import Fleet

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from thunderagent.agent.candidates import CandidateSelector
-from thunderagent.agent.health.outage import Marks
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreThrottled

@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Any, Final
 
 from thunderagent.agent.controls import Controls
+from thunderagent.agent.doorbell import THREAD, Listener
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 from thunderagent.agent.health.outage import Marks
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.in_flight import InFlight
-from thunderagent.agent.listener import THREAD, Listener
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Held
