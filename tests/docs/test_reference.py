@@ -83,9 +83,16 @@ def usage(words: str, command: Any) -> str:
     return " ".join(("thunderagent", words, *arguments))
 
 
+def coded(text: str) -> str:
+    """The text with its options as code, but for those that are already."""
+    parts = text.split("`")
+    parts[::2] = (re.sub(r"(?<!\w)--[a-z][a-z-]*", r"`\g<0>`", part) for part in parts[::2])
+    return "`".join(parts)
+
+
 def option(parameter: Any) -> tuple[str, str]:
     """The row of an option or an argument."""
-    text = str(parameter.help).replace("|", r"\|")
+    text = coded(str(parameter.help).replace("|", r"\|"))
     if parameter.param_type_name == "argument":
         return f"`{parameter.metavar or parameter.name.upper()}`", text
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.name.upper()}"
@@ -100,7 +107,7 @@ def commands_list() -> str:
     for words, command in commands().items():
         rows = [option(one) for one in command.params if not one.hidden and not COMMON & set(one.opts)]
         rows += [(f"`{line}`", "an example") for line in EXAMPLES[words]]
-        text = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
+        text = coded("\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n")))
         parts.append(f"## {words}\n\n{text}\n\n{table((f'`{usage(words, command)}`', ''), *rows)}")
     return "\n\n".join(parts)
 
