@@ -439,16 +439,16 @@ def test_a_lost_agents_task_is_taken_over_by_the_sweep() -> None:
 
 def await_sweep(stage: Stage) -> None:
     """Until another sweep is over: the last thing that it does is to heal."""
-    janitor, over = stage.agent._housekeeping._janitor, threading.Event()
-    heal = janitor.heal
+    rescuer, over = stage.agent._housekeeping._rescuer, threading.Event()
+    heal = rescuer.heal
 
     def healed(lanes: Sequence[Lane]) -> None:
         heal(lanes)
         over.set()
 
-    janitor.heal = healed  # type: ignore[method-assign]
+    rescuer.heal = healed  # type: ignore[method-assign]
     assert over.wait(LONG_S)
-    janitor.heal = heal  # type: ignore[method-assign]
+    rescuer.heal = heal  # type: ignore[method-assign]
 
 
 def test_a_lost_agents_task_waits_for_a_free_slot() -> None:

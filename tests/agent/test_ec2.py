@@ -185,7 +185,7 @@ def test_a_successor_is_held_before_anything_starts_until_the_notice_is_withdraw
 
 def stage_with_notices(stage: Stage, service: MetadataService) -> Agent:
     def notices(agent: Agent) -> list[Notices]:
-        return [Notices(Metadata(service.url), agent.bus, retire=agent.retire, hold=agent.controls.hold, every_s=0.02)]
+        return [Notices(Metadata(service.url), agent.bus, retire=agent.retire, hold=agent.pauses.hold, every_s=0.02)]
 
     return Agent(stage.store, stage.agent.jobs, stage.settings, bus=stage.bus, threads=notices, first_poll_s=0.0)
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.engine import LONG_S, Stage, put, seen, serving
 from tests.support.stands import eventually
 from thunderagent.agent.admission import ARRIVES_TIMES, Admission
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
@@ -358,7 +358,7 @@ def test_a_payload_lives_on_whoever_ends_its_task() -> None:
     given_up = client.enqueue("test.job", LONG, task_id="lost")
     store.claim([Wanted(seen(given_up), 300.0)], owner="lost:1")
     clock.advance(400.0)
-    janitor = Janitor(
+    rescuer = Rescuer(
         store,
         EventBus(),
         Dependents(store, EventBus(), keep_success_s=1000 * DAY_S, keep_failed_s=1000 * DAY_S),
@@ -369,7 +369,7 @@ def test_a_payload_lives_on_whoever_ends_its_task() -> None:
         keep_failed_s=1000 * DAY_S,
         monotonic=clock.monotonic,
     )
-    assert janitor.take_over([Lane()], lambda task: None) == []
+    assert rescuer.take_over([Lane()], lambda task: None) == []
     for task in (parent, child, given_up):
         ended = client.get(task)
         assert ended.status.is_terminal

@@ -18,7 +18,7 @@ from tests.support.streams import FeedThread, Log, Watched, fleet, follower
 from thunderagent.agent.poller import PAGES_A_LOOK, SlotPool
 from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, OTHERS_S, PAGE, Fleet, StreamPoller
 from thunderagent.agent.streams import AWAY_BYTES
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events
@@ -340,7 +340,7 @@ def test_behind_pages_of_nothing_it_waits_its_pace() -> None:
 
 
 class Judge:
-    """A janitor on a clock that is set by the test."""
+    """A rescuer on a clock that is set by the test."""
 
     def __init__(self, *, epoch: int = 0) -> None:
         self.clock = FakeClock()
@@ -349,7 +349,7 @@ class Judge:
         self.bus = EventBus()
         self.record = Recorder(self.bus)
         keep = {"keep_success_s": 60.0, "keep_failed_s": 60.0}
-        self.janitor = Janitor(
+        self.rescuer = Rescuer(
             self.store,
             self.bus,
             Dependents(self.store, self.bus, **keep),
@@ -366,17 +366,17 @@ class Judge:
 def test_a_lost_stream_is_found_within_a_second_of_the_end_of_its_lease_without_reading_the_index() -> None:
     at = Judge()
     lease = claimed(at.store, lease_s=20.0, kind="stream", owner="other")
-    assert at.janitor.lost.find([Lane()]) == []
+    assert at.rescuer.lost.find([Lane()]) == []
     pages = len(at.engine.pages)
     for _ in range(10):
         at.clock.advance(1.0)
-        assert at.janitor.lost.recheck() == []
+        assert at.rescuer.lost.recheck() == []
     [renewal] = at.store.renew([Beat(lease)])
     assert renewal.lease is not None
     found = None
     for second in range(1, 30):
         at.clock.advance(1.0)
-        if at.janitor.lost.recheck():
+        if at.rescuer.lost.recheck():
             found = second
             break
     assert found == 23, "20 s of the lease, 2 s of the guard, and the next look"
@@ -386,14 +386,14 @@ def test_a_lost_stream_is_found_within_a_second_of_the_end_of_its_lease_without_
 def test_a_row_is_read_again_only_when_its_lease_should_be_over() -> None:
     at = Judge()
     claimed(at.store, lease_s=20.0, kind="stream", owner="other")
-    at.janitor.lost.find([Lane()])
+    at.rescuer.lost.find([Lane()])
     gets = len(at.engine.gets)
     for _ in range(21):
         at.clock.advance(1.0)
-        at.janitor.lost.recheck()
+        at.rescuer.lost.recheck()
     assert len(at.engine.gets) == gets
     at.clock.advance(1.5)
-    assert len(at.janitor.lost.recheck()) == 1
+    assert len(at.rescuer.lost.recheck()) == 1
     assert len(at.engine.gets) == gets + 1
 
 
@@ -403,10 +403,10 @@ def test_a_stream_of_a_lost_region_that_is_left_to_another_agent_is_found_again_
     at.store.engine.apply(
         [Write(verb="mark", task_id=lease.task_id, set={"regionEpoch": 1}, require=(Present("taskId"),))]
     )
-    assert len(at.janitor.lost.find([Lane()])) == 1
+    assert len(at.rescuer.lost.find([Lane()])) == 1
     pages = len(at.engine.pages)
     for _ in range(3):
-        assert len(at.janitor.lost.recheck()) == 1, "its time to be left to another counts from one look to the next"
+        assert len(at.rescuer.lost.recheck()) == 1, "its time to be left to another counts from one look to the next"
     assert len(at.engine.pages) == pages
 
 
@@ -420,27 +420,27 @@ def test_a_late_write_of_a_lost_region_over_a_live_holder_is_left_to_it_for_the_
         assert answer.won
 
     mark(regionEpoch=2, fence=5)
-    assert at.janitor.lost.find([Lane()]) == []
+    assert at.rescuer.lost.find([Lane()]) == []
     mark(regionEpoch=1, fence=4)
     at.clock.advance(21.9)  # it should be over by the lease that we saw, and is not: the row is another
-    assert at.janitor.lost.recheck() == []
+    assert at.rescuer.lost.recheck() == []
     mark(regionEpoch=2, fence=5, hb=7, lockTime=at.clock.now() + 20.0)  # the holder's heartbeat
-    assert at.janitor.lost.recheck() == []
+    assert at.rescuer.lost.recheck() == []
     mark(regionEpoch=1, fence=4)
     at.clock.advance(22.1)
-    assert at.janitor.lost.recheck() == []
+    assert at.rescuer.lost.recheck() == []
     at.clock.advance(22.1)
-    assert len(at.janitor.lost.recheck()) == 1, "nobody has written it again"
+    assert len(at.rescuer.lost.recheck()) == 1, "nobody has written it again"
 
 
 def test_what_has_ended_or_gone_is_not_rechecked_for_ever() -> None:
     at = Judge()
     claimed(at.store, lease_s=20.0, owner="other")
-    at.janitor.lost.find([Lane()])
+    at.rescuer.lost.find([Lane()])
     at.engine.delete(list(at.engine.get(["a"]).values()))
     at.clock.advance(30.0)
-    assert at.janitor.lost.recheck() == []
-    assert at.janitor.lost._sightings == {}
+    assert at.rescuer.lost.recheck() == []
+    assert at.rescuer.lost._sightings == {}
 
 
 def test_a_dead_agent_is_shared_out_among_those_that_are_left(tmp_path: Path) -> None:

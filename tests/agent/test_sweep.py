@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.engine import Recorder, Rejecting, claimed, put, seen
-from thunderagent.agent.sweep import RECHECKED, Janitor, LostLeases
+from thunderagent.agent.sweep import RECHECKED, LostLeases, Rescuer
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import DateClock, SharedClock, process_start
@@ -65,14 +65,14 @@ class Setting:
         self.bus = EventBus()
         self.record = Recorder(self.bus)
         self.lost = self.observer(self.store)
-        self.janitor = self.a_janitor("rescuer")
+        self.rescuer = self.a_rescuer("rescuer")
 
     def observer(self, store: TaskStore) -> LostLeases:
         return LostLeases(store, guard_s=GUARD, monotonic=self.clock.monotonic)
 
-    def a_janitor(self, owner: str, max_crashes: int = 3) -> Janitor:
+    def a_rescuer(self, owner: str, max_crashes: int = 3) -> Rescuer:
         dependents = Dependents(self.store, self.bus, keep_success_s=1000, keep_failed_s=2000)
-        return Janitor(
+        return Rescuer(
             self.store,
             self.bus,
             dependents,
@@ -350,7 +350,7 @@ def anything(task: Task) -> float | None:
 def test_a_lost_agents_task_is_taken_over_and_stays_running(at: Setting) -> None:
     first = claimed(at.store, lease_s=300, owner="lost-agent")
     at.clock.advance(303)
-    [lease] = at.janitor.take_over(LANES, anything)
+    [lease] = at.rescuer.take_over(LANES, anything)
     assert (lease.owner, lease.fence, lease.lease_s) == ("rescuer", first.fence + 1, 120.0)
     row = at.row()
     assert (row.status, row.crash_count, row.retry_count, row.hb) == (Status.RUNNING, 1, 0, 0)
@@ -363,7 +363,7 @@ def test_a_lost_agents_task_is_taken_over_and_stays_running(at: Setting) -> None
 def test_who_was_taken_for_lost_cannot_write_any_more(at: Setting) -> None:
     first = claimed(at.store, lease_s=300, owner="only-slow")
     at.clock.advance(303)
-    [_] = at.janitor.take_over(LANES, anything)
+    [_] = at.rescuer.take_over(LANES, anything)
     now = at.clock.now()
     late = [
         writes.succeed(first, now=now, expire_at=now, result="1"),
@@ -384,9 +384,9 @@ def test_a_task_without_a_job_or_a_slot_for_it_is_left_to_another_agent(at: Sett
     claimed(at.store, owner="lost-agent")
     at.clock.advance(303)
     row = at.row()
-    assert at.janitor.take_over(LANES, lambda task: None) == []
+    assert at.rescuer.take_over(LANES, lambda task: None) == []
     assert at.row() == row
-    assert [lease.task_id for lease in at.a_janitor("other").take_over(LANES, anything)] == ["a"]
+    assert [lease.task_id for lease in at.a_rescuer("other").take_over(LANES, anything)] == ["a"]
 
 
 def test_of_two_agents_that_see_a_lost_task_one_gets_it(at: Setting) -> None:
@@ -410,7 +410,7 @@ def test_a_beat_that_comes_between_look_and_takeover_saves_its_lease(at: Setting
 def lose(at: Setting, number: int, *, is_alone: bool = True) -> list[Lease]:
     """The agent is lost that holds the task, and the next takes it over; alone or beside others."""
     at.clock.advance(303)
-    leases = at.a_janitor(f"agent-{number}").take_over(LANES, anything)
+    leases = at.a_rescuer(f"agent-{number}").take_over(LANES, anything)
     if leases and is_alone:
         assert at.store.write_tasks([writes.set_apart(leases[0], is_alone=True, now=at.clock.now())]) != [None]
     return leases
@@ -479,7 +479,7 @@ def test_where_no_agent_may_be_lost_the_first_loss_is_the_last_whatever_ran_besi
     claimed(at.store, owner="agent-0")
     claimed(at.store, "beside", owner="agent-0")
     at.clock.advance(303)
-    assert at.a_janitor("agent-1", max_crashes=0).take_over(LANES, anything) == []
+    assert at.a_rescuer("agent-1", max_crashes=0).take_over(LANES, anything) == []
     assert {at.row(name).status for name in ("a", "beside")} == {Status.FAILED}
 
 
@@ -514,7 +514,7 @@ def test_an_agent_on_this_host_is_known_by_its_process(at: Setting) -> None:
         at.store.announce(owner, {"process": started[name]}, lives_s=60.0)
         claimed(at.store, name, owner=owner)
     at.clock.advance(303)
-    at.janitor.take_over(LANES, anything)
+    at.rescuer.take_over(LANES, anything)
     assert at.row("lives").errors[-1]["error"] == f"the lease ran out although agent {names['lives']} lives"
     for name in ("killed", "another"):
         assert at.row(name).errors[-1]["error"] == f"agent {names[name]} was lost"
@@ -533,7 +533,7 @@ def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
     )
     at.store.write_tasks([writes.register_dependent(at.row("parent"), child.task_id)])
     at.clock.advance(303)
-    at.janitor.take_over(LANES, anything)
+    at.rescuer.take_over(LANES, anything)
     assert at.row("child").status is Status.FAILED
     assert at.row("child").error == "parent parent ended as FAILED"
     assert [event.task_id for event in at.record.of(events.ChildDoomed)] == ["child"]
@@ -542,7 +542,7 @@ def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
 def test_giving_up_needs_neither_job_nor_slot(at: Setting) -> None:
     claimed(at.store, owner="agent-0", crash_count=15)
     at.clock.advance(303)
-    at.janitor.take_over(LANES, lambda task: None)
+    at.rescuer.take_over(LANES, lambda task: None)
     assert at.row().status is Status.FAILED
 
 
@@ -569,10 +569,10 @@ def many_blocked(at: Setting, number: int) -> None:
 def test_a_child_behind_ten_thousand_others_is_told_whichever_agent_has_the_turn(at: Setting) -> None:
     many_blocked(at, 10_150)
     put(at.store, "child", status=Status.BLOCKED, depends_on=("gone",), waiting_for=frozenset({"gone"}))
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("child").status is Status.BLOCKED
     at.clock.advance(15)
-    at.a_janitor("another").heal(LANES)
+    at.a_rescuer("another").heal(LANES)
     assert at.row("child").status is Status.FAILED
     assert "info" not in at.engine.get(["turn:blocked"])["turn:blocked"]
 
@@ -588,7 +588,7 @@ def test_a_place_that_is_none_is_forgotten(at: Setting, place: object) -> None:
     )
     for _ in range(2):
         with suppress(StoreError):
-            at.janitor.heal(LANES)
+            at.rescuer.heal(LANES)
         at.clock.advance(15)
     assert at.row("child").status is Status.FAILED
 
@@ -604,7 +604,7 @@ def test_a_child_that_was_not_told_of_its_parents_end_is_told_by_the_sweep(at: S
     blocked(at, "parent")
     now = at.clock.now()
     at.store.settle([writes.succeed(parent, now=now, expire_at=now + 99)])
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("child").status is Status.PENDING
     assert at.row("child").created_at >= now - 0.001
     assert len(at.record.of(events.ChildUnparked)) == 1
@@ -613,21 +613,21 @@ def test_a_child_that_was_not_told_of_its_parents_end_is_told_by_the_sweep(at: S
 def test_a_child_that_its_parent_does_not_know_is_introduced_by_the_sweep(at: Setting) -> None:
     put(at.store, "parent")
     blocked(at, "parent")
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("parent").dependents == frozenset({"child"})
     assert at.row("child").status is Status.BLOCKED
 
 
 def test_a_child_whose_parent_is_gone_fails(at: Setting) -> None:
     blocked(at, "gone")
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("child").status is Status.FAILED
     assert at.row("child").error == "parent gone no longer exists"
 
 
 def test_a_child_that_waits_for_nobody_is_unparked(at: Setting) -> None:
     put(at.store, "child", status=Status.BLOCKED, depends_on=("p",))
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("child").status is Status.PENDING
 
 
@@ -636,22 +636,22 @@ def test_a_whole_family_is_healed_in_one_sweep(at: Setting) -> None:
         blocked(at, "gone", name=f"child-{number:03}")
     blocked(at, "child-000", name="grandchild")
     at.store.write_tasks([writes.register_dependent(at.row("child-000"), "grandchild")])
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert {at.row(f"child-{number:03}").status for number in range(150)} == {Status.FAILED}
     assert at.row("grandchild").status is Status.FAILED
 
 
 def test_one_agent_heals_in_each_turn(at: Setting) -> None:
-    others = [at.a_janitor(f"agent-{number}") for number in range(5)]
+    others = [at.a_rescuer(f"agent-{number}") for number in range(5)]
     at.engine.reads = 0
     blocked(at, "gone")
-    for janitor in others:
-        janitor.heal(LANES)
+    for rescuer in others:
+        rescuer.heal(LANES)
     assert len(at.record.of(events.ChildDoomed)) == 1
     blocked(at, "gone", name="second")
     at.clock.advance(5)
-    for janitor in others:
-        janitor.heal(LANES)
+    for rescuer in others:
+        rescuer.heal(LANES)
     assert at.row("second").status is Status.BLOCKED
     at.clock.advance(10)
     others[3].heal(LANES)
@@ -661,32 +661,32 @@ def test_one_agent_heals_in_each_turn(at: Setting) -> None:
 def test_a_turn_ends_by_itself_when_its_agent_is_lost(at: Setting) -> None:
     assert at.store.take_turn("blocked", owner="lost", lasts_s=13.5)
     blocked(at, "gone")
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("child").status is Status.BLOCKED
     at.clock.advance(13.6)
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.row("child").status is Status.FAILED
 
 
 def test_a_task_that_ended_meanwhile_is_not_given_up(at: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = claimed(at.store, owner="agent-0", crash_count=15)
     at.clock.advance(303)
-    real = at.janitor.lost.find
+    real = at.rescuer.lost.find
 
     def find(lanes: Sequence[Lane]) -> list[Task]:
         found = real(lanes)
         at.store.settle([writes.succeed(lease, now=at.clock.now(), expire_at=at.clock.now() + 9)])
         return found
 
-    monkeypatch.setattr(at.janitor.lost, "find", find)
-    at.janitor.take_over(LANES, anything)
+    monkeypatch.setattr(at.rescuer.lost, "find", find)
+    at.rescuer.take_over(LANES, anything)
     assert at.row().status is Status.SUCCESS
     assert at.record.of(events.TaskGivenUp) == []
 
 
 def test_while_nobody_waits_a_sweep_writes_nothing(at: Setting) -> None:
     """A turn is a write of every agent in every sweep; to see that the line is empty is a read."""
-    at.janitor.heal(LANES)
+    at.rescuer.heal(LANES)
     assert at.store.engine.get(["turn:blocked"]) == {}
 
 
@@ -694,7 +694,7 @@ def test_a_task_that_is_given_up_leaves_no_slot_of_its_limit_taken(at: Setting) 
     claimed(at.store, owner="agent-0", crash_count=15, limit_key="api", limit_max=1)
     at.store.insert_row(limit_row("api", number=1, now=at.clock.now(), holders=["a#1", "b#1"]))
     at.clock.advance(303)
-    at.janitor.take_over(LANES, anything)
+    at.rescuer.take_over(LANES, anything)
     assert at.row().status is Status.FAILED
     assert holders_of(at.store.engine.get(["limit:api"])["limit:api"]) == {"b#1"}, "at once, before any sweep"
 
@@ -720,7 +720,7 @@ def test_a_task_that_the_store_does_not_take_for_another_agent_is_given_up_and_i
     lost_leases(setting, "a", "large", "z")
     rejecting(setting, lambda write: write.task_id == "large" and write.verb == "take over")
     doubts = list[Doubt]()
-    leases = setting.janitor.take_over(LANES, lambda task: 60.0, doubts.extend)
+    leases = setting.rescuer.take_over(LANES, lambda task: 60.0, doubts.extend)
     assert ({lease.task_id for lease in leases}, doubts) == ({"a", "z"}, [])
     after = setting.row("large")
     assert after.status is Status.FAILED
@@ -731,7 +731,7 @@ def test_what_is_given_up_is_given_up_barely_when_the_store_takes_no_more() -> N
     setting = Setting()
     lost_leases(setting, "large")
     engine = rejecting(setting, lambda write: write.verb == "give up" and "errors" in write.set)
-    setting.a_janitor("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
+    setting.a_rescuer("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
     after = setting.row("large")
     assert (after.status, after.crash_count, after.errors, after.lease_owner) == (Status.FAILED, 1, (), None)
     assert after.error is not None and len(after.error.encode()) <= 300
@@ -742,7 +742,7 @@ def test_a_row_that_can_not_even_be_given_up_is_named_and_does_not_stop_the_swee
     setting = Setting()
     lost_leases(setting, "a", "large", "z")
     rejecting(setting, lambda write: write.task_id == "large")
-    setting.a_janitor("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
+    setting.a_rescuer("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
     assert [setting.row(name).status for name in ("a", "large", "z")] == [Status.FAILED, Status.RUNNING, Status.FAILED]
     [rejected] = setting.record.of(events.WriteRejected)
     assert (rejected.task_id, rejected.verb) == ("large", "give up")
@@ -756,7 +756,7 @@ def test_a_child_that_the_store_does_not_change_holds_up_none_of_the_others() ->
     now = setting.clock.now()
     setting.store.settle([writes.succeed(parent, now=now, expire_at=now + 100)])
     rejecting(setting, lambda write: write.task_id == "c2")
-    setting.janitor.heal(LANES)
+    setting.rescuer.heal(LANES)
     assert [setting.row(name).status for name in ("c1", "c2", "c3")] == [
         Status.PENDING,
         Status.BLOCKED,

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from tests.support.engine import Recorder, serving
 from tests.support.stands import eventually
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.cli import app
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
@@ -341,13 +341,13 @@ def test_every_wrong_value_of_every_attribute_of_every_kind_of_row_harms_no_agen
     place: Place, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = Counter[str]()
-    heal = Janitor.heal
+    heal = Rescuer.heal
 
-    def healed(janitor: Janitor, *arguments: Any) -> None:
-        heal(janitor, *arguments)
+    def healed(rescuer: Rescuer, *arguments: Any) -> None:
+        heal(rescuer, *arguments)
         swept["healed"] += 1
 
-    monkeypatch.setattr(Janitor, "heal", healed)
+    monkeypatch.setattr(Rescuer, "heal", healed)
     with opened(place) as store:
         bad = bad_rows(place, store.clock.now(), part)
         place.put(store, bad)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import LONG_S, Stage, put, seen, serving, settings
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
@@ -358,7 +358,7 @@ def test_the_sweep_makes_a_page_of_children_known_in_one_write() -> None:
     engine.written.clear()
     dependents = Dependents(store, EventBus(), keep_success_s=9.0, keep_failed_s=9.0)
     options: dict[str, Any] = {"max_crashes": 3, "guard_s": 2.0, "sweep_s": 15.0, "keep_failed_s": 9.0}
-    Janitor(store, EventBus(), dependents, owner="me", **options).heal([Lane()])
+    Rescuer(store, EventBus(), dependents, owner="me", **options).heal([Lane()])
     assert engine.written["register dependent"] == 3
     assert client.get(parent).dependents == {one.task.task_id for one in outcomes}
     engine.close()

@@ -14,8 +14,8 @@ import pytest
 from tests.support import stands
 from tests.support.engine import LONG_S, Recorder, Writing, a_job, put, serving, settings
 from tests.support.stands import Stand, together
-from thunderagent.agent.controls import CONTROL_LOOK_S, Controls
 from thunderagent.agent.loop import Agent
+from thunderagent.agent.pauses import PAUSES_LOOK_S, PauseWatcher
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
@@ -34,7 +34,7 @@ from thunderagent.testing.faulty_engine import FaultyEngine
 
 
 class Counting(FaultyEngine):
-    """Counts how often the row of controls is read."""
+    """Counts how often the row of pauses is read."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -141,12 +141,12 @@ def test_an_agent_with_a_free_slot_reads_the_row_no_more_often_than_before(at: A
 def test_a_look_reads_the_row_only_when_it_was_not_read_for_a_while(at: At) -> None:
     at.round()
     reads = at.engine.reads
-    at.clock.advance(CONTROL_LOOK_S - 0.5)
-    at.agent.controls.look()
+    at.clock.advance(PAUSES_LOOK_S - 0.5)
+    at.agent.pauses.look()
     assert at.engine.reads == reads
     at.clock.advance(0.5)
     for _ in range(10):
-        at.agent.controls.look()
+        at.agent.pauses.look()
     assert at.engine.reads == reads + 1
 
 
@@ -199,17 +199,17 @@ def test_the_request_is_taken_away_with_one_write_if_there_is_one(name: str, tmp
         client = Client(stand.store, settings())
         introduce(stand.store, "a:1:a", "b:1:b")
 
-        def controls() -> Controls:
+        def watcher() -> PauseWatcher:
             store = TaskStore(engine)
             options: dict[str, Any] = {"queues": (), "jobs": (), "every_s": 1.0, "monotonic": clock.monotonic}
-            return Controls(store, EventBus(), owner="a:1:a", **options)
+            return PauseWatcher(store, EventBus(), owner="a:1:a", **options)
 
-        not_asked = controls()
+        not_asked = watcher()
         not_asked.is_paused("default", "a")
         not_asked.end()
         assert engine.verbs == []
         client.drain("a:1:a")
-        asked = controls()
+        asked = watcher()
         assert asked.is_paused("default", "a")
         client.pause(queue="default")  # the row has changed since it was read
         asked.end()
@@ -219,7 +219,7 @@ def test_the_request_is_taken_away_with_one_write_if_there_is_one(name: str, tmp
         asked.end()
         assert entries(client) == {"queue:default"}
         client.drain("a:1:a")
-        asked = controls()
+        asked = watcher()
         assert asked.is_paused("default", "a")
         engine.verbs.clear()
         asked.end()

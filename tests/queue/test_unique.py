@@ -14,7 +14,7 @@ import pytest
 from tests.support.engine import a_job, seen, serving, settings
 from tests.support.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
@@ -414,7 +414,7 @@ class Walk:
     def _actor(self, name: str, turns: Turns) -> Callable[[], None]:
         rng, store = random.Random(self.rng.random()), self.site.open(TurnsEngine(self.site.engine, turns))
         client, hand, leases = Client(store, settings()), Hand(self.site, store, name), list[Lease]()
-        janitor = Janitor(
+        rescuer = Rescuer(
             store,
             EventBus(),
             Dependents(store, EventBus(), keep_success_s=DAY_S, keep_failed_s=DAY_S),
@@ -456,7 +456,7 @@ class Walk:
 
         def rescue() -> None:
             self.site.clock.advance(LEASE_S + 2)
-            for lease in janitor.take_over([Lane()], lambda task: LEASE_S):
+            for lease in rescuer.take_over([Lane()], lambda task: LEASE_S):
                 self.rescues += 1
                 hand.start(lease)
                 leases.append(lease)
@@ -826,9 +826,9 @@ def test_who_is_given_up_after_lost_agents_frees_the_key(site: Site) -> None:
     bus, store = EventBus(), site.store
     dependents = Dependents(store, bus, keep_success_s=DAY_S, keep_failed_s=DAY_S)
     numbers: dict[str, Any] = {"max_crashes": 0, "guard_s": 1.0, "sweep_s": 15.0, "keep_failed_s": DAY_S}
-    janitor = Janitor(store, bus, dependents, owner="agent-2", monotonic=site.clock.monotonic, **numbers)
+    rescuer = Rescuer(store, bus, dependents, owner="agent-2", monotonic=site.clock.monotonic, **numbers)
     site.clock.advance(LEASE_S + 2)
-    janitor.take_over([Lane()], lambda task: LEASE_S)
+    rescuer.take_over([Lane()], lambda task: LEASE_S)
     assert site.client.get(first).status is Status.FAILED
     assert site.row() is None
     assert not Hand(site, store).end(lease)

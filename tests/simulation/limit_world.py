@@ -286,11 +286,11 @@ class Process:
         self.store = Way(world.engine, self, rng)
         store = TaskStore(self.store, monotonic=self.monotonic)
         self.agent = WorldAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
-        admission, janitor = self.agent._in_flight.admission, self.agent._housekeeping._janitor
+        admission, rescuer = self.agent._in_flight.admission, self.agent._housekeeping._rescuer
         admission._sweep._most = 2  # instead of a thousand: a line has several parts
         if world.is_crowded:
             admission._sweep._most_lines = LINES_A_PART
-            janitor._most = janitor.lost._rounds._most = A_PART
+            rescuer._most = rescuer.lost._rounds._most = A_PART
         self.is_alive, self.is_leaving = True, False
         self.wakes_at = float("-inf")
         self.main = Turn(self.clock, f"{name} main", self.agent.run)

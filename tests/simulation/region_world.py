@@ -25,7 +25,7 @@ from typing import Any, Final
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.settle import Policy, settle
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.outcome import Outcome, Undecided
@@ -290,7 +290,7 @@ class Agent:
             rng=world.dice,
         )
         keep = {"keep_success_s": FOREVER_S, "keep_failed_s": FOREVER_S}
-        self.janitor = Janitor(
+        self.rescuer = Rescuer(
             self.store,
             bus,
             Dependents(self.store, bus, **keep),
@@ -369,7 +369,7 @@ class Agent:
             def wanted(task: Task) -> float | None:
                 return LEASE_S if len(self.held) < SLOTS else None
 
-            self._hold(self.janitor.take_over([LANE], wanted, self.doubts.extend))
+            self._hold(self.rescuer.take_over([LANE], wanted, self.doubts.extend))
 
     def drop_what_is_over(self) -> None:
         """Handlers whose lease or whose region's grant is over are stopped."""

@@ -39,7 +39,7 @@ from moto import mock_aws
 from tests.simulation.audit import GUARD_S, MAX_CRASHES, Actor, Audit
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.settle import Policy, Settlement, settle
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
@@ -163,7 +163,7 @@ class SimAgent:
     """What an agent process knows; a crash forgets it."""
 
     owner: str
-    janitor: Janitor
+    rescuer: Rescuer
     leases: dict[str, Lease] = field(default_factory=dict)
     decided: dict[tuple[str, int], Settlement] = field(default_factory=dict)
     """Outcomes that are decided and whose writes had no answer."""
@@ -661,7 +661,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not owner:
             self.names += 1
             owner = f"agent-{self.names}"
-        janitor = Janitor(
+        rescuer = Rescuer(
             self.store,
             EventBus(),
             self.dependents,
@@ -674,7 +674,7 @@ class QueueMachine(RuleBasedStateMachine):
             most=A_PART,
             is_stray=partial(self._is_stray, owner),
         )
-        return SimAgent(owner, janitor)
+        return SimAgent(owner, rescuer)
 
     def _is_stray(self, owner: str, task: Task) -> bool:
         agent = next((one for one in self.fleet if one.owner == owner), None)
@@ -800,7 +800,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         hits = len(self.faulty.hits)
         with self._sweep():
-            leases = agent.janitor.take_over(LANES, wanted)
+            leases = agent.rescuer.take_over(LANES, wanted)
             won = {(lease.task_id, lease.fence) for lease in leases}
             assert won <= set(self.audit.won)
             assert won == set(self.audit.won) or len(self.faulty.hits) > hits
@@ -823,7 +823,7 @@ class QueueMachine(RuleBasedStateMachine):
         turn, hits, interrupted = self._turn(), len(self.faulty.hits), self.audit.interrupted
         has_begun = "info" in turn
         with self._sweep():
-            agent.janitor.heal(LANES)
+            agent.rescuer.heal(LANES)
             if self._turn() == turn or len(self.faulty.hits) > hits or self.audit.interrupted > interrupted:
                 return  # not our turn, or not all was done
             if has_begun or "info" in self._turn():

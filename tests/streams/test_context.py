@@ -597,7 +597,7 @@ def test_lost_agents_without_progress_end_it_as_failed_with_the_reason(agents: F
     second = agents.add(quiet, max_crashes=2, start=False)
     clock = FakeClock(now=row.lock_time + 10)  # type: ignore[operator]
     judge = SqliteEngine(str(agents._path), clock=clock)
-    second.agent._housekeeping._janitor.lost._store = TaskStore(judge, monotonic=clock.monotonic)
+    second.agent._housekeeping._rescuer.lost._store = TaskStore(judge, monotonic=clock.monotonic)
     second.start()
     row = agents.client.wait("s", timeout_s=LONG_S)
     judge.close()

@@ -38,7 +38,7 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThr
         metrics = metrics or (partial(prometheus_text, meter) if is_installed() else None)
         threads += measuring_threads(agent, meter)
     if settings.ec2_notices:
-        threads.append(Notices(Metadata(), agent.bus, retire=agent.retire, hold=agent.controls.hold))
+        threads.append(Notices(Metadata(), agent.bus, retire=agent.retire, hold=agent.pauses.hold))
     if settings.http_port:
         probes = Probes(
             settings.http_host, settings.http_port, agent=agent.name, health=agent.vitals.health, metrics=metrics

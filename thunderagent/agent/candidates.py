@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.controls import Controls
 from thunderagent.agent.doorbell import Rung
+from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.jobs.registry import Registry
@@ -41,7 +41,7 @@ class CandidateSelector:
         self,
         pollers: Mapping[Served, QueuePoller],
         jobs: Registry,
-        controls: Controls,
+        pauses: PauseWatcher,
         admission: Admission,
         *,
         store: TaskStore,
@@ -50,7 +50,7 @@ class CandidateSelector:
     ) -> None:
         self._pollers = pollers
         self._jobs = jobs.by_value
-        self._controls = controls
+        self._pauses = pauses
         self._admission = admission
         self._lease_s = lease_s
         self._monotonic = store.monotonic
@@ -74,7 +74,7 @@ class CandidateSelector:
         in_line = {one.candidate.task_id for one in chosen.beside}
         now = self._monotonic()
         due = [(served, poller) for served, poller in self._pollers.items() if poller.due <= now]
-        due = [(served, poller) for served, poller in due if self._controls.admits(poller)]
+        due = [(served, poller) for served, poller in due if self._pauses.admits(poller)]
         for served, poller in self._rng.sample(due, len(due)) if len(due) > 1 else due:
             if 0 < poller.free <= promised[poller.pool]:
                 continue  # others that share the room may take all that is left: it looks in the next round
@@ -117,7 +117,7 @@ class CandidateSelector:
         queue = Lane.parse(StatusValue.parse(one.status_value).suffix).queue
         if one.job in self._jobs and (queue, self._jobs[one.job].kind) in self._pollers:
             # If it is only this agent that is paused, it is for another.
-            return not self._controls.is_agent_paused and self._controls.is_paused(queue, self._jobs[one.job].name)
+            return not self._pauses.is_agent_paused and self._pauses.is_paused(queue, self._jobs[one.job].name)
         return self._served is not None and (queue, one.job) not in self._served
 
     def _room(self, one: Candidate, here: Container[str], promised: Counter[SlotPool]) -> float | None:
@@ -128,7 +128,7 @@ class CandidateSelector:
         poller = self._pollers.get((queue, self._jobs[one.job].kind))
         if poller is None or poller.free <= promised[poller.pool]:
             return None
-        if self._controls.is_paused(queue, self._jobs[one.job].name):
+        if self._pauses.is_paused(queue, self._jobs[one.job].name):
             return None
         promised[poller.pool] += 1
         return self._lease_s(one.job)

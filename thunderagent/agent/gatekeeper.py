@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Final, cast
 
-from thunderagent.agent.controls import Controls
 from thunderagent.agent.in_flight import HURRY_S, InFlight
+from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining
@@ -31,7 +31,7 @@ class Gatekeeper:
 
     Args:
         gate: what holds.
-        controls: let nothing start.
+        pauses: let nothing start.
         in_flight: what the agent holds.
         bus: told when a grant begins, is to go, and ends.
         drain_s: how long batch tasks may take to end before they are given back; streams are given back at once.
@@ -41,7 +41,7 @@ class Gatekeeper:
     def __init__(
         self,
         gate: Gate,
-        controls: Controls,
+        pauses: PauseWatcher,
         in_flight: InFlight,
         bus: EventBus,
         *,
@@ -49,7 +49,7 @@ class Gatekeeper:
         monotonic: Callable[[], float],
     ) -> None:
         self._gate = gate
-        self._controls = controls
+        self._pauses = pauses
         self._in_flight = in_flight
         self._bus = bus
         self._drain_s = drain_s
@@ -68,7 +68,7 @@ class Gatekeeper:
         if gate.region is None:
             return
         grant, is_open = gate.grant, gate.is_open
-        self._controls.hold(None if gate.may_claim else gate.why_closed, by=HOLD)
+        self._pauses.hold(None if gate.may_claim else gate.why_closed, by=HOLD)
         if self._was_open and (not is_open or grant.epoch != self._epoch):
             self._bus.emit(fleet_events.GrantEnded(region=gate.region, epoch=self._epoch, reason=gate.why_closed))
             self._was_open = False

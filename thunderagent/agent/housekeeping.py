@@ -11,16 +11,16 @@ from zlib import crc32
 
 import schedule
 
-from thunderagent.agent.controls import CONTROL_LOOK_S
 from thunderagent.agent.health.judgement import ANNOUNCE_S
 from thunderagent.agent.health.outage import Marks
 from thunderagent.agent.in_flight import InFlight
+from thunderagent.agent.pauses import PAUSES_LOOK_S
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Tally, units_of
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.agent.streams import Streams
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
@@ -99,7 +99,7 @@ class Housekeeping:
         owner: str,
         pollers: Mapping[Served, QueuePoller],
         in_flight: InFlight,
-        janitor: Janitor,
+        rescuer: Rescuer,
         periodic: Periodic,
         health: Callable[[], Mapping[str, Any]],
         told: Mapping[str, Any],
@@ -115,9 +115,9 @@ class Housekeeping:
         self._owner = owner
         self._pollers = pollers
         self._in_flight = in_flight
-        self._janitor = janitor
+        self._rescuer = rescuer
         self._periodic = periodic
-        self._streams = Streams(store, settings, bus, in_flight=in_flight, janitor=janitor)
+        self._streams = Streams(store, settings, bus, in_flight=in_flight, rescuer=rescuer)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._texts = TextSweep(store, owner=owner)
         self._health = health
@@ -136,12 +136,12 @@ class Housekeeping:
         sweep_s = self._settings.sweep_s
         for seconds, name, work in (
             (min(sweep_s, NEW_STREAMS_S) if self._stream_pollers else sweep_s, "sweep", self._sweep),
-            (sweep_s, "sweep", lambda: self._janitor.heal(self._lanes)),
+            (sweep_s, "sweep", lambda: self._rescuer.heal(self._lanes)),
             (sweep_s, "lines", self._sweep_lines),
             (COUNT_S, "texts", lambda: self._texts.look(self._lanes)),
             (sweep_s if self._stream_pollers else sweep_s * SHARES_SWEEPS, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
-            (CONTROL_LOOK_S / 2, "pauses", self._look_at_controls),
+            (PAUSES_LOOK_S / 2, "pauses", self._look_at_controls),
             (TICK_LOOK_S, "ticks", self._periodic.look),
             (COUNT_S, "counters", self._count),
             *(self._pieces_for_streams() if self._stream_pollers else ()),
@@ -205,7 +205,7 @@ class Housekeeping:
 
     def _end_controls(self) -> None:
         if self._gate.is_open:
-            self._in_flight.controls.end()
+            self._in_flight.pauses.end()
 
     def _ticks_wait_s(self) -> float:
         return self._periodic.wait_s() if self._gate.is_open else math.inf
@@ -252,7 +252,7 @@ class Housekeeping:
     def _look_at_controls(self) -> None:
         """With all slots taken nobody looks for work, which else reads what is asked of the agent."""
         if not any(poller.free > 0 for poller in self._pollers.values()):
-            self._in_flight.controls.look()
+            self._in_flight.pauses.look()
 
     def _room(self) -> Callable[[Task], float | None]:
         """How long a lease a lost agent's task gets here; None without its job or a free slot for it, or paused."""
@@ -266,7 +266,7 @@ class Housekeeping:
             poller = self._pollers.get((task.queue, job.kind))
             if poller is None or left[poller.pool] <= 0:
                 return None
-            if self._in_flight.controls.is_paused(task.queue, task.job):
+            if self._in_flight.pauses.is_paused(task.queue, task.job):
                 return None
             left[poller.pool] -= 1
             if not job.is_stream and suspects.is_one(task, lost=True):

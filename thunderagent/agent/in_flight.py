@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.candidates import CandidateSelector, Selection
-from thunderagent.agent.controls import Controls
 from thunderagent.agent.doubts import Doubts
 from thunderagent.agent.executors import Executors
 from thunderagent.agent.heartbeat import CANCELLED, Heartbeat
+from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.settle import Policy, Settlement, settle
 from thunderagent.agent.stream_balance import Fleet
@@ -141,13 +141,13 @@ class InFlight:
         dependents: Dependents,
         policy: Policy,
         fleet: Fleet,
-        controls: Controls,
+        pauses: PauseWatcher,
         gate: Gate | None = None,
     ) -> None:
         self._gate = gate or Gate()
         self.held: dict[str, Running] = {}
         self.fleet = fleet
-        self.controls = controls
+        self.pauses = pauses
         self.handoffs = Handoffs(
             store,
             bus,
@@ -194,7 +194,7 @@ class InFlight:
         self.selector = CandidateSelector(
             pollers,
             jobs,
-            controls,
+            pauses,
             self.admission,
             lease_s=lambda job: jobs.by_value[job].lease_s or settings.lease_s,
             store=store,
@@ -344,7 +344,7 @@ class InFlight:
         settling = self._decide() if is_open else self._wait_for_grant()
         # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
         chosen = self.selector.choose(self.here) if claim else Selection()
-        heard = self.controls.heard()
+        heard = self.pauses.heard()
         batch = chosen.all
         if not settling and not batch:
             self._claimed(chosen.looked, Exchanged([], [], [], []))

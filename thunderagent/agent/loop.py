@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thunderagent.agent.assembly import equip
-from thunderagent.agent.controls import Controls
 from thunderagent.agent.doorbell import Listener
 from thunderagent.agent.executors import Executors, make_executors
 from thunderagent.agent.gatekeeper import Gatekeeper, gated
@@ -24,10 +23,11 @@ from thunderagent.agent.health.vitals import Vitals
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.in_flight import HURRY_S, InFlight
+from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
 from thunderagent.agent.scopes import HandlerScope
 from thunderagent.agent.stream_balance import Fleet
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, stopping_signals
 from thunderagent.jobs.extension import extension
 from thunderagent.jobs.outcome import Stopped
@@ -111,7 +111,7 @@ class Agent:
         most = settings.max_streams if streams else 0
         self._fleet = Fleet(store, owner=self.name, max_streams=most, jobs=streams, monotonic=self._monotonic)
         self._pollers = make_pollers(store, jobs, settings, fleet=self._fleet, bus=self.bus, rng=self._rng)
-        self.controls = Controls(
+        self.pauses = PauseWatcher(
             store,
             self.bus,
             owner=self.name,
@@ -137,11 +137,11 @@ class Agent:
             dependents=dependents,
             policy=policy,
             fleet=self._fleet,
-            controls=self.controls,
+            pauses=self.pauses,
             gate=self.gate,
         )
         self._outage = Outage(self._in_flight.selector, self._marks, self.bus, self._rng, self._monotonic)
-        janitor = Janitor(
+        rescuer = Rescuer(
             store,
             self.bus,
             dependents,
@@ -165,7 +165,7 @@ class Agent:
             owner=self.name,
             pollers=self._pollers,
             in_flight=self._in_flight,
-            janitor=janitor,
+            rescuer=rescuer,
             periodic=Periodic(
                 store,
                 jobs,
@@ -193,7 +193,7 @@ class Agent:
             wake=self._in_flight.wake,
         )
         self._gatekeeper = Gatekeeper(
-            self.gate, self.controls, self._in_flight, self.bus, drain_s=settings.drain_s, monotonic=self._monotonic
+            self.gate, self.pauses, self._in_flight, self.bus, drain_s=settings.drain_s, monotonic=self._monotonic
         )
         self.bus.subscribe(self._look_for_child)
         self.vitals = Vitals(
@@ -204,7 +204,7 @@ class Agent:
             in_flight=self._in_flight,
             heartbeat=self._heartbeat,
             listener=self._listener,
-            controls=self.controls,
+            pauses=self.pauses,
             is_draining=lambda: self._stops > 0,
         )
         """How the agent is, for any thread."""

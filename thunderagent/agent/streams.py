@@ -9,7 +9,7 @@ from typing import Any, Final
 from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.stream_balance import OTHERS_S, Fleet
 from thunderagent.agent.stream_handoff import HANDOFF_S
-from thunderagent.agent.sweep import Janitor
+from thunderagent.agent.sweep import Rescuer
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
@@ -37,13 +37,13 @@ class Streams:
     """The streams of one agent. Called in the agent's loop."""
 
     def __init__(
-        self, store: TaskStore, settings: Settings, bus: EventBus, *, in_flight: InFlight, janitor: Janitor
+        self, store: TaskStore, settings: Settings, bus: EventBus, *, in_flight: InFlight, rescuer: Rescuer
     ) -> None:
         self._store = store
         self._settings = settings
         self._bus = bus
         self._in_flight = in_flight
-        self._janitor = janitor
+        self._rescuer = rescuer
         self._lost_since: dict[tuple[str, int], float] = {}
 
     @property
@@ -121,7 +121,7 @@ class Streams:
                 return None
             return room(task)
 
-        leases = self._janitor.take_over(lanes, ours, self._in_flight.doubts.add)
+        leases = self._rescuer.take_over(lanes, ours, self._in_flight.doubts.add)
         self._in_flight.begin_all(leases, how="taken over from a lost agent")
 
     def rebalance(self) -> None:
@@ -133,7 +133,7 @@ class Streams:
             if context.is_connected
             and not (context.cancelled or context.is_on_hold or running.settling)
             # what is paused goes on here, and could not go on elsewhere
-            and not self._in_flight.controls.is_paused(running.lease.task.queue, running.job.name)
+            and not self._in_flight.pauses.is_paused(running.lease.task.queue, running.job.name)
         ]
         leaving = movable[-number:] if number > 0 else []
         for running in leaving:

@@ -194,7 +194,7 @@ class LostLeases:
         return task.region_epoch is not None and task.region_epoch < self._epoch()
 
 
-class Janitor:
+class Rescuer:
     """What an agent does for the fleet every `sweep_s`."""
 
     def __init__(

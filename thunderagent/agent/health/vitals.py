@@ -8,12 +8,12 @@ from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any, Final
 
-from thunderagent.agent.controls import Controls
 from thunderagent.agent.doorbell import THREAD, Listener
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 from thunderagent.agent.health.outage import Marks
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.in_flight import InFlight
+from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Held
@@ -49,7 +49,7 @@ class Vitals:
         in_flight: InFlight,
         heartbeat: Heartbeat,
         listener: Listener,
-        controls: Controls,
+        pauses: PauseWatcher,
         is_draining: Callable[[], bool],
     ) -> None:
         self._marks = marks
@@ -57,7 +57,7 @@ class Vitals:
         self._in_flight = in_flight
         self._heartbeat = heartbeat
         self._listener = listener
-        self._controls = controls
+        self._pauses = pauses
         self.threads: BackgroundThreads | None = None
         """Those of the agent, once they are made: they may look at it from their beginning."""
         self._clock = store.clock
@@ -87,7 +87,7 @@ class Vitals:
             "heartbeat_alive": self._heartbeat.is_alive,
             "store_answers": marks.outage_since is None,
             "draining": self._is_draining(),
-            "paused": self._controls.is_agent_paused,
+            "paused": self._pauses.is_agent_paused,
             **self.health().entry(),
         }
 
@@ -139,9 +139,9 @@ class Vitals:
             doorbell=self._listener.is_heard,
             queues=tuple(self._queues(now)),
             draining=self._is_draining(),
-            paused=self._controls.is_agent_paused,
+            paused=self._pauses.is_agent_paused,
             lines_dropped=dropped_lines(),
-            held_for=self._redacted(self._controls.held_for),
+            held_for=self._redacted(self._pauses.held_for),
         )
 
     def _queues(self, now: float) -> Iterator[QueueFacts]:

@@ -22,11 +22,11 @@ from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.pauses import ASKED, Pause, PauseKind, change_controls, drain_asked, pauses_of, without_drains
 from thunderagent.stores.tasks import TaskStore
 
-CONTROL_LOOK_S: Final = 10.0
+PAUSES_LOOK_S: Final = 10.0
 """An agent that did not look for work for so long reads what is paused, and whether it is asked to drain."""
 
 
-class Controls:
+class PauseWatcher:
     """The pauses that concern one agent. Called in the agent's loop."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Controls:
 
     def look(self) -> None:
         """Read the row if it was not read for a while: an agent whose slots are all taken does not look for work."""
-        if self._monotonic() - self._next_read >= CONTROL_LOOK_S - self._every_s:
+        if self._monotonic() - self._next_read >= PAUSES_LOOK_S - self._every_s:
             self._read()
             self._notice()
 
