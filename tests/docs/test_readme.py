@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
 from thunderagent.settings import Settings
+from thunderagent.testing import ChaosServer, run_stream
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -52,6 +55,19 @@ def test_the_first_job_runs_as_it_is_printed(
         for name in ("myjobs", "myjobs.hello"):
             sys.modules.pop(name, None)
     assert capsys.readouterr().out == "Hello, Ada!\n"
+
+
+def test_the_stream_runs_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(code_blocks("python")[2], "README.md", "exec"), names)  # noqa: S102 - the README is ours
+
+    async def follow_two() -> None:
+        async with ChaosServer(auto_subscribe=True, from_start=True) as server:
+            server.publish_many(2)
+            await run_stream(names["follow"], server.url, until=lambda ctx: ctx.cursor and ctx.cursor.seq == 2)
+
+    asyncio.run(follow_two())
+    assert capsys.readouterr().out == "1\n2\n"
 
 
 def test_the_tests_of_the_testing_guide_pass_as_they_are_printed(tmp_path: Path) -> None:
