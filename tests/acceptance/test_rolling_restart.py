@@ -208,7 +208,7 @@ def peers() -> Iterator[Feeds]:
 def test_a_rolling_restart_loses_nothing_and_burns_no_attempt(
     place: Place, tmp_path: Path, peers: Feeds, measured: Measured, as_group: str
 ) -> None:
-    total, long_share = (2000, 0.15) if place.kind == "sqlite" else (240, 0.5)  # its local engine is slow
+    total, long_share = (700, 0.15) if place.kind == "sqlite" else (240, 0.5)  # its local engine is slow
     work, crowd = Work(place, tmp_path / "work", long_share), Crowd(place, tmp_path / "streams", peers)
     changes = {"stopasgroup": as_group}
     settings = {"store": place.url, "poll_max_s": 1.0, "poll_idle_s": 1.0}

@@ -251,7 +251,7 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
     for seed in range(begin, begin + EXAMPLES):
         play = Play(seed)
         try:
-            with patch.multiple("thunderagent.lines", PAGE=2, PAGES=2, SPARE=1):  # a line is longer than one look
+            with patch.multiple("thunderagent.queue.limits.lines", PAGE=2, PAGES=2, SPARE=1):  # longer than a look
                 play.run()
         except BaseException as error:
             error.add_note(f"seed {seed}")

@@ -953,7 +953,7 @@ def _run(machine: type[QueueMachine], examples: int, steps: int) -> None:
 
 
 def test_the_invariants_hold_on_sqlite_whatever_happens() -> None:
-    _run(QueueMachine, EXAMPLES or 250, 60)
+    _run(QueueMachine, EXAMPLES or 100, 60)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -962,7 +962,7 @@ def test_the_invariants_hold_in_a_file_whose_process_forks_at_any_step() -> None
 
 
 def test_the_invariants_hold_on_dynamodb_whatever_happens() -> None:
-    _run(DynamoMachine, EXAMPLES // 10 or 10, 40)
+    _run(DynamoMachine, EXAMPLES // 10 or 4, 40)
 
 
 # Rules that a random example meets seldom.

@@ -28,7 +28,7 @@ from tests.simulation.region_world import AGENTS, REGIONS, Agent, Broken, World
 
 RUNS: Final = int(os.environ.get("THUNDER_TEST_REGIONS", "0"))
 FAULTS_A_RUN: Final = 1_000
-SEEDS: Final = 10
+SEEDS: Final = 5
 STEPS_A_TASK: Final = 25
 END_S: Final = 600.0
 

@@ -323,7 +323,7 @@ def test_the_rules_of_streams_hold_whatever_happens() -> None:
     run_state_machine_as_test(
         StreamMachine,
         settings=settings(
-            max_examples=EXAMPLES or 48,
+            max_examples=EXAMPLES or 24,
             stateful_step_count=STEPS,
             derandomize=not EXAMPLES,
             database=None,

@@ -432,8 +432,8 @@ def test_every_acknowledged_update_counts_once_whatever_the_clients_of_a_user_do
     for seed in range(begin + part, begin + (SEEDS or 8), 2):
         kept = 4 if seed % 4 > 1 else CHANGES_KEPT  # few: the API forgets changes whose answer was lost
         with ExitStack() as stack:
-            for module in ("wsapi.state", "wsclient.replica", "wsclient.submitter"):
-                stack.enter_context(mock.patch(f"thunderagent.{module}.CHANGES_KEPT", kept))
+            for module in ("server.state", "client.replica", "client.submitter"):
+                stack.enter_context(mock.patch(f"thunderagent.websocket_api.{module}.CHANGES_KEPT", kept))
             runner = stack.enter_context(asyncio.Runner(loop_factory=Instant))
             world = World(seed)
             stack.callback(world.close)
