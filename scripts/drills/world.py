@@ -172,7 +172,7 @@ class World:
                     cast(Engine, self.states.engine(name)),
                     connections,
                     region=name,
-                    verifier=self.issuer.verifier(),
+                    authorizer=self.issuer.authorizer(),
                     limits=Limits(
                         rotate_after_s=self.pace.s(7200.0),
                         idle_s=self.pace.s(600.0),

@@ -54,6 +54,7 @@ def serve(
         if not has_package("jwt") or not has_package("cryptography"):
             raise ConfigurationError("the WebSocket API needs PyJWT: pip install 'thunderagent[wsapi]'")
         from thunderagent.websocket_api.gateway import local_regions
+        from thunderagent.websocket_api.server.authorizer import Authorizer
         from thunderagent.websocket_api.server.settings import AuthorizerSettings, load, make_verifier
 
         settings = load_settings()
@@ -67,8 +68,7 @@ def serve(
             names,
             folder=folder,
             ports=[port + number if port else 0 for number in range(2 * len(names))],
-            verifier=make_verifier(tokens) if tokens else None,
-            query_token=bool(tokens and tokens.query_token),
+            authorizer=Authorizer(make_verifier(tokens), query_token=tokens.query_token, bus=bus) if tokens else None,
             bus=bus,
         ) as regions:
             asyncio.run(local_regions.serve(regions, lambda: _tell(regions, demo=demo, as_json=as_json)))

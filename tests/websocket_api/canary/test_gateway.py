@@ -40,7 +40,7 @@ def regions(engine: Callable[[str], Engine], issuer: Issuer, *names: str) -> Ite
         for name in names:
             states, connections = FaultyEngine(engine(name)), SqliteEngine(MEMORY)
             stack.callback(connections.close)
-            found[name] = Region(Gateway(states, connections, region=name, verifier=issuer.verifier()), states)
+            found[name] = Region(Gateway(states, connections, region=name, authorizer=issuer.authorizer()), states)
         with in_thread(*(one.gateway for one in found.values())):
             yield found
 

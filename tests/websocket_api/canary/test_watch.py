@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -200,7 +199,7 @@ def test_the_row_of_the_agent_tells_each_target(own: Api) -> None:
 
 def a_thread(api: Api, bus: EventBus, *, every_s: float = 0.05, budget_s: float = 10.0) -> CanaryWatch:
     prober = Prober(OWN, Tokens(None), budget_s=budget_s)
-    return CanaryWatch({OWN: api.url}, prober, bus, own=OWN, every_s=every_s, rng=random.Random(1))
+    return CanaryWatch({OWN: api.url}, prober, bus, own=OWN, every_s=every_s)
 
 
 def test_it_begins_at_once_and_goes_on_by_itself_until_it_is_closed(own: Api) -> None:

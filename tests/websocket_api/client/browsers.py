@@ -71,7 +71,7 @@ def gateways(
 
         tables = states or [engine()] * len(names)
         opened = [
-            Gateway(table, engine(), region=name, verifier=issuer.verifier(), limits=limits, pages=pages)
+            Gateway(table, engine(), region=name, authorizer=issuer.authorizer(), limits=limits, pages=pages)
             for name, table in zip(names, tables, strict=True)
         ]
         pages.regions = list(opened)

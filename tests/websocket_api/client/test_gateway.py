@@ -41,7 +41,7 @@ async def regions(
         tables = states or [shared, shared]
         pairs = zip(("eu-central-1", "eu-west-1"), tables, (here, there), strict=True)
         gateways = [
-            Gateway(table, connections, region=region, verifier=issuer.verifier(), limits=limits)
+            Gateway(table, connections, region=region, authorizer=issuer.authorizer(), limits=limits)
             for region, table, connections in pairs
         ]
         async with gateways[0], gateways[1]:

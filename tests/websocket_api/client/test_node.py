@@ -266,7 +266,7 @@ def test_clients_of_both_languages_change_computed_values_at_once_and_each_chang
     async def main() -> None:
         assert NODE is not None
         states, connections = SqliteEngine(MEMORY), SqliteEngine(MEMORY)
-        async with Gateway(states, connections, verifier=issuer.verifier(), limits=limits) as gateway:
+        async with Gateway(states, connections, authorizer=issuer.authorizer(), limits=limits) as gateway:
             given = json.dumps([module, gateway.url, issuer.token("ada"), tabs, each, total])
             process = await asyncio.create_subprocess_exec(
                 *(NODE, "--experimental-websocket", "--no-warnings", "--input-type=module", "-e", script, "-", given),

@@ -21,6 +21,7 @@ from thunderagent.websocket_api.gateway.gateway import Gateway
 from thunderagent.websocket_api.gateway.issuer import Issuer
 from thunderagent.websocket_api.protocol import Joiner
 from thunderagent.websocket_api.server.handler import WebSocketApi
+from thunderagent.websocket_api.server.throttle import Rates
 
 LONG_S: Final = 10.0
 """No wait of a test is longer."""
@@ -55,7 +56,7 @@ class Api:
             end=self._end,
             now=self.clock.now,
             bus=self.bus,
-            **limits,
+            rates=Rates(**limits),
         )
 
     def _end(self, connection: str) -> bool:
@@ -143,7 +144,7 @@ def make_gateway(issuer: Issuer, **options: Any) -> Gateway:
     """A gateway on engines in memory."""
     states, connections = options.pop("states", None), options.pop("connections", None)
     return Gateway(
-        states or SqliteEngine(MEMORY), connections or SqliteEngine(MEMORY), verifier=issuer.verifier(), **options
+        states or SqliteEngine(MEMORY), connections or SqliteEngine(MEMORY), authorizer=issuer.authorizer(), **options
     )
 
 

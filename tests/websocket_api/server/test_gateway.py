@@ -295,7 +295,7 @@ async def test_a_gateway_closes_its_connections_politely_and_its_ports() -> None
         close = await closed(client)
         assert close is not None and close.code == 1001
     for _ in range(2):
-        other = make_gateway(ISSUER, port=int(gateway.url.rpartition(":")[2].strip("/")))
+        other = make_gateway(ISSUER, ports=(int(gateway.url.rpartition(":")[2].strip("/")), 0))
         await other.start()
         await other.close()
 

@@ -36,6 +36,7 @@ from thunderagent.websocket_api.gateway import events as gateway_events
 from thunderagent.websocket_api.protocol import CHANGES_KEPT, merge_patch
 from thunderagent.websocket_api.records import state_id
 from thunderagent.websocket_api.server.handler import WebSocketApi
+from thunderagent.websocket_api.server.throttle import Rates
 
 VERBS = ("get", "put", "save state")
 FAULTS = (Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.REPEATED, Fault.BROKEN_CALL)
@@ -307,8 +308,7 @@ class World:
                 region=region,
                 post=self._post,
                 end=lambda connection: True,
-                user_burst=1e6,
-                connect_rate=1e6,
+                rates=Rates(user_burst=1e6, connect_rate=1e6),
             )
             for region, connections in zip("ab", self.lists, strict=False)
         ]

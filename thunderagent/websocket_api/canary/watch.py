@@ -48,7 +48,6 @@ class CanaryWatch:
         told: what the agent's row tells; the canary keeps its place `canary` up to date there.
         now: epoch seconds, for what is told.
         monotonic: the clock by which a judgement is old.
-        rng: jitter, so that a fleet does not try at once.
     """
 
     name = "canary"
@@ -64,7 +63,6 @@ class CanaryWatch:
         told: dict[str, Any] | None = None,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = since_boot,
-        rng: random.Random | None = None,
     ) -> None:
         self._targets = dict(targets)
         self._prober = prober
@@ -75,7 +73,7 @@ class CanaryWatch:
         self._told["canary"] = {}
         self._now = now
         self._monotonic = monotonic
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._judge = Judge(targets, prober.observer)
         self._tried_at = -math.inf
         self._turns = 0

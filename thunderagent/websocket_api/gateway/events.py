@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.websocket_api.protocol import MESSAGE_BYTES, Action
-from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_BURST, USER_RATE
+from thunderagent.websocket_api.server.throttle import Rates
 
 STAGE: Final = "local"
 API: Final = "local"
@@ -19,7 +19,7 @@ METHOD_ARN: Final = f"arn:aws:execute-api:local:000000000000:{API}/{STAGE}/$conn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Rates):
     """What API Gateway allows, and our functions; tests make it less."""
 
     rotate_after_s: float = 7200.0
@@ -36,12 +36,6 @@ class Limits:
     """Longest time that a handler may take."""
     at_once: int = 8
     """Messages of one connection that are handled at one moment; replies come in whatever order they are ready."""
-    user_rate: float = USER_RATE
-    """Messages of a user in a second; a connection may send half of them."""
-    user_burst: float = USER_BURST
-    """Messages of a user at one moment; the same."""
-    connect_rate: float = CONNECT_RATE
-    """Connects of a user in a second."""
 
 
 def new_connection_id() -> str:

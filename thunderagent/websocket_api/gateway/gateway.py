@@ -19,7 +19,6 @@ from typing import Any, Final, Self, TypeVar
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from thunderagent.model.bus import EventBus
 from thunderagent.model.edge_events import MessageFailed
 from thunderagent.model.errors import PushFailed
 from thunderagent.stores.engine import Engine
@@ -30,7 +29,6 @@ from thunderagent.websocket_api.gateway.management import Management
 from thunderagent.websocket_api.gateway.pages import Pages
 from thunderagent.websocket_api.server.authorizer import Authorizer, Unauthorized
 from thunderagent.websocket_api.server.handler import PROTOCOL_HEADER, WebSocketApi
-from thunderagent.websocket_api.server.tokens import Verifier
 
 THREADS: Final = 16
 """Events that are handled at one moment."""
@@ -48,13 +46,11 @@ class Gateway:
         states: the table of states.
         connections: the table of connections of this region.
         region: its name.
-        verifier: checks tokens.
+        authorizer: checks tokens; the gateway uses its bus.
         clock: epoch seconds, for rows and for tokens that are over.
         limits: those of API Gateway, or less.
-        port, push_port: of WebSockets and pages, and of the management API; 0: free ones.
-        query_token: take tokens in the query string.
+        ports: of WebSockets and pages, and of the management API; 0: a free one.
         pages: what browsers get.
-        bus: told of what was refused and what failed.
     """
 
     def __init__(
@@ -63,17 +59,14 @@ class Gateway:
         connections: Engine,
         *,
         region: str = "local",
-        verifier: Verifier,
+        authorizer: Authorizer,
         clock: Callable[[], float] = time.time,
         limits: Limits | None = None,
-        port: int = 0,
-        push_port: int = 0,
-        query_token: bool = False,
+        ports: tuple[int, int] = (0, 0),
         pages: Pages | None = None,
-        bus: EventBus | None = None,
     ) -> None:
         self.region = region
-        self.bus = bus or EventBus()
+        self.bus = authorizer.bus
         self.limits = limits or Limits()
         self.rotate_after_s = self.limits.rotate_after_s
         """Longest life of a connection, also of those that are open."""
@@ -81,7 +74,7 @@ class Gateway:
         self.pages = pages or Pages()
         self._now = clock
         self._connections = connections
-        self._authorizer = Authorizer(verifier, query_token=query_token, bus=self.bus)
+        self._authorizer = authorizer
         self._api = WebSocketApi(
             states,
             connections,
@@ -90,14 +83,12 @@ class Gateway:
             end=self.close_connection,
             now=clock,
             bus=self.bus,
-            user_rate=self.limits.user_rate,
-            user_burst=self.limits.user_burst,
-            connect_rate=self.limits.connect_rate,
+            rates=self.limits,
         )
         self._peers: dict[str, Peer] = {}
-        self._management = Management(self, push_port)
+        self._management = Management(self, ports[1])
         self._door = Door(
-            port,
+            ports[0],
             serve=self._serve,
             request=self._request,
             max_size=(self.limits.message_bytes, self.limits.frame_bytes),

@@ -11,6 +11,8 @@ from typing import Any, Final
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from thunderagent.model.bus import EventBus
+from thunderagent.websocket_api.server.authorizer import Authorizer
 from thunderagent.websocket_api.server.keys import Keys
 from thunderagent.websocket_api.server.tokens import Verifier
 
@@ -63,3 +65,7 @@ class Issuer:
     def verifier(self) -> Verifier:
         """What checks its tokens."""
         return Verifier(Keys(lambda: self.jwks), issuer=self.issuer, audience=self.audience, now=self._now)
+
+    def authorizer(self, bus: EventBus | None = None) -> Authorizer:
+        """An authorizer that takes its tokens."""
+        return Authorizer(self.verifier(), bus=bus)

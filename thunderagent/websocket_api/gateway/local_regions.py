@@ -17,7 +17,7 @@ from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.websocket_api.gateway.gateway import Gateway
 from thunderagent.websocket_api.gateway.issuer import Issuer
 from thunderagent.websocket_api.gateway.pages import Pages
-from thunderagent.websocket_api.server.tokens import Verifier
+from thunderagent.websocket_api.server.authorizer import Authorizer
 
 TIDY_S: Final = 60.0
 """How often rows that are over are taken out, which SQLite does not do by itself."""
@@ -37,8 +37,7 @@ def local_regions(
     *,
     folder: Path,
     ports: Sequence[int],
-    verifier: Verifier | None = None,
-    query_token: bool = False,
+    authorizer: Authorizer | None = None,
     bus: EventBus | None = None,
 ) -> Iterator[list[LocalRegion]]:
     """Gateways that share their states, as a global table does without its delay; they are not started.
@@ -47,9 +46,8 @@ def local_regions(
         names: of the regions.
         folder: where the files are; made if it does not exist.
         ports: of WebSockets and of pushes for each region, one after the other; 0: free ones.
-        verifier: checks tokens; None: this is a demo, whose pages give tokens to whoever asks on this machine.
-        query_token: take tokens in the query string.
-        bus: told of what was refused and what failed.
+        authorizer: checks tokens; None: this is a demo, whose pages give tokens to every client of this machine.
+        bus: gets the events of a demo.
 
     Raises:
         ConfigurationError: two regions have one name, or the folder cannot be made.
@@ -60,8 +58,10 @@ def local_regions(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"the folder {str(folder)!r} cannot be made: {error}") from None
-    issuer = Issuer() if verifier is None else None
-    pages = Pages(issuer=issuer)
+    pages = Pages()
+    if authorizer is None:
+        pages = Pages(issuer=(issuer := Issuer()))
+        authorizer = issuer.authorizer(bus)
     with ExitStack() as stack:
 
         def opened(name: str) -> Engine:
@@ -77,12 +77,9 @@ def local_regions(
                 states,
                 connections,
                 region=name,
-                verifier=verifier or _of(issuer),
-                port=ports[2 * number],
-                push_port=ports[2 * number + 1],
-                query_token=query_token,
+                authorizer=authorizer,
+                ports=(ports[2 * number], ports[2 * number + 1]),
                 pages=pages,
-                bus=bus,
             )
             regions.append(LocalRegion(gateway, connections))
         pages.regions = [one.gateway for one in regions]
@@ -119,8 +116,3 @@ async def serve(regions: Sequence[LocalRegion], started: Callable[[], None]) -> 
                 await asyncio.wait_for(stopped.wait(), TIDY_S)
     finally:
         await asyncio.gather(*(one.gateway.close() for one in regions))
-
-
-def _of(issuer: Issuer | None) -> Verifier:
-    assert issuer is not None
-    return issuer.verifier()

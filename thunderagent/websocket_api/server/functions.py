@@ -19,6 +19,7 @@ from thunderagent.websocket_api.push import ManagementApi
 from thunderagent.websocket_api.server.authorizer import Authorizer
 from thunderagent.websocket_api.server.handler import WebSocketApi
 from thunderagent.websocket_api.server.settings import PREFIX, ApiSettings, AuthorizerSettings, load, make_verifier
+from thunderagent.websocket_api.server.throttle import Rates
 
 _authorizer: Authorizer | None = None
 _api: WebSocketApi | None = None
@@ -77,9 +78,7 @@ def make_api(event: Mapping[str, Any]) -> WebSocketApi:
         post=management.post,
         end=management.end,
         bus=_logged(),
-        user_rate=settings.user_rate,
-        user_burst=settings.user_burst,
-        connect_rate=settings.connect_rate,
+        rates=Rates(user_rate=settings.user_rate, user_burst=settings.user_burst, connect_rate=settings.connect_rate),
     )
 
 

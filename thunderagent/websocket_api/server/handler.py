@@ -38,7 +38,7 @@ from thunderagent.websocket_api.server.authorizer import offered_protocols, user
 from thunderagent.websocket_api.server.chunks import Chunks
 from thunderagent.websocket_api.server.connections import Connections
 from thunderagent.websocket_api.server.state import Conflict, Saved, States
-from thunderagent.websocket_api.server.throttle import CONNECT_RATE, USER_BURST, USER_RATE, Throttle, Throttled
+from thunderagent.websocket_api.server.throttle import Rates, Throttle, Throttled
 
 Post = Callable[[str, str], bool]
 """Sends a text to a connection by its id; False: it is gone."""
@@ -59,9 +59,7 @@ class WebSocketApi:
         end: closes a connection; answers whether it was still there.
         now: epoch seconds; None: those of the table of states.
         bus: told of what was refused and what failed.
-        user_rate: messages of a user in a second; a connection may send half of them.
-        user_burst: messages of a user at one moment; the same.
-        connect_rate: connects of a user in a second.
+        rates: what a user may do at most.
     """
 
     def __init__(
@@ -74,9 +72,7 @@ class WebSocketApi:
         end: Callable[[str], bool],
         now: Callable[[], float] | None = None,
         bus: EventBus | None = None,
-        user_rate: float = USER_RATE,
-        user_burst: float = USER_BURST,
-        connect_rate: float = CONNECT_RATE,
+        rates: Rates = Rates(),  # noqa: B008 - frozen
     ) -> None:
         self.bus = bus or EventBus()
         self.region = region
@@ -84,8 +80,8 @@ class WebSocketApi:
         self._end = end
         now = now or states.clock.now
         self._states = States(states, region, now)
-        self._connections = Connections(connections, now, post, rate=connect_rate)
-        self._throttle = Throttle(connections, now, rate=user_rate, burst=user_burst)
+        self._connections = Connections(connections, now, post, rate=rates.connect_rate)
+        self._throttle = Throttle(connections, now, rate=rates.user_rate, burst=rates.user_burst)
         self._chunks = Chunks(connections, now)
         self._others = Broadcast(post, timeout_s=NOTIFY_S)
         self._listed = connections

@@ -16,11 +16,8 @@ from thunderagent.stores.engine import Engine
 from thunderagent.websocket_api.records import MOST_CONNECTIONS, Bucket, connection_id_of, connections_id, spend
 
 USER_RATE: Final = 50.0
-"""Messages of a user in a second; one connection may send half of them."""
 USER_BURST: Final = 250.0
-"""Messages of a user at one moment; one connection half."""
 CONNECT_RATE: Final = 5.0
-"""Connects of a user in a second."""
 CONNECT_BURST: Final = 2.0 * MOST_CONNECTIONS
 """Connects of a user at one moment: all that one may have, each beside the one that it replaces."""
 LOT: Final = 5
@@ -34,6 +31,18 @@ MOST_ROWS: Final = 10_000
 _CLOCKS_S: Final = 3.0
 """A bucket holds so many seconds of its rate at least: clocks of instances differ, as `Date` tells whole seconds."""
 _TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a user may do at most."""
+
+    user_rate: float = USER_RATE
+    """Messages in a second; one connection may send half of them."""
+    user_burst: float = USER_BURST
+    """Messages at one moment; one connection may send half of them."""
+    connect_rate: float = CONNECT_RATE
+    """Connects in a second."""
 
 
 class Throttled(Exception):
