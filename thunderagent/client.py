@@ -159,7 +159,7 @@ class Client(ScheduleCommands, DrainCommands):
             limit=limit,
         )
         with enqueuing(new.name, traces=self.settings.traces) as span:
-            task = self._intake.put(self._intake.make(new, payload), own_id=task_id is not None, number=new.number)
+            task = self._enqueuer.put(self._enqueuer.make(new, payload), own_id=task_id is not None, number=new.number)
             span.attributes["messaging.message.id"] = task.task_id
         self._enqueued(task)
         return task
@@ -217,7 +217,7 @@ class Client(ScheduleCommands, DrainCommands):
         outcomes: list[Enqueued] = []
         while batch := list(itertools.islice(pairs, BULK)):
             with enqueuing(new.name, traces=self.settings.traces, number=len(batch)):
-                put = self._intake.put_many(new, batch, fresh=task_ids is None)
+                put = self._enqueuer.put_many(new, batch, fresh=task_ids is None)
             outcomes += put
             self._sender.tasks(one.task for one in put if one.error is None)
             if on_progress:

@@ -18,7 +18,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.enqueue import Intake
+from thunderagent.queue.enqueue import Enqueuer
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.large_texts import LEFT_S
@@ -63,7 +63,7 @@ class Commands:
             keep_success_s=settings.keep_success_days * 86400,
             keep_failed_s=settings.keep_failed_days * 86400,
         )
-        self._intake = Intake(store, settings, self._dependents)
+        self._enqueuer = Enqueuer(store, settings, self._dependents)
         self._keys = UniqueKeys(store)
 
     def get(self, task_id: str | Task) -> Task:
@@ -137,7 +137,7 @@ class Commands:
         self._keys.retake(task)
         [after] = self.store.write_tasks([writes.revive(task, now=self.store.clock.now(), waiting_for=waiting_for)])
         if after is not None:
-            after = self._intake.introduce([after])[0] if after.status is Status.BLOCKED else after
+            after = self._enqueuer.introduce([after])[0] if after.status is Status.BLOCKED else after
             self._enqueued(after)
         return after
 

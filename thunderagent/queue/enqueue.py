@@ -94,7 +94,7 @@ class NewTask:
         return None if isinstance(self.job, str) else self.job.limit
 
 
-class Intake:
+class Enqueuer:
     """Puts new tasks into a store."""
 
     def __init__(self, store: TaskStore, settings: Settings, dependents: Dependents) -> None:

@@ -12,7 +12,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.enqueue import Intake
+from thunderagent.queue.enqueue import Enqueuer
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.websocket_api.canary.probe import Prober
@@ -68,7 +68,7 @@ def canary_jobs(
         settings.canary_targets,
         make_prober(settings, f"{who} job"),
         store=store,
-        intake=Intake(store, settings, Dependents(store, bus, **keep)),
+        enqueuer=Enqueuer(store, settings, Dependents(store, bus, **keep)),
         bus=bus,
         sender=DoorbellSender(doorbell),
     )

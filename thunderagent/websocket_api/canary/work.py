@@ -26,7 +26,7 @@ from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.enqueue import Intake, NewTask
+from thunderagent.queue.enqueue import Enqueuer, NewTask
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober, ProbeResult, Step
 
@@ -45,7 +45,7 @@ class CanaryWork:
         targets: URLs by name.
         prober: tries them; used here alone, as it belongs to one event loop at a time.
         store: of the agent.
-        intake: puts the task.
+        enqueuer: puts the task.
         bus: told of the attempt at the queue.
         sender: tells agents of the task at once.
         budget_s: how long the task may take to be done.
@@ -57,7 +57,7 @@ class CanaryWork:
         prober: Prober,
         *,
         store: TaskStore,
-        intake: Intake,
+        enqueuer: Enqueuer,
         bus: EventBus,
         sender: DoorbellSender,
         budget_s: float = BUDGET_S,
@@ -65,7 +65,7 @@ class CanaryWork:
         self._targets = targets
         self._prober = prober
         self._store = store
-        self._intake = intake
+        self._enqueuer = enqueuer
         self._bus = bus
         self._sender = sender
         self._budget_s = budget_s
@@ -102,7 +102,7 @@ class CanaryWork:
         task: Task | None = None
         seconds, reason = 0.0, ""
         try:
-            task = self._intake.put(self._intake.make(NewTask(self._probe), None))
+            task = self._enqueuer.put(self._enqueuer.make(NewTask(self._probe), None))
             self._sender.tasks([task])
             task = self._wait(ctx, task)
             seconds, reason = _judged(task, self._store.clock.now(), self._budget_s)
