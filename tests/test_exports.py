@@ -79,6 +79,12 @@ def loaded_by(*arguments: str) -> set[str]:
 HEAVY: Final = {"thunderagent.agent", "websockets", "boto3", "botocore"}
 
 
+def test_a_client_loads_no_agent_no_sockets_and_not_more_of_ours_than_it_needs() -> None:
+    loaded = loaded_by("from thunderagent import Client")
+    assert loaded & HEAVY == set()
+    assert len([name for name in loaded if name.partition(".")[0] == "thunderagent"]) <= 60
+
+
 def test_the_help_of_the_program_loads_no_command() -> None:
     loaded = loaded_by("from thunderagent.cli import main; main()", "--help")
     assert loaded & (HEAVY | {"pydantic", "thunderagent.client"}) == set()

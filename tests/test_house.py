@@ -170,7 +170,7 @@ def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
 
 
 SLEEPERS: Final[dict[str, tuple[int, str]]] = {
-    "queue.commands": (1, "the caller of a command waits for a stream; no agent does"),
+    "queue.stream_commands": (1, "the caller of a command waits for a stream; no agent does"),
     "queue.pause_commands": (1, "the caller of a command waits for agents; no agent does"),
     "stores.sqlite.engine": (
         2,
@@ -214,7 +214,7 @@ AWAKE: Final[dict[str, str]] = {
     "model.outlet": "waits for lines that are to be written",
     "agent.executors.child_end": "waits for processes that are to end",
     "client": "a caller waits for a task",
-    "queue.commands": "a caller waits for a stream",
+    "queue.stream_commands": "a caller waits for a stream",
     "queue.pause_commands": "a caller waits for agents",
     "cli.streams": "a command waits",
     "cli.top": "the pace of a picture",

@@ -9,7 +9,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, cast, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
@@ -18,18 +19,23 @@ from thunderagent.model.errors import NotAllowed, WaitTimeout
 from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
 from thunderagent.model.writes.unique import KEY_SETTLES_S
-from thunderagent.queue.commands import id_of
+from thunderagent.queue.commands import Commands, id_of
 from thunderagent.queue.doorbell import open_doorbell
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import NewTask
 from thunderagent.queue.limits.lines import line_value, open_lines
-from thunderagent.queue.pause_commands import DrainCommands
-from thunderagent.queue.schedules.commands import ScheduleCommands
 from thunderagent.queue.stats import QueueStats, queue_stats
-from thunderagent.regions.client_gate import behind_client_gate
-from thunderagent.settings import load_settings
+from thunderagent.queue.unique import UniqueKeys
+from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.opening import open_store
-from thunderagent.stores.tasks import AgentInfo, Enqueued
+from thunderagent.stores.tasks import Enqueued, TaskStore
 from thunderagent.telemetry.traces import enqueuing
+
+if TYPE_CHECKING:  # a client that only enqueues begins sooner without
+    from thunderagent.queue.pause_commands import AgentCommands, PauseCommands
+    from thunderagent.queue.schedules.commands import ScheduleCommands
+    from thunderagent.queue.stream_commands import StreamCommands
 
 P = TypeVar("P")
 
@@ -37,8 +43,55 @@ BULK: Final = 500
 """Tasks that `enqueue_many` gives to the store in one call."""
 
 
-class Client(ScheduleCommands, DrainCommands):
-    """Enqueues tasks, looks them up, and changes their fate. Safe in threads."""
+class Client(Commands):
+    """Enqueues tasks, looks them up, and changes their fate. Safe in threads.
+
+    `client.schedules`, `client.pauses`, `client.agents` and `client.streams` have the commands that concern those.
+
+    Args:
+        store: where the tasks are.
+        settings: defaults of new tasks.
+        on_enqueue: called after each enqueue, for example `agent.wake` of an agent in the same process.
+        doorbell: tells agents in other processes; `close` closes it.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        settings: Settings,
+        *,
+        on_enqueue: Callable[[], None] | None = None,
+        doorbell: Doorbell | None = None,
+    ) -> None:
+        super().__init__(store, settings, DoorbellSender(doorbell, on_enqueue))
+
+    @cached_property
+    def schedules(self) -> ScheduleCommands:
+        """Schedules of periodic jobs: list them, run one now, pause and resume."""
+        from thunderagent.queue.schedules.commands import ScheduleCommands
+
+        return ScheduleCommands(self.store, self.settings, self._sender, self.cancel)
+
+    @cached_property
+    def pauses(self) -> PauseCommands:
+        """Pauses of queues, jobs and agents."""
+        from thunderagent.queue.pause_commands import PauseCommands
+
+        return PauseCommands(self.store, self._sender)
+
+    @cached_property
+    def agents(self) -> AgentCommands:
+        """The agents: list them, have one drain."""
+        from thunderagent.queue.pause_commands import AgentCommands
+
+        return AgentCommands(self.store, self._sender)
+
+    @cached_property
+    def streams(self) -> StreamCommands:
+        """Streams: stop one, start it again, see its runs."""
+        from thunderagent.queue.stream_commands import StreamCommands
+
+        return StreamCommands(self.store, self.settings, self._enqueuer, self._dependents, self._sender)
 
     @classmethod
     def from_settings(cls, **overrides: Any) -> Client:
@@ -48,7 +101,12 @@ class Client(ScheduleCommands, DrainCommands):
             ConfigurationError: the settings cannot work.
         """
         settings = load_settings(**overrides)
-        return cls(behind_client_gate(open_store(settings), settings), settings, doorbell=open_doorbell(settings))
+        store = open_store(settings)
+        if settings.region_arbiter is not None:
+            from thunderagent.regions.client_gate import behind_client_gate
+
+            store = behind_client_gate(store, settings)
+        return cls(store, settings, doorbell=open_doorbell(settings))
 
     def close(self) -> None:
         """Let go of the connections of the store, and of the doorbell."""
@@ -161,7 +219,7 @@ class Client(ScheduleCommands, DrainCommands):
         with enqueuing(new.name, traces=self.settings.traces) as span:
             task = self._enqueuer.put(self._enqueuer.make(new, payload), own_id=task_id is not None, number=new.number)
             span.attributes["messaging.message.id"] = task.task_id
-        self._enqueued(task)
+        self._sender.tasks([task])
         return task
 
     def enqueue_many(
@@ -222,7 +280,6 @@ class Client(ScheduleCommands, DrainCommands):
             self._sender.tasks(one.task for one in put if one.error is None)
             if on_progress:
                 on_progress(len(outcomes))
-        self._enqueued()
         return outcomes
 
     # Look
@@ -293,10 +350,6 @@ class Client(ScheduleCommands, DrainCommands):
         """Every queue in numbers: exact on SQLite, up to 10,000 on DynamoDB; see `QueueStats.at_least`."""
         return queue_stats(self.store)
 
-    def agents(self) -> Sequence[AgentInfo]:
-        """The agents that are alive."""
-        return self.store.agents()
-
     # Change
 
     def purge(
@@ -338,7 +391,9 @@ class Client(ScheduleCommands, DrainCommands):
                 break
             before = self.store.clock.leases.now()
             gone = self.store.engine.delete([task.to_row() for task in batch])
-            self._keys.forget((task for task, is_gone in zip(batch, gone, strict=True) if is_gone), now=before)
+            UniqueKeys(self.store).forget(
+                (task for task, is_gone in zip(batch, gone, strict=True) if is_gone), now=before
+            )
             deleted += sum(gone)
         return deleted
 

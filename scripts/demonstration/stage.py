@@ -88,7 +88,7 @@ def agents(url: str, logs: Path) -> Iterator[subprocess.Popen[bytes]]:
 def await_agents(client: Client, supervisor: subprocess.Popen[bytes]) -> None:
     """Wait until all agents have registered, or one would have done all the work before the other is up."""
     until = time.monotonic() + START_S
-    while len(client.agents()) < AGENTS:
+    while len(client.agents.list()) < AGENTS:
         if time.monotonic() > until or supervisor.poll() is not None:
             raise DemoFailed(f"the agents did not start within {START_S:g} s")
         time.sleep(0.1)

@@ -75,7 +75,7 @@ def show_takeover(client: Client, supervisor: subprocess.Popen[bytes], folder: P
         watch.tell(f"{held.lease_owner} holds it; its first tick is {first[0]['seq']}")
         watch.until("ticks are written", watch.written_behind(0, ENOUGH), START_S)
 
-        before = {agent.name for agent in client.agents()}
+        before = {agent.name for agent in client.agents.list()}
         pid = pid_of(client, held, logs)
         os.kill(pid, signal.SIGKILL)
         killed, ticks = time.monotonic(), read(watch.folder)
@@ -93,7 +93,7 @@ def show_takeover(client: Client, supervisor: subprocess.Popen[bytes], folder: P
         missed = int(RATE * takeover_s)  # came while nobody listened, and is sent now in one go
         watch.until("it is live again", watch.written_behind(last + missed, ENOUGH), START_S)
 
-        client.stop(TASK)
+        client.streams.stop(TASK)
         watch.tell("told to stop; its agent hears of it with the next heartbeat")
         task = watch.until("the stream is stopped", watch.ended, STOP_S)
         watch.tell(f"{task.status}, {task.done_reason}; the cursor is {(task.last_seq or {}).get('seq')}")
@@ -188,7 +188,7 @@ class Watch:
 
 def agents_beside(client: Client, known: set[str]) -> str | None:
     """An agent that is not among those known."""
-    return next((agent.name for agent in client.agents() if agent.name not in known), None)
+    return next((agent.name for agent in client.agents.list() if agent.name not in known), None)
 
 
 def pid_of(client: Client, task: Task, logs: Path) -> int:
@@ -197,7 +197,7 @@ def pid_of(client: Client, task: Task, logs: Path) -> int:
     Raises:
         DemoFailed: our supervisor has not started it, so it is not ours to kill.
     """
-    pid = next((int(agent.info["pid"]) for agent in client.agents() if agent.name == task.lease_owner), 0)
+    pid = next((int(agent.info["pid"]) for agent in client.agents.list() if agent.name == task.lease_owner), 0)
     if f"with pid {pid}\n" not in (logs / "supervisord.out").read_text(encoding="utf-8"):
         raise DemoFailed(f"the agent {task.lease_owner} (pid {pid}) is not one that this demo has started")
     return pid

@@ -132,7 +132,7 @@ class Fleet:
     def stop(self, client: Client) -> list[int]:
         """SIGTERM all, once each has begun to serve; their exit codes."""
         until = time.monotonic() + STOP_S
-        while not {agent.pid for agent in self._agents} <= {one.info["pid"] for one in client.agents()}:
+        while not {agent.pid for agent in self._agents} <= {one.info["pid"] for one in client.agents.list()}:
             if time.monotonic() > until:
                 raise SoakFailed(f"not every agent has begun within {STOP_S:g} s")
             time.sleep(LOOK_S / 10)
@@ -185,7 +185,7 @@ def play(plan: Plan, folder: Path, say: Callable[[str], None]) -> Found:
         _see_through(plan, client, fleet, load, producer, begun, say)
         took_s = time.monotonic() - begun
         for stream in streams:
-            client.stop(stream)
+            client.streams.stop(stream)
             load.asked[stream.id] = Asked(job="soak.stream", end="DONE")
             client.wait(stream, timeout_s=STOP_S)
         codes = fleet.stop(client)

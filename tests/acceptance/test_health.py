@@ -128,7 +128,7 @@ def test_an_error_out_of_the_loop_ends_the_process_loudly_and_gives_its_tasks_ba
     assert "error: the agent ended by LookupError('a bug in the loop')" in agent.log.other
     back = sqlite_place.task(held.id)
     assert (back.status, back.fence, back.crash_count, back.retry_count) == (Status.PENDING, 1, 0, 0)
-    assert not sqlite_place.client.agents()
+    assert not sqlite_place.client.agents.list()
 
 
 def test_systemd_hears_of_a_real_agent_from_its_first_poll_to_its_drain(

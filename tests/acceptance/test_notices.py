@@ -78,5 +78,5 @@ def test_streams_of_a_machine_that_auto_scaling_ends_go_to_another_agent(
     heir.line("stream is live", task_id=task.id)
     row = sqlite_place.task(task.id)
     assert (row.lease_owner, row.crash_count, row.retry_count) == (heir.name, 0, 0), "handed over, not taken over"
-    sqlite_place.client.stop(task)
+    sqlite_place.client.streams.stop(task)
     assert heir.stop() == 0

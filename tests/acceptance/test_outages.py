@@ -187,7 +187,7 @@ def test_a_table_that_is_deleted_under_an_agent_and_made_again(
         "what became of the task that is gone",
     )
     assert place.client.store.get([gone.id]) == {}, "a task was made out of its outcome"
-    until(lambda: [one.name for one in place.client.agents()] == [agent.name], LONG_S, "the agent's row")
+    until(lambda: [one.name for one in place.client.agents.list()] == [agent.name], LONG_S, "the agent's row")
     assert agent.stop() == 0
 
 

@@ -34,7 +34,7 @@ def test_agents_recycle_after_their_tasks_and_nothing_is_lost_nor_an_attempt_bur
     found = client.store.get(tasks).values()
     assert {(one.status, one.retry_count, one.crash_count, one.fence) for one in found} == {(Status.SUCCESS, 0, 0, 1)}
     assert len(list(marks.runs())) == 500
-    assert list(client.agents()) == []
+    assert list(client.agents.list()) == []
 
 
 def test_an_agent_above_its_memory_retires_and_names_the_job(sqlite_place: Place, start: Start) -> None:
@@ -78,7 +78,7 @@ def test_an_agent_is_asked_to_drain_and_another_goes_on(
         ended = place.wait(task.task_id, Status.SUCCESS)
         assert (ended.retry_count, ended.crash_count, ended.fence) == (0, 0, 1)
     assert other.process.poll() is None
-    assert [one.name for one in place.client.agents()] == [other.name]
+    assert [one.name for one in place.client.agents.list()] == [other.name]
     later = place.client.enqueue("quick.count", marks.payload)
     place.wait(later.task_id, Status.SUCCESS)
     assert other.stop() == 0

@@ -50,7 +50,7 @@ def test_a_signal_drains_running_tasks_and_claims_no_more(
     assert place.task(late.id).fence == 0, "a draining agent claimed"
     assert agent.log.lines("agent stopped")[-1]["stuck"] == 0
     assert not agent.log.other
-    assert place.client.agents() == []
+    assert place.client.agents.list() == []
 
 
 def test_tasks_longer_than_the_drain_go_back_at_no_cost_and_end_elsewhere(
@@ -125,7 +125,7 @@ def test_a_log_pipe_that_nobody_reads_stops_neither_handlers_nor_the_signal(
             assert (done.fence, done.retry_count, done.crash_count) == (1, 0, 0)
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(HURRY_S + LINES_END_S + SLACK_S) == 0
-    assert place.client.agents() == []
+    assert place.client.agents.list() == []
 
 
 def test_a_log_pipe_that_is_read_again_tells_what_is_missing(sqlite_place: Place, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_log_pipe_that_is_read_again_tells_what_is_missing(sqlite_place: Place
             place.wait(task.id, Status.SUCCESS)
 
         def note() -> str | None:
-            notes = [note for one in place.client.agents() for note in one.info["health"]["notes"]]
+            notes = [note for one in place.client.agents.list() for note in one.info["health"]["notes"]]
             return next((note for note in notes if "were dropped" in note), None)
 
         dropped = int(until(note, LONG_S, "a note on dropped lines").split()[0])

@@ -241,7 +241,7 @@ class Deployment:
         )
         most = self.server.most_open
         assert {name: most[name] for name in names if most[name] > (2 if name in shared else 1)} == {}
-        assert [name for name in names if any(run.gaps for run in self.place.client.runs(name))] == []
+        assert [name for name in names if any(run.gaps for run in self.place.client.streams.runs(name))] == []
         for name, story in self.stories:
             until(lambda name=name, story=story: story in self.explained(name), LONG_S, f"{story!r} of {name}")  # type: ignore[misc]
         rows = self.place.client.store.peek(names)

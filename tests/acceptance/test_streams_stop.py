@@ -77,7 +77,7 @@ def all_held(place: Place, names: Sequence[str], agent: AgentProcess, within_s: 
 
 def seen_at(place: Place, agent: AgentProcess) -> float:
     """When an agent last told of itself."""
-    return next(info.seen_at for info in place.client.agents() if info.name == agent.name)
+    return next(info.seen_at for info in place.client.agents.list() if info.name == agent.name)
 
 
 def connects_to(port: int) -> bool:
@@ -154,9 +154,9 @@ def test_an_agent_stops_in_time_whatever_its_streams_are_doing(
         measured("stopped_after_s", round(time.monotonic() - told, 2))
         assert agent.log.lines("agent stopped")[-1]["stuck"] == 0
         assert not agent.log.other
-        assert place.client.agents() == []
+        assert place.client.agents.list() == []
         all_given_back(place, names)
-        states = {name: [move.state for move in place.client.runs(name)[-1].moves] for name in names}
+        states = {name: [move.state for move in place.client.streams.runs(name)[-1].moves] for name in names}
         assert {name: moves[-3:] for name, moves in states.items()} == {
             name: [state, "closed", "release"] for name, state in STATES.items()
         }, "not every stream was where it should have been"

@@ -654,17 +654,17 @@ def test_a_task_released_by_one_agent_is_run_by_the_next() -> None:
 def test_an_agent_is_listed_from_its_start_to_its_end() -> None:
     gate = Gate()
     stage = Stage((gated(gate), echo), queues={"default": 3, "reports": 2})
-    assert list(stage.client.agents()) == []
+    assert list(stage.client.agents.list()) == []
     stage.start()
     stage.record.wait(events.AgentStarted)
-    [agent] = stage.client.agents()
+    [agent] = stage.client.agents.list()
     assert agent.name == stage.agent.name
     assert agent.info["queues"] == {"default": 3, "reports": 2}
     assert agent.info["jobs"] == ["test.echo", "test.gated"]
     assert agent.info["health"]["heartbeat_alive"] is True
     gate.open.set()
     stage.stop()
-    assert list(stage.client.agents()) == []
+    assert list(stage.client.agents.list()) == []
 
 
 def test_health_tells_how_the_agent_is() -> None:
@@ -797,7 +797,7 @@ def test_rows_that_were_made_by_hand_stop_no_agent() -> None:
         [unknown] = stage.record.wait(events.UnknownJobsSeen)
         assert unknown.jobs == ("None", "other.job")
         assert stage.is_running
-    assert stage.client.agents() == []
+    assert stage.client.agents.list() == []
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -668,8 +668,8 @@ def test_a_cancel_and_a_stop_ring_for_the_agent_that_runs_the_task_each_time(tol
     following = told.client.enqueue(stream("test.stream")(follow), {})
     told.run(following, "agent-2")
     told.take()
-    told.client.stop(following)
-    told.client.stop(following)
+    told.client.streams.stop(following)
+    told.client.streams.stop(following)
     assert told.take() == [DoorbellMessage.beat(following.id, "agent-2")] * 2
 
 
@@ -687,17 +687,17 @@ def test_a_retry_and_a_start_ring(told: Told) -> None:
     again = told.client.retry(task)
     assert told.take() == [DoorbellMessage.task(again)]
     following = told.client.enqueue(stream("test.stream")(follow), {})
-    told.client.stop(following)
+    told.client.streams.stop(following)
     told.take()
-    again = told.client.start(following)
+    again = told.client.streams.start(following)
     assert told.take() == [DoorbellMessage.task(again)]
 
 
 def test_the_end_of_a_pause_rings_for_the_agents_that_serve_the_queue(told: Told) -> None:
     told.store.announce("agent-1", {"queues": {"reports": 3}, "jobs": ["test.job"]}, lives_s=60.0)
-    told.client.pause(queue="reports")
+    told.client.pauses.pause(queue="reports")
     told.take()
-    told.client.resume(queue="reports")
+    told.client.pauses.resume(queue="reports")
     assert told.take() == [DoorbellMessage.look("reports")]
 
 

@@ -149,7 +149,7 @@ def test_four_agents_with_threads_of_their_own_claim_equally_much(tmp_path: Path
         threads[-1].start()
     client = Client(TaskStore(SqliteEngine(path)), settings())
     try:
-        eventually(lambda: len(client.agents()) == AGENTS, LONG_S)
+        eventually(lambda: len(client.agents.list()) == AGENTS, LONG_S)
         for agent in agents:
             agent._housekeeping._learn_shares()
         client.enqueue_many(short, [{}] * tasks)

@@ -146,7 +146,7 @@ def test_an_agent_that_works_is_healthy_and_its_row_says_so() -> None:
         at.works()
         assert at.agent.vitals.health().healthy
         assert at.agent.vitals.is_ready
-        [row] = at.client.agents()
+        [row] = at.client.agents.list()
         told = row.info["health"]
         assert (told["healthy"], told["alive"], told["state"], told["reasons"]) == (True, True, "ok", [])
         assert told["heartbeat_alive"], "what older versions read is still there"
@@ -312,7 +312,7 @@ def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_a
 def test_a_doorbell_that_was_not_tried_yet_is_not_said_to_fail() -> None:
     stage = Ward(doorbell=MemoryDoorbell(MemoryHub()))
     stage.agent._housekeeping._announce()
-    [row] = stage.client.agents()
+    [row] = stage.client.agents.list()
     assert row.info["health"]["notes"] == []
     assert stage.agent.vitals.facts().doorbell is None
     stage.start()
@@ -422,7 +422,7 @@ def test_a_paused_agent_and_one_that_drains_say_so_and_are_healthy() -> None:
     with ward(long) as at:
         task = at.client.enqueue(long, {})
         at.record.wait(events.TaskStarted)
-        at.client.pause(agent=at.agent.name)
+        at.client.pauses.pause(agent=at.agent.name)
         at.record.wait(events.Paused)
         at.client.enqueue(quick, {})
         threading.Event().wait(1.0)
@@ -443,7 +443,7 @@ def test_the_start_tells_where_the_agent_answers() -> None:
         [started] = at.record.of(events.AgentStarted)
         assert started.http is not None
         assert started.http.startswith("http://127.0.0.1:217")
-        [row] = at.client.agents()
+        [row] = at.client.agents.list()
         assert row.info["http"] == started.http
         with urllib.request.urlopen(f"{started.http}/health", timeout=10) as reply:
             assert json.loads(reply.read())["agent"] == at.agent.name
@@ -582,7 +582,7 @@ def test_an_error_out_of_the_loop_or_of_the_drain_is_loud_and_gives_everything_b
         assert [event.error for event in at.record.of(fleet_events.AgentFailed)] == ["LookupError('a bug')"]
         row = at.client.get(task)
         assert (row.status, row.fence, row.retry_count, row.crash_count) == (Status.PENDING, 1, 0, 0)
-        assert list(at.client.agents()) == [], "it has signed off"
+        assert list(at.client.agents.list()) == [], "it has signed off"
         assert not [thread.name for thread in threading.enumerate() if thread.name in ("monitor", "heartbeat")]
 
 

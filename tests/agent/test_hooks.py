@@ -296,7 +296,7 @@ def test_the_run_of_a_stream_is_surrounded_from_its_claim_to_its_stop() -> None:
         task = stage.client.enqueue(follow, {}, task_id="stream")
         assert connected.wait(LONG_S)
         assert (seen.before, seen.after) == ({task.id: ("hooked.stream", "streams", 1, None)}, {})
-        stage.client.stop(task)
+        stage.client.streams.stop(task)
         assert stage.end_of(task).done_reason == "stopped"
     assert seen.after[task.id][0] == "stopped"
 

@@ -184,9 +184,9 @@ def test_an_idle_agent_with_a_doorbell_reads_for_less_than_ten_cents_a_month(mon
 def test_a_pause_and_its_end_cost_two_write_units() -> None:
     engine = Billed(SqliteEngine(MEMORY))
     client = Client(TaskStore(engine), load_settings(store=f"sqlite://{MEMORY}"))
-    client.pause(queue="reports", reason="measured")  # puts the row
-    client.resume(queue="reports")
+    client.pauses.pause(queue="reports", reason="measured")  # puts the row
+    client.pauses.resume(queue="reports")
     engine.write_units = 0.0
-    client.pause(queue="reports", reason="measured")
-    client.resume(queue="reports")
+    client.pauses.pause(queue="reports", reason="measured")
+    client.pauses.resume(queue="reports")
     assert engine.write_units == 2

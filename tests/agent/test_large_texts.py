@@ -482,7 +482,7 @@ def _claim_late(stage: Stage, task: Task, *, owner: str | None = None, lease_s: 
 def test_a_claim_that_is_carried_out_late_costs_neither_a_lease_nor_a_crash() -> None:
     work = Work()
     with serving(work.job(max_retry=0), max_crashes=0, sweep_s=0.2) as stage:
-        stage.client.pause(queue="default")
+        stage.client.pauses.pause(queue="default")
         stage.record.wait(events.Paused)
         task = stage.client.enqueue("test.job", {})
         fence = _claim_late(stage, task)
@@ -490,7 +490,7 @@ def test_a_claim_that_is_carried_out_late_costs_neither_a_lease_nor_a_crash() ->
         assert (released.task_id, released.fence) == (task.id, fence)
         row = stage.client.get(task)
         assert (row.status, row.crash_count, row.errors) == (Status.PENDING, 0, ())
-        stage.client.resume(queue="default")
+        stage.client.pauses.resume(queue="default")
         ended = stage.end_of(task)
         assert (ended.status, ended.crash_count, ended.fence) == (Status.SUCCESS, 0, fence + 1)
         assert stage.record.of(events.TaskTakenOver) == []
@@ -499,7 +499,7 @@ def test_a_claim_that_is_carried_out_late_costs_neither_a_lease_nor_a_crash() ->
 
 def test_the_claim_of_another_agent_is_left_alone() -> None:
     with serving(Work().job(), sweep_s=0.1) as stage:
-        stage.client.pause(queue="default")
+        stage.client.pauses.pause(queue="default")
         stage.record.wait(events.Paused)
         task = stage.client.enqueue("test.job", {})
         _claim_late(stage, task, owner="another:1")

@@ -237,7 +237,7 @@ def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_b
     found = fresh.client.store.get(tasks).values()
     assert {(one.status, one.retry_count, one.crash_count) for one in found} == {(Status.SUCCESS, 0, 0)}
     assert len(found) == len(fences) == 300
-    assert list(fresh.client.agents()) == []
+    assert list(fresh.client.agents.list()) == []
     fresh.client.close()
 
 

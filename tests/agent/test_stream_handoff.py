@@ -220,7 +220,7 @@ def test_an_agent_that_stops_begins_no_connection_for_a_stream_that_waits_for_it
         stage.bus.subscribe(after_each)
         stage.stop()
         assert sorted(told) == ["connecting", "waiting"]
-        moves = [move.state for move in show.agents.client.runs("waiting")[-1].moves]
+        moves = [move.state for move in show.agents.client.streams.runs("waiting")[-1].moves]
         assert moves[-3:] == ["resolving", "closed", "release"]
 
 
@@ -258,7 +258,7 @@ def test_when_the_successor_cannot_connect_the_offer_ends_by_itself(tmp_path: Pa
         with show.publishing():
             old.stop()
             assert old.record.of(events.StreamHandedOver)
-            [run] = [run for run in show.agents.client.runs(task) if run.fence == 1]
+            [run] = [run for run in show.agents.client.streams.runs(task) if run.fence == 1]
             assert (run.moves[-1].state, run.moves[-1].reason) == ("handed over", "the handler returned")
             assert show.agents.row(task).handoff_state == Handoff.DONE
             show.log.until(show.published + 1, fence=2)
@@ -392,7 +392,7 @@ def test_a_stream_that_is_stopped_while_it_is_offered_ends_where_it_was_handled_
     assert show.agents.row(task).last_seq == {"seq": 3, "epoch": "epoch-1"}, "the offer has the cursor with it"
     show.publish(2)
     show.log.until(5)
-    assert show.agents.client.stop(task).status is Status.DONE
+    assert show.agents.client.streams.stop(task).status is Status.DONE
     told = show.agents.store.monotonic()
     old.join()
     assert show.agents.store.monotonic() - told < 6.0 * patience(), (
@@ -400,7 +400,7 @@ def test_a_stream_that_is_stopped_while_it_is_offered_ends_where_it_was_handled_
     )
     row = show.agents.row(task)
     assert (row.status, row.done_reason, row.last_seq) == (Status.DONE, "stopped", {"seq": 5, "epoch": "epoch-1"})
-    show.agents.client.start(task)
+    show.agents.client.streams.start(task)
     show.agents.add(job)
     show.publish(1)
     show.check()

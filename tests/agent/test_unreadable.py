@@ -422,14 +422,14 @@ def _ask_the_client(client: Client, rows: dict[str, Raw]) -> None:
     listed = {task.task_id for task in client.list(limit=None)}
     assert listed <= {*found} | {task.task_id for task in client.list(limit=None)}
     assert client.stats()
-    assert client.schedules()
-    assert client.agents()
+    assert client.schedules.list()
+    assert client.agents.list()
     assert overview(client.store).queues
-    client.pauses()
+    client.pauses.list()
     for name in random.Random(7).sample(sorted(found), min(20, len(found))):
         explain(client.store, found[name])
     for name in random.Random(8).sample(names, 20):
-        for command in (client.retry, client.cancel, client.stop, client.runs):
+        for command in (client.retry, client.cancel, client.streams.stop, client.streams.runs):
             _refused_or_done(partial(command, name))
 
 
@@ -517,9 +517,10 @@ def test_a_row_of_our_own_that_cannot_be_read_stops_no_agent(place: Place, part:
                 tasks = [stage.client.enqueue(one, {}) for one in (work, limited)]
                 tasks.append(stage.client.enqueue(work, {}, depends_on=tasks))
                 _refused_or_done(partial(stage.client.enqueue, work, {}, unique_key="mine"))
-                _refused_or_done(partial(stage.client.pause, queue="elsewhere"))
-                for look in (stage.client.agents, stage.client.schedules, stage.client.pauses, stage.client.stats):
-                    look()
+                _refused_or_done(partial(stage.client.pauses.pause, queue="elsewhere"))
+                for commands in (stage.client.agents, stage.client.schedules, stage.client.pauses):
+                    commands.list()
+                stage.client.stats()
                 assert {stage.end_of(task).status for task in tasks} == {Status.SUCCESS}, rows
                 assert stage.is_running, rows
             _check_once(stage.record)

@@ -235,16 +235,16 @@ def test_a_child_process_with_older_code_than_its_agent_leaves_the_task_alone() 
 
 def test_a_pause_holds_every_version_of_a_job() -> None:
     with serving(new_job(), job("other")(lambda_handler)) as stage:
-        stage.client.pause(job=new_job())
+        stage.client.pauses.pause(job=new_job())
         stage.record.wait(events.Paused)
         held = [stage.client.enqueue(old_job(), OLD), stage.client.enqueue(new_job(), NEW)]
         stage.end_of(stage.client.enqueue("other", {}))
         stage.record.wait(events.Polled, len(stage.record.of(events.Polled)) + 3)
         assert all(untouched(stage.client.get(task)) for task in held)
-        stage.client.resume(job=NAME)
+        stage.client.pauses.resume(job=NAME)
         assert {stage.end_of(task).status for task in held} == {Status.SUCCESS}
         with pytest.raises(ConfigurationError, match="a pause is of all versions of a job"):
-            stage.client.pause(job=f"{NAME}@2")
+            stage.client.pauses.pause(job=f"{NAME}@2")
 
 
 def lambda_handler(ctx: Context, payload: dict[str, Any]) -> None:
@@ -253,9 +253,9 @@ def lambda_handler(ctx: Context, payload: dict[str, Any]) -> None:
 
 def test_a_pause_of_a_job_that_agents_have_in_another_version_is_no_mistake() -> None:
     with serving(new_job(upcasters={})) as stage:
-        stands.eventually(stage.client.agents)
-        assert doubt(stage.store, stage.client.pause(job=NAME)) is None
-        assert doubt(stage.store, stage.client.pause(job="report.biuld")) is not None
+        stands.eventually(stage.client.agents.list)
+        assert doubt(stage.store, stage.client.pauses.pause(job=NAME)) is None
+        assert doubt(stage.store, stage.client.pauses.pause(job="report.biuld")) is not None
 
 
 def test_agents_of_all_versions_share_the_ticks_of_a_job() -> None:
@@ -299,7 +299,7 @@ def test_agents_tell_the_versions_that_they_take_and_operators_are_told_what_is_
     with serving(old_job()) as stage:
         task = stage.client.enqueue(new_job(), NEW)
         stage.record.wait(events.UnknownJobsSeen)
-        [agent] = stage.client.agents()
+        [agent] = stage.client.agents.list()
         assert agent.info["jobs"] == [NAME]
         [numbers] = [one for one in queue_stats(stage.store) if one.queue == "default"]
         assert numbers.unknown_jobs == (f"{NAME}@2",)
@@ -307,7 +307,7 @@ def test_agents_tell_the_versions_that_they_take_and_operators_are_told_what_is_
         assert f"has version 2 of the job {NAME}: it is served by {agent.name}" in reason
     with serving(new_job()) as stage:
         stage.end_of(stage.client.enqueue(NAME, {"month": "2026-07"}))
-        [agent] = stage.client.agents()
+        [agent] = stage.client.agents.list()
         assert agent.info["jobs"] == [NAME, f"{NAME}@2"]
 
 
@@ -365,7 +365,7 @@ def test_a_tick_is_of_the_version_of_the_code_that_gave_the_schedule() -> None:
     assert tick(new_code).version == 2
     mixed = tick(old_code, new_code)
     assert mixed.status is Status.SUCCESS
-    assert client.run_now(new_code).version in (1, 2)
+    assert client.schedules.run_now(new_code).version in (1, 2)
     assert tick(new_code).result == 7
 
 

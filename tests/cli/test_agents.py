@@ -68,7 +68,7 @@ def test_an_agent_tells_how_far_the_clock_of_its_host_is_off(monkeypatch: pytest
 
 def announced(stage: Stage) -> Any:
     stage.agent._housekeeping._announce()
-    [row] = stage.client.agents()
+    [row] = stage.client.agents.list()
     return row
 
 
@@ -260,7 +260,7 @@ def test_whoever_waits_is_told_that_it_is_gone_or_not(stand: Stand) -> None:
     stand("agents", "drain", AGENT, "--wait", "0.05", code=1)
     assert f"not gone within 0.05 s: {AGENT} (4 tasks)" in words(stand.said)
     with serving(a_job(), store=stand.store.sibling(), poll_min_s=0.05) as stage:
-        assert eventually(lambda: stage.agent.name in {one.name for one in stand.client.agents()})
+        assert eventually(lambda: stage.agent.name in {one.name for one in stand.client.agents.list()})
         assert stand("agents", "drain", stage.agent.name, "--wait", "15") == f"{stage.agent.name} is gone\n"
         stage.join()
 

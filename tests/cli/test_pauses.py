@@ -144,7 +144,7 @@ def test_long_names_are_not_cut_at_eighty_columns(stand: Stand) -> None:
 def test_wrong_input_says_what_is_right(stand: Stand, arguments: tuple[str, ...], message: str) -> None:
     stand(*arguments, code=2)
     assert message in words(stand.said)
-    assert stand.client.pauses() == []
+    assert stand.client.pauses.list() == []
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def test_a_paused_agent_is_called_so_at_once(stand: Stand) -> None:
     stand.agent("host-3:4713:4d3c2b1a", store_answers=False)
     stand.agent("host-4:4714:4d3c2b1a", draining=True)
     stand.agent("host-5:4715:4d3c2b1a")
-    stand.client.pause(agent=AGENT)
+    stand.client.pauses.pause(agent=AGENT)
     for host in ("host-3", "host-4"):
-        stand.client.pause(agent=host)
+        stand.client.pauses.pause(agent=host)
     states = {line.split()[0][:6]: words(line).split(" ", 3)[-1] for line in stand("agents").splitlines()[1:]}
     assert states == {
         "host-1": "paused",
@@ -186,7 +186,7 @@ def test_a_paused_queue_is_told_with_its_numbers(stand: Stand) -> None:
     stand.agent()
     put(stand.store, "a", lane=REPORTS)
     put(stand.store, "b")
-    pause = stand.client.pause(queue="reports", reason="a move")
+    pause = stand.client.pauses.pause(queue="reports", reason="a move")
     stand("stats")
     assert "queue reports is paused since" in stand.said
     assert ": a move" in stand.said
@@ -201,7 +201,7 @@ def test_show_says_why_a_task_does_not_run_at_eighty_columns(stand: Stand) -> No
     put(stand.store, "a-task-in-line", status=Status.BLOCKED, line="api", **values)
     members = [holder("a-task-that-has-the-slot", 1)]
     stand.store.insert_row(limit_row("api", number=1, now=stand.store.clock.now(), holders=members))
-    stand.client.pause(queue="reports", reason="the [database] moves")
+    stand.client.pauses.pause(queue="reports", reason="the [database] moves")
     shown = stand("show", "a-task-in-line")
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
     said = words(shown)

@@ -66,7 +66,7 @@ class Stand:
         name = task_id.partition("@")[0]
         before = f"{name}@2026-01-01T00:00:00Z"
         put(self.store, before, job=name)
-        self.client._change_schedule(name, "set schedule", lambda seen: replace(seen, previous=before))
+        self.client.schedules._change_schedule(name, "set schedule", lambda seen: replace(seen, previous=before))
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_a_frame_has_queues_agents_streams_and_says_that_cost_is_not_told(client
     put(client.store, "a")
     claimed(client.store, "b", lane=Lane("reports"))
     announce(client, streams={"held": 7, "max": 700, "connections": 6})
-    client.pause(queue="reports")
+    client.pauses.pause(queue="reports")
     text = frame(overview(client.store), 120)
     assert re.search(r"default +1 +0 s +0 +0 +0 +0 +1", text)
     assert re.search(r"reports paused +0 +1", text)
@@ -122,7 +122,7 @@ def test_an_agent_is_as_its_row_tells(client: Client, health: dict[str, Any], st
 
 def test_an_agent_that_somebody_paused_is_paused_before_it_says_so(client: Client) -> None:
     announce(client)
-    client.pause(agent="host-1")
+    client.pauses.pause(agent="host-1")
     assert overview(client.store).agents[0].state == "paused"
 
 

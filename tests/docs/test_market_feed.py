@@ -135,6 +135,6 @@ def test_the_commands_of_the_readme_follow_the_market(tmp_path: Path, example: A
         payload["url"] = exchange.stdout.readline().strip()
         task = client.enqueue(books.follow, books.Market(**payload))
         eventually(lambda: set(client.get(task).progress or {}) == set(payload["symbols"]))
-        client.stop(task)
+        client.streams.stop(task)
         assert client.wait(task, timeout_s=20.0 * patience()).status is Status.DONE
     client.close()

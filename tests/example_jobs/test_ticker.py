@@ -322,7 +322,7 @@ def served(folder: Path, *behaviours: Feed) -> Iterator[tuple[Serving, Client]]:
 def test_a_stream_that_is_stopped_and_started_goes_on_where_it_was(tmp_path: Path) -> None:
     with served(tmp_path) as (serving, client), agent(client):
         await_lines(tmp_path, 10)
-        client.stop("ticker")
+        client.streams.stop("ticker")
         task = client.wait("ticker", timeout_s=LONG_S)
         assert (task.status, task.done_reason, task.last_seq) == (
             Status.DONE,
@@ -330,7 +330,7 @@ def test_a_stream_that_is_stopped_and_started_goes_on_where_it_was(tmp_path: Pat
             {"seq": 10, "epoch": "epoch-1"},
         )
         serving.do(lambda: serving.server.publish_many(10))
-        client.start("ticker")
+        client.streams.start("ticker")
         await_lines(tmp_path, 20)
     assert seqs(tmp_path) == list(range(1, 21))
 

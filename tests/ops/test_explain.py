@@ -128,8 +128,8 @@ def test_a_task_that_is_due_later(stand: Stand) -> None:
 def test_a_task_whose_queue_is_paused(stand: Stand) -> None:
     stand.agent("test.job")
     put(stand.store)
-    stand.client.pause(queue="default", reason="database upgrade")
-    stand.client.pause(job="test.job", for_s=600)
+    stand.client.pauses.pause(queue="default", reason="database upgrade")
+    stand.client.pauses.pause(job="test.job", for_s=600)
     found = stand.explained()
     assert "its queue default is paused" in found.why[0]
     assert "thunderagent resume queue default" in commands(found)
@@ -259,7 +259,7 @@ def test_a_stream_comes_with_its_head_and_the_way_to_its_story(stand: Stand) -> 
     assert "the stream of the job ticker.follow" in found.summary
     assert "thunderagent streams stop ticks" in commands(found)
     assert "thunderagent streams explain ticks" in commands(found)
-    stand.client.stop("ticks")
+    stand.client.streams.stop("ticks")
     assert "asked to stop" in stand.explained("ticks").summary
 
 

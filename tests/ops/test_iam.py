@@ -391,8 +391,8 @@ def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
         client.retry(ends[4])
         client.enqueue("life.of_others", {})  # a ring that is of no use here
         eventually(lambda: asked.actions[Role.AGENT, "sqs"] >= QUEUE_ACTIONS[Role.AGENT])
-        client.stop(following_it)
-        client.start(following_it)
+        client.streams.stop(following_it)
+        client.streams.start(following_it)
     finally:
         agent.stop()
         thread.join(LONG_S * 2)

@@ -128,7 +128,7 @@ def test_what_a_lost_agent_held_waits_for_a_takeover(at: At) -> None:
     at.agent()
     over = "the lease of host-9:1:gone ended 1 min ago: another agent takes the task over"
     assert at.why("lost") == [over]
-    at.client.pause(queue="reports")
+    at.client.pauses.pause(queue="reports")
     assert at.why("lost") == ["its queue reports is paused since 2027-01-15 08:01:30Z", over]
 
 
@@ -186,7 +186,7 @@ def test_an_agent_without_a_row_is_not_among_those_that_live(at: At) -> None:
     claimed(at.store, "runs", owner=AGENT, lease_s=300.0, lane=REPORTS)
     gone = f"its agent {AGENT} is not among the live agents"
     assert at.why("runs") == [f"{gone}: when the lease ends in 5 min, another agent takes the task over"]
-    at.client.pause(queue="reports")
+    at.client.pauses.pause(queue="reports")
     assert at.why("runs")[1:] == ["its queue reports is paused since 2027-01-15 08:00:00Z"], "none takes over"
 
 
@@ -196,9 +196,9 @@ def test_an_agent_without_a_row_is_not_among_those_that_live(at: At) -> None:
 def test_a_paused_queue_and_a_paused_job_are_told_with_their_end_and_reason(at: At) -> None:
     at.agent()
     task = at.task()
-    at.client.pause(queue="reports", for_s=5400, reason="the database moves")
-    at.client.pause(queue="elsewhere")
-    at.client.pause(job="test.job")
+    at.client.pauses.pause(queue="reports", for_s=5400, reason="the database moves")
+    at.client.pauses.pause(queue="elsewhere")
+    at.client.pauses.pause(job="test.job")
     assert at.why(task) == [
         "its queue reports is paused since 2027-01-15 08:00:00Z, until 2027-01-15 09:30:00Z (in 1 h 30 min): "
         "the database moves",
@@ -214,16 +214,16 @@ def test_paused_agents_are_a_reason_only_when_no_other_could_run_it(at: At) -> N
     at.agent()
     at.agent("host-2:1:b")
     at.agent("host-3:1:c", jobs=["other"])
-    at.client.pause(agent=AGENT)
+    at.client.pauses.pause(agent=AGENT)
     assert at.why(task) == ["it is ready: an agent takes it with its next poll"]
-    at.client.pause(agent="host-2", reason="disk")
+    at.client.pauses.pause(agent="host-2", reason="disk")
     assert at.why(task) == [f"the agent {AGENT} and all others that could run it are paused since 2027-01-15 08:00:00Z"]
 
 
 def test_the_only_agent_is_paused(at: At) -> None:
     task = at.task()
     at.agent()
-    at.client.pause(agent="host-1", reason="disk")
+    at.client.pauses.pause(agent="host-1", reason="disk")
     assert at.why(task) == [
         f"the agent {AGENT}, the only one that could run it, is paused since 2027-01-15 08:00:00Z: disk"
     ]
@@ -377,7 +377,7 @@ def test_agents_that_stop_take_nothing(at: At) -> None:
 
 def test_several_reasons_are_all_told(at: At) -> None:
     task = at.task(created_at=at.clock.now() + 60)
-    at.client.pause(job="test.job")
+    at.client.pauses.pause(job="test.job")
     assert at.why(task) == [
         "its job test.job is paused since 2027-01-15 08:00:00Z",
         "it is due at 2027-01-15 08:01:00Z (in 1 min)",

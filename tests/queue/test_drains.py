@@ -96,7 +96,7 @@ def entries(client: Client) -> set[str]:
 
 
 def test_an_agent_that_is_asked_drains_with_its_next_look_and_claims_nothing_more(at: At) -> None:
-    [asked] = at.client.drain(at.agent.name, reason="the host goes")
+    [asked] = at.client.agents.drain(at.agent.name, reason="the host goes")
     assert asked.name == at.agent.name
     put(at.store, "a")
     assert at.round() == set()
@@ -109,8 +109,8 @@ def test_an_agent_that_is_asked_drains_with_its_next_look_and_claims_nothing_mor
 
 def test_what_concerns_another_agent_is_not_ours(at: At) -> None:
     introduce(at.store, f"{at.agent.name}0", "host-2:1:aa")
-    at.client.drain(f"{at.agent.name}0")
-    at.client.drain("host-2")
+    at.client.agents.drain(f"{at.agent.name}0")
+    at.client.agents.drain("host-2")
     put(at.store, "a")
     assert at.round() == {"a"}
     assert at.retired == []
@@ -119,7 +119,7 @@ def test_what_concerns_another_agent_is_not_ours(at: At) -> None:
 def test_an_agent_whose_slots_are_all_taken_sees_it_too(at: At) -> None:
     put(at.store, "a")
     assert at.round() == {"a"}
-    at.client.drain(at.agent.name)
+    at.client.agents.drain(at.agent.name)
     for _ in range(100):
         at.clock.advance(0.5)
         at.round()
@@ -161,17 +161,17 @@ def test_a_busy_agent_ends_its_task_and_then_itself_with_nothing_lost() -> None:
     with serving(slow) as stage:
         tasks = [stage.client.enqueue(slow, {}) for _ in range(3)]
         stage.record.wait(events.TaskStarted, 3)
-        [name] = [one.name for one in stage.client.agents()]
-        stage.client.drain(name[:-3], reason="an upgrade")
+        [name] = [one.name for one in stage.client.agents.list()]
+        stage.client.agents.drain(name[:-3], reason="an upgrade")
         stage.record.wait(events.AgentDraining)
-        assert stands.eventually(lambda: "retires" in stage.client.agents()[0].info), "its tasks may take a while"
-        [row] = stage.client.agents()
+        assert stands.eventually(lambda: "retires" in stage.client.agents.list()[0].info), "its tasks may take a while"
+        [row] = stage.client.agents.list()
         assert (row.info["health"]["draining"], row.info["retires"]) == (True, "asked to drain: an upgrade")
         waiting = stage.client.enqueue(slow, {})
         with pytest.raises(WaitTimeout, match=rf"not gone within 0.05 s: {name} \(3 tasks\)"):
-            stage.client.wait_gone([name], timeout_s=0.05)
+            stage.client.agents.wait_gone([name], timeout_s=0.05)
         go.set()
-        stage.client.wait_gone([name], timeout_s=LONG_S)
+        stage.client.agents.wait_gone([name], timeout_s=LONG_S)
         stage.join()
         assert stage.stuck == 0
         found = [stage.client.get(task.task_id) for task in tasks]
@@ -182,13 +182,13 @@ def test_a_busy_agent_ends_its_task_and_then_itself_with_nothing_lost() -> None:
 
 def test_an_agent_takes_the_request_away_when_it_ends_though_nobody_waits_for_it() -> None:
     with serving(a_job()) as stage:
-        [name] = stands.eventually(lambda: [one.name for one in stage.client.agents()])
+        [name] = stands.eventually(lambda: [one.name for one in stage.client.agents.list()])
         introduce(stage.store, "b:1:b")
-        stage.client.drain("b:1:b")
-        stage.client.drain(name)
+        stage.client.agents.drain("b:1:b")
+        stage.client.agents.drain(name)
         stage.join()
         assert entries(stage.client) == {"drain:b:1:b"}, "that of another stays"
-        assert [one.name for one in stage.client.agents()] == ["b:1:b"]
+        assert [one.name for one in stage.client.agents.list()] == ["b:1:b"]
 
 
 @pytest.mark.parametrize("name", ["sqlite-memory", "moto"])
@@ -208,17 +208,17 @@ def test_the_request_is_taken_away_with_one_write_if_there_is_one(name: str, tmp
         not_asked.is_paused("default", "a")
         not_asked.end()
         assert engine.verbs == []
-        client.drain("a:1:a")
+        client.agents.drain("a:1:a")
         asked = watcher()
         assert asked.is_paused("default", "a")
-        client.pause(queue="default")  # the row has changed since it was read
+        client.pauses.pause(queue="default")  # the row has changed since it was read
         asked.end()
         assert entries(client) == {"queue:default"}
         assert engine.verbs == ["set controls"] * 2
         engine.verbs.clear()
         asked.end()
         assert entries(client) == {"queue:default"}
-        client.drain("a:1:a")
+        client.agents.drain("a:1:a")
         asked = watcher()
         assert asked.is_paused("default", "a")
         engine.verbs.clear()
@@ -241,50 +241,50 @@ def test_an_entry_of_whatever_content_asks(entry: Any) -> None:
 def test_a_name_may_be_cut_where_it_is_still_the_only_one() -> None:
     client = memory_client()
     introduce(client.store, "host-1:10:aa", "host-1:11:bb", "host-2:10:cc", "host-2:10:cccc")
-    assert [one.name for one in client.drain("host-1:10")] == ["host-1:10:aa"]
-    assert [one.name for one in client.drain("host-2:10:cc")] == ["host-2:10:cc"], "a whole name is no beginning"
+    assert [one.name for one in client.agents.drain("host-1:10")] == ["host-1:10:aa"]
+    assert [one.name for one in client.agents.drain("host-2:10:cc")] == ["host-2:10:cc"], "a whole name is no beginning"
     with pytest.raises(ConfigurationError, match="'host-1' is the beginning of 2 agents: host-1:10:aa, host-1:11:bb"):
-        client.drain("host-1")
+        client.agents.drain("host-1")
     with pytest.raises(NotAllowed, match="no live agent is called 'host-3', or begins so; alive are host-1:10:aa, "):
-        client.drain("host-3")
+        client.agents.drain("host-3")
     with pytest.raises(NotAllowed, match="no live agent is called ''"):
-        client.drain("")
+        client.agents.drain("")
 
 
 def test_all_agents_of_a_host_are_asked_at_once() -> None:
     client = memory_client()
     introduce(client.store, "host-1:10:aa", "host-1:11:bb", "host-10:10:cc")
-    assert [one.name for one in client.drain("host-1", all_of_host=True)] == ["host-1:10:aa", "host-1:11:bb"]
+    assert [one.name for one in client.agents.drain("host-1", all_of_host=True)] == ["host-1:10:aa", "host-1:11:bb"]
     with pytest.raises(NotAllowed, match="no agent is alive on the host 'host'; there are some on host-1, host-10"):
-        client.drain("host", all_of_host=True)
+        client.agents.drain("host", all_of_host=True)
 
 
 def test_without_any_agent_that_is_said() -> None:
     with pytest.raises(NotAllowed, match="no agent is alive, so none is called 'host-1'"):
-        memory_client().drain("host-1")
+        memory_client().agents.drain("host-1")
 
 
 @pytest.mark.parametrize("reason", ["x" * 201, "two\nlines"])
 def test_a_reason_is_one_short_line(reason: str) -> None:
     with pytest.raises(ConfigurationError, match="one line of at most 200"):
-        memory_client().drain("host-1", reason=reason)
+        memory_client().agents.drain("host-1", reason=reason)
 
 
 def test_pauses_are_kept_and_entries_of_agents_that_are_gone_are_cleaned_away() -> None:
     clock = FakeClock()
     client = Client(memory_store(clock), settings())
     introduce(client.store, "a:1:a", "b:1:b", lives_s=1e6)
-    client.pause(queue="default")
-    client.drain("a:1:a")
+    client.pauses.pause(queue="default")
+    client.agents.drain("a:1:a")
     client.store.sign_off("a:1:a")
     clock.advance(FORGOTTEN_S)
-    client.drain("b:1:b")
+    client.agents.drain("b:1:b")
     assert entries(client) == {"queue:default", "drain:a:1:a", "drain:b:1:b"}, "its row may be on its way"
     clock.advance(1.0)
-    client.drain("b:1:b")
+    client.agents.drain("b:1:b")
     row = client.store.engine.get([CONTROL_ID])[CONTROL_ID]
     assert set(row["info"]) == {"queue:default", "drain:b:1:b"}
-    client.resume(queue="default")
+    client.pauses.resume(queue="default")
     assert set(client.store.engine.get([CONTROL_ID])[CONTROL_ID]["info"]) == {"drain:b:1:b"}, (
         "nor does a pause clean it"
     )
@@ -294,14 +294,14 @@ def test_every_change_of_the_row_forgets_requests_that_are_a_day_old() -> None:
     clock = FakeClock()
     client = Client(memory_store(clock), settings())
     introduce(client.store, "a:1:a", "b:1:b", lives_s=1e6)
-    client.drain("a:1:a")
+    client.agents.drain("a:1:a")
     clock.advance(60.0)
-    client.drain("b:1:b")
+    client.agents.drain("b:1:b")
     clock.advance(OLD_S - 30.0)
-    client.pause(queue="default")
+    client.pauses.pause(queue="default")
     assert entries(client) == {"queue:default", "drain:b:1:b"}
     clock.advance(60.0)
-    client.resume(queue="default")
+    client.pauses.resume(queue="default")
     assert entries(client) == set()
 
 
@@ -309,16 +309,16 @@ def test_who_asks_an_agent_again_after_a_day_is_heard() -> None:
     clock = FakeClock()
     client = Client(memory_store(clock), settings())
     introduce(client.store, "a:1:a", "a:2:b", lives_s=1e6)
-    client.drain("a:1:a")
+    client.agents.drain("a:1:a")
     clock.advance(OLD_S + 1.0)
-    client.drain("a", all_of_host=True)
+    client.agents.drain("a", all_of_host=True)
     assert entries(client) == {"drain:a:1:a", "drain:a:2:b"}
 
 
 def test_an_entry_without_a_time_is_kept_when_old_ones_are_forgotten() -> None:
     client = memory_client()
     client.store.insert_row(control_row({"drain:a:1:a": {"of": "another version"}}, now=client.store.clock.now()))
-    client.pause(queue="default")
+    client.pauses.pause(queue="default")
     assert entries(client) == {"drain:a:1:a", "queue:default"}
 
 
@@ -326,9 +326,9 @@ def test_the_row_that_every_agent_reads_stays_small() -> None:
     client = memory_client()
     introduce(client.store, *(f"host:{number}:x" for number in range(MOST_DRAINS + 1)))
     with pytest.raises(NotAllowed, match="100 agents are asked to drain already"):
-        client.drain("host", all_of_host=True)
+        client.agents.drain("host", all_of_host=True)
     assert CONTROL_ID not in client.store.engine.get([CONTROL_ID])
-    client.drain("host:0:x")
+    client.agents.drain("host:0:x")
 
 
 def test_an_agent_that_died_is_gone_when_it_is_overdue() -> None:
@@ -336,9 +336,9 @@ def test_an_agent_that_died_is_gone_when_it_is_overdue() -> None:
     client = Client(memory_store(clock), settings())
     introduce(client.store, "a:1:a", running=2)
     with pytest.raises(WaitTimeout, match=r"a:1:a \(2 tasks\); the agents end within"):
-        client.wait_gone(["a:1:a"], timeout_s=0.01)
+        client.agents.wait_gone(["a:1:a"], timeout_s=0.01)
     clock.advance(61)
-    client.wait_gone(["a:1:a", "b:1:b"], timeout_s=0.01)
+    client.agents.wait_gone(["a:1:a", "b:1:b"], timeout_s=0.01)
 
 
 @pytest.fixture(params=[pytest.param("ministack", marks=pytest.mark.ministack), "sqlite-file"])
@@ -354,12 +354,12 @@ def test_of_many_who_ask_for_different_agents_at_once_none_is_forgotten(stand: S
     assert stands.eventually(lambda: len({one.name for one in stand.store.agents()} & set(names)) == 8)
     clients = [Client(stand.open(), settings()) for _ in names]
     pairs = list(zip(clients, names, strict=True))
-    together(*(partial(client.drain, name) for client, name in pairs))
+    together(*(partial(client.agents.drain, name) for client, name in pairs))
     row = stand.store.engine.get([CONTROL_ID])[CONTROL_ID]
     assert set(names) <= set(drains_of(row))
     for name in names:
         stand.store.sign_off(name)
-    together(*(partial(client.wait_gone, [name], timeout_s=LONG_S) for client, name in pairs))
+    together(*(partial(client.agents.wait_gone, [name], timeout_s=LONG_S) for client, name in pairs))
     assert not set(names) & set(drains_of(stand.store.engine.get([CONTROL_ID])[CONTROL_ID]))
     for client in clients:
         client.close()

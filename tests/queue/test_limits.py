@@ -302,10 +302,10 @@ def test_streams_count_as_long_as_they_run_and_the_next_starts_when_one_is_stopp
     agents.gauge.wait(lambda: agents.gauge.now["limited"] == 2)
     agents.until(lambda: [agents.client.get(task).status for task in tasks].count(Status.BLOCKED) == 2)
     for task in tasks:
-        agents.client.stop(task)
+        agents.client.streams.stop(task)
         agents.client.wait(task)
     assert agents.gauge.most["limited"] == 2
-    assert [agents.client.start(task).id for task in tasks]
+    assert [agents.client.streams.start(task).id for task in tasks]
     agents.gauge.wait(lambda: len(agents.gauge.order) >= 4 and agents.gauge.now["limited"] == 2)
     assert agents.gauge.most["limited"] == 2
 
@@ -344,7 +344,7 @@ def test_a_stream_that_is_handed_over_without_a_break_has_one_slot(tmp_path: Pat
         log.until(6, fence=2)
         assert {one.task for one in log.handled} == {"s"}, "the other ran beside it"
         assert all(len({member.partition("#")[0] for member in members}) <= 1 for members in seen)
-        agents.client.stop("s")
+        agents.client.streams.stop("s")
         log.wait(lambda: any(ctx.task_id == "other" for ctx in log.contexts))
 
 

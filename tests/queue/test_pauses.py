@@ -117,7 +117,7 @@ WAYS: Final = pytest.mark.parametrize("way", range(4), ids=["queue", "job", "age
 def test_what_is_paused_starts_no_task_once_a_second_is_over(at: Steps, way: int) -> None:
     put(at.store, "before")
     assert at.round() == {"before"}
-    at.client.pause(**at.names[way])
+    at.client.pauses.pause(**at.names[way])
     at.clock.advance(EVERY_S)
     for number in range(3):
         put(at.store, f"t{number}")
@@ -127,32 +127,32 @@ def test_what_is_paused_starts_no_task_once_a_second_is_over(at: Steps, way: int
 
 @WAYS
 def test_what_is_resumed_goes_on_with_the_next_poll(at: Steps, way: int) -> None:
-    at.client.pause(**at.names[way])
+    at.client.pauses.pause(**at.names[way])
     put(at.store, "a")
     assert at.rounds(60) == set()
-    at.client.resume(**at.names[way])
+    at.client.pauses.resume(**at.names[way])
     assert at.rounds(10.25) == {"a"}, "the longest pause between two polls is 10 s"
 
 
 @WAYS
 def test_a_pause_ends_by_itself_at_its_time_and_not_before(at: Steps, way: int) -> None:
-    at.client.pause(**at.names[way], for_s=100)
+    at.client.pauses.pause(**at.names[way], for_s=100)
     put(at.store, "a")
     assert at.rounds(99.75) == set()
     assert at.rounds(0.25) == {"a"}, "the moment is known: nobody waits for a poll"
 
 
 def test_of_two_pauses_the_longer_one_counts(at: Steps) -> None:
-    at.client.pause(queue="default", for_s=20)
-    at.client.pause(agent=at.agent.name, for_s=50)
+    at.client.pauses.pause(queue="default", for_s=20)
+    at.client.pauses.pause(agent=at.agent.name, for_s=50)
     put(at.store, "a")
     assert at.rounds(49.75) == set()
     assert at.rounds(0.25) == {"a"}
 
 
 def test_other_queues_and_other_jobs_go_on(at: Steps) -> None:
-    at.client.pause(queue="bulk")
-    at.client.pause(job="test.job")
+    at.client.pauses.pause(queue="bulk")
+    at.client.pauses.pause(job="test.job")
     put(at.store, "queue paused", lane=BULK, job="test.bulk")
     put(at.store, "both paused", lane=BULK)
     put(at.store, "job paused")
@@ -161,26 +161,26 @@ def test_other_queues_and_other_jobs_go_on(at: Steps) -> None:
 
 
 def test_another_agent_s_pause_is_not_ours(at: Steps) -> None:
-    at.client.pause(agent="elsewhere")
-    at.client.pause(agent=f"{at.agent.name}0")
+    at.client.pauses.pause(agent="elsewhere")
+    at.client.pauses.pause(agent=f"{at.agent.name}0")
     put(at.store, "a")
     assert at.round() == {"a"}
 
 
 def test_an_agent_that_starts_into_a_pause_starts_nothing(at: Steps) -> None:
     put(at.store, "a")
-    at.client.pause(queue="default")
+    at.client.pauses.pause(queue="default")
     assert at.round() == set()
 
 
 def test_someone_who_is_woken_looks_whether_the_queue_was_resumed_meanwhile(at: Steps) -> None:
-    at.client.pause(queue="default")
+    at.client.pauses.pause(queue="default")
     put(at.store, "a")
     assert at.rounds(400) == set()  # polls are ten seconds apart by now
     while at.agent._pollers["default", "batch"].due > at.clock.monotonic():
         at.clock.advance(0.01)
     at.round()
-    at.client.resume(queue="default")
+    at.client.pauses.resume(queue="default")
     at.agent.wake()
     at.round()
     assert at.rounds(EVERY_S + 0.1, step_s=0.1) == {"a"}
@@ -190,14 +190,14 @@ def test_someone_who_is_woken_looks_whether_the_queue_was_resumed_meanwhile(at: 
 def test_where_a_doorbell_stretches_the_polls_no_end_of_a_pause_is_missed(at: Steps, way: int) -> None:
     for poller in at.agent._pollers.values():
         poller.stretch(60.0)
-    at.client.pause(**at.names[way])
+    at.client.pauses.pause(**at.names[way])
     put(at.store, "a")
     assert at.rounds(300) == set()
-    at.client.resume(**at.names[way])
+    at.client.pauses.resume(**at.names[way])
     at.agent.wake()  # as a ring does
     at.clock.advance(0.1)
     assert at.rounds(EVERY_S + 0.25) == {"a"}
-    at.client.pause(**at.names[way], for_s=200)
+    at.client.pauses.pause(**at.names[way], for_s=200)
     at.clock.advance(EVERY_S)
     put(at.store, "b")
     at.agent.wake()
@@ -209,7 +209,7 @@ def test_five_hundred_tasks_of_a_paused_job_hide_no_other(at: Steps) -> None:
     for number in range(500):
         put(at.store, f"t{number:03}", created_at=at.store.clock.now() - 1000 + number)
     put(at.store, "other", job=OTHER)
-    at.client.pause(job="test.job")
+    at.client.pauses.pause(job="test.job")
     started, poller = set[str](), at.agent._pollers["default", "batch"]
     for _ in range(10):
         started |= at.round()
@@ -226,12 +226,12 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
         at.round()
     assert at.client.get("t1").line == "api"
     at.agent._housekeeping._learn_lanes()
-    at.client.pause(job="test.job")
+    at.client.pauses.pause(job="test.job")
     at.clock.advance(EVERY_S)
     [running] = at.agent._in_flight.held.values()
     at.agent._in_flight.end(running, Returned(None))
     assert at.rounds(30) == set()
-    at.client.resume(job="test.job")
+    at.client.pauses.resume(job="test.job")
     at.clock.advance(60)
     at.agent._in_flight.admission.sweep(at.agent.name)
     assert at.rounds(10.25) == {"t1"}
@@ -239,7 +239,7 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
 
 @WAYS
 def test_a_ring_starts_nothing_that_is_paused(at: Steps, way: int) -> None:
-    at.client.pause(**at.names[way])
+    at.client.pauses.pause(**at.names[way])
     task = put(at.store, "a")
     at.agent._in_flight.selector.rung.hear(DoorbellMessage.task(task))
     assert at.rounds(30) == set()
@@ -268,7 +268,7 @@ def test_what_runs_when_its_queue_is_paused_ends_and_is_settled() -> None:
         first, second = stage.client.enqueue(slow, {}), stage.client.enqueue(again, {})
         assert runs.wait(LONG_S)
         stage.record.wait(events.TaskStarted, 2)
-        stage.client.pause(queue="default", reason="a test")
+        stage.client.pauses.pause(queue="default", reason="a test")
         [noticed] = stage.record.wait(events.Paused)
         assert (noticed.kind, noticed.name, noticed.until, noticed.reason) == ("queue", "default", None, "a test")
         third = stage.client.enqueue(slow, {})
@@ -279,7 +279,7 @@ def test_what_runs_when_its_queue_is_paused_ends_and_is_settled() -> None:
         polls = len(stage.record.of(events.TaskStarted))
         assert polls == 2
         assert stage.client.get(third).status is Status.PENDING
-        stage.client.resume(queue="default")
+        stage.client.pauses.resume(queue="default")
         stage.record.wait(events.Resumed)
         assert stage.end_of(third).status is Status.SUCCESS
         assert stage.end_of(second).status is Status.FAILED
@@ -292,12 +292,12 @@ def test_what_runs_when_its_queue_is_paused_ends_and_is_settled() -> None:
 @WAYS
 def test_a_lost_agent_s_task_is_taken_over_only_when_its_pause_is_over(at: Steps, way: int) -> None:
     claimed(at.store, "lost", owner="gone", lease_s=10.0)
-    at.client.pause(**at.names[way])
+    at.client.pauses.pause(**at.names[way])
     at.sweep()
     for _ in range(20):
         at.clock.advance(15)
         assert at.sweep() == set()
-    at.client.resume(**at.names[way])
+    at.client.pauses.resume(**at.names[way])
     at.clock.advance(15)
     assert at.sweep() == {"lost"}
     assert at.client.get("lost").crash_count == 1
@@ -307,7 +307,7 @@ def test_a_takeover_asks_for_pauses_though_no_poller_has_looked(at: Steps) -> No
     claimed(at.store, "lost", owner="gone", lease_s=10.0)
     at.sweep()
     at.clock.advance(100)
-    at.client.pause(queue="default")
+    at.client.pauses.pause(queue="default")
     assert at.sweep() == set()
 
 
@@ -319,9 +319,9 @@ def test_streams_of_a_paused_queue_go_on_and_new_ones_wait(tmp_path: Path) -> No
         task = agents.client.enqueue(follow, {"url": feed.url}, task_id="s")
         feed.publish(3)
         log.until(3)
-        agents.client.pause(queue="streams")
-        agents.client.pause(job="test.stream")
-        agents.client.pause(agent=stage.agent.name)
+        agents.client.pauses.pause(queue="streams")
+        agents.client.pauses.pause(job="test.stream")
+        agents.client.pauses.pause(agent=stage.agent.name)
         stage.record.wait(events.Paused, 3)
         agents.client.enqueue(follow, {"url": feed.url}, task_id="s2")
         beats = agents.row(task).hb or 0
@@ -354,11 +354,11 @@ def test_streams_of_a_paused_queue_are_not_handed_off_for_the_balance(tmp_path: 
             stage.agent.wake()
             assert done.wait(LONG_S)
 
-        agents.client.pause(queue="streams")
+        agents.client.pauses.pause(queue="streams")
         stage.record.wait(events.Paused)
         balance()
         assert not stage.record.of(events.StreamHandedOff)
-        agents.client.resume(queue="streams")
+        agents.client.pauses.resume(queue="streams")
         stage.record.wait(events.Resumed)
         balance()
         stage.record.wait(events.StreamHandedOff)
@@ -402,7 +402,7 @@ def test_a_full_agent_does_not_read_the_row(at: Steps) -> None:
 
 
 def test_a_paused_queue_is_not_even_looked_at(at: Steps) -> None:
-    at.client.pause(queue="default")
+    at.client.pauses.pause(queue="default")
     put(at.store, "a")
     at.round()
     at.engine.pages.clear()
@@ -432,27 +432,27 @@ def test_a_running_agent_reads_the_row_at_its_pace_and_not_at_that_of_its_tasks(
 
 def test_an_agent_tells_once_that_it_noticed_a_pause_and_its_end(at: Steps) -> None:
     at.round()
-    at.client.pause(queue="default", for_s=20)
-    at.client.pause(job=OTHER, reason="slow today")
-    at.client.pause(queue="elsewhere")
+    at.client.pauses.pause(queue="default", for_s=20)
+    at.client.pauses.pause(job=OTHER, reason="slow today")
+    at.client.pauses.pause(queue="elsewhere")
     at.rounds(60)
     found = [(one.kind, one.name, one.reason) for one in at.record.of(events.Paused)]
     assert found == [("job", OTHER, "slow today"), ("queue", "default", None)]
     assert [(one.kind, one.name) for one in at.record.of(events.Resumed)] == [("queue", "default")]
-    at.client.resume(job=OTHER)
+    at.client.pauses.resume(job=OTHER)
     at.rounds(20)
     assert [(one.kind, one.name) for one in at.record.of(events.Resumed)] == [("queue", "default"), ("job", OTHER)]
 
 
 def test_a_paused_agent_says_so_in_its_row(at: Steps) -> None:
     assert at.agent.health()["paused"] is False
-    at.client.pause(agent=at.agent.name)
+    at.client.pauses.pause(agent=at.agent.name)
     at.rounds(2)
     assert at.agent.health()["paused"] is True
     at.agent._housekeeping._announce()
-    [told] = at.client.agents()
+    [told] = at.client.agents.list()
     assert is_paused(told)
-    at.client.resume(agent=at.agent.name)
+    at.client.pauses.resume(agent=at.agent.name)
     at.rounds(12)
     assert at.agent.health()["paused"] is False
 
@@ -487,13 +487,13 @@ def test_the_tasks_of_a_queue_are_not_shared_with_an_agent_that_is_paused(at: St
 
 
 def test_without_an_answer_what_is_known_stays(at: Steps) -> None:
-    at.client.pause(queue="default")
+    at.client.pauses.pause(queue="default")
     put(at.store, "a")
     put(at.store, "b", lane=BULK, job="test.bulk")
     assert at.round() == {"b"}
     at.engine.is_down = True
-    at.client.resume(queue="default")
-    at.client.pause(queue="bulk")
+    at.client.pauses.resume(queue="default")
+    at.client.pauses.pause(queue="bulk")
     put(at.store, "c", lane=BULK, job="test.bulk")
     assert at.rounds(60) == {"c"}
     at.engine.is_down = False
@@ -511,7 +511,7 @@ def test_an_agent_that_never_could_read_the_row_works_all_the_same(at: Steps) ->
 
 
 def test_a_pause_ends_by_itself_though_the_store_does_not_answer(at: Steps) -> None:
-    at.client.pause(queue="default", for_s=30)
+    at.client.pauses.pause(queue="default", for_s=30)
     put(at.store, "a")
     at.round()
     at.engine.is_down = True
@@ -526,7 +526,7 @@ def test_an_outage_is_over_for_an_agent_of_which_everything_is_paused(at: Steps)
     at.agent._commit(claim=True)
     assert at.agent.health()["store_answers"] is False
     at.engine.outage(False)
-    at.client.pause(agent=at.agent.name)
+    at.client.pauses.pause(agent=at.agent.name)
     at.clock.advance(60)
     at.agent._commit(claim=True)
     assert at.agent.health()["store_answers"] is True
@@ -547,12 +547,12 @@ def test_a_row_that_pauses_nothing_in_an_odd_way_stops_nobody(at: Steps, info: A
     at.store.insert_row({"taskId": CONTROL_ID, "info": info})
     put(at.store, "a")
     assert at.round() == {"a"}
-    at.client.pause(queue="default")
-    assert [pause.key for pause in at.client.pauses()] == ["queue:default"]
+    at.client.pauses.pause(queue="default")
+    assert [pause.key for pause in at.client.pauses.list()] == ["queue:default"]
     at.clock.advance(EVERY_S)
     put(at.store, "b")
     assert at.rounds(20) == set()
-    assert at.client.resume(queue="default") is not None
+    assert at.client.pauses.resume(queue="default") is not None
     assert at.rounds(11) == {"b"}
 
 
@@ -568,9 +568,9 @@ def test_an_end_that_is_none_is_no_end(until: Any) -> None:
 def test_a_row_without_a_proper_fence_can_be_changed(at: Steps, fence: Any) -> None:
     row = {"taskId": CONTROL_ID, "info": {}, "fence": fence}
     at.store.insert_row({name: value for name, value in row.items() if value is not None})
-    at.client.pause(queue="default")
-    at.client.pause(job="test.job")
-    assert [pause.key for pause in at.client.pauses()] == ["job:test.job", "queue:default"]
+    at.client.pauses.pause(queue="default")
+    at.client.pauses.pause(job="test.job")
+    assert [pause.key for pause in at.client.pauses.list()] == ["job:test.job", "queue:default"]
     assert isinstance(at.store.engine.get([CONTROL_ID])[CONTROL_ID]["fence"], (int, float))
 
 
@@ -581,9 +581,9 @@ def test_what_a_newer_version_wrote_is_left_as_it_is(at: Steps) -> None:
     put(at.store, "a")
     put(at.store, "b", lane=BULK, job="test.bulk")
     assert at.round() == {"b"}
-    at.client.pause(job=OTHER)
-    at.client.pause(queue="default", reason="new")
-    at.client.resume(job=OTHER)
+    at.client.pauses.pause(job=OTHER)
+    at.client.pauses.pause(queue="default", reason="new")
+    at.client.pauses.resume(job=OTHER)
     info = at.store.engine.get([CONTROL_ID])[CONTROL_ID]["info"]
     assert info == {**unknown, "queue:default": {**known, "reason": "new"}}
 
@@ -626,16 +626,16 @@ def clients(stand: Stand, number: int) -> list[Client]:
 def test_of_operators_who_pause_different_things_at_once_all_win(stand: Stand, begin: str) -> None:
     reader = Client(stand.store, settings())
     if begin == "a row":
-        reader.pause(queue="earlier")
+        reader.pauses.pause(queue="earlier")
     several = clients(stand, 4)
     calls: list[Callable[[], object]] = [
-        lambda: several[0].pause(queue="reports", reason="one"),
-        lambda: several[1].pause(job="report.build", for_s=3600),
-        lambda: several[2].pause(agent="host-1:4711:0a1b2c3d"),
-        lambda: several[3].pause(queue="bulk"),
+        lambda: several[0].pauses.pause(queue="reports", reason="one"),
+        lambda: several[1].pauses.pause(job="report.build", for_s=3600),
+        lambda: several[2].pauses.pause(agent="host-1:4711:0a1b2c3d"),
+        lambda: several[3].pauses.pause(queue="bulk"),
     ]
     together(*calls)
-    found = {pause.key: pause for pause in reader.pauses()}
+    found = {pause.key: pause for pause in reader.pauses.list()}
     expected = {"queue:reports", "job:report.build", "agent:host-1:4711:0a1b2c3d", "queue:bulk"}
     assert found.keys() - {"queue:earlier"} == expected
     assert ("queue:earlier" in found) == (begin == "a row")
@@ -647,37 +647,37 @@ def test_of_operators_who_pause_different_things_at_once_all_win(stand: Stand, b
 
 def test_one_pauses_and_another_resumes_something_else_at_once(stand: Stand) -> None:
     reader = Client(stand.store, settings())
-    reader.pause(queue="old")
+    reader.pauses.pause(queue="old")
     one, other = clients(stand, 2)
-    _, ended = together(lambda: one.pause(queue="new"), lambda: other.resume(queue="old"))
+    _, ended = together(lambda: one.pauses.pause(queue="new"), lambda: other.pauses.resume(queue="old"))
     assert ended is not None and ended.name == "old"
-    assert [pause.name for pause in reader.pauses()] == ["new"]
+    assert [pause.name for pause in reader.pauses.list()] == ["new"]
 
 
 def test_pausing_twice_and_resuming_what_is_not_paused_are_harmless(stand: Stand) -> None:
     client = Client(stand.store, settings())
-    assert client.resume(queue="reports") is None
-    assert client.pauses() == []
-    first = client.pause(queue="reports", reason="why")
-    again = client.pause(queue="reports")
+    assert client.pauses.resume(queue="reports") is None
+    assert client.pauses.list() == []
+    first = client.pauses.pause(queue="reports", reason="why")
+    again = client.pauses.pause(queue="reports")
     assert again == first
-    later = client.pause(queue="reports", for_s=60, reason="because")
+    later = client.pauses.pause(queue="reports", for_s=60, reason="because")
     assert (later.since, later.reason) == (first.since, "because")
     assert later.until is not None
-    assert client.pauses() == [later]
-    assert client.pause(queue="reports").until is None, "the last word counts"
-    assert client.resume(queue="reports") is not None
-    client.pause(queue="x")
-    assert client.resume(queue="reports") is None
-    assert [pause.name for pause in client.pauses()] == ["x"]
+    assert client.pauses.list() == [later]
+    assert client.pauses.pause(queue="reports").until is None, "the last word counts"
+    assert client.pauses.resume(queue="reports") is not None
+    client.pauses.pause(queue="x")
+    assert client.pauses.resume(queue="reports") is None
+    assert [pause.name for pause in client.pauses.list()] == ["x"]
 
 
 def test_the_row_survives_each_engine_with_all_that_stands_in_it(stand: Stand) -> None:
     client = Client(stand.store, settings())
-    made = client.pause(job="report.build", for_s=90.5, reason='Ä "quoted" → #1')
-    assert client.pauses() == [made]
+    made = client.pauses.pause(job="report.build", for_s=90.5, reason='Ä "quoted" → #1')
+    assert client.pauses.list() == [made]
     assert made.reason == 'Ä "quoted" → #1'
-    assert client.resume(job="report.build") == made
+    assert client.pauses.resume(job="report.build") == made
 
 
 def test_a_row_of_wrong_types_can_be_changed_on_any_engine(stand: Stand) -> None:
@@ -687,33 +687,33 @@ def test_a_row_of_wrong_types_can_be_changed_on_any_engine(stand: Stand) -> None
     else:
         item = {"taskId": {"S": CONTROL_ID}, "info": {"S": "queue:reports"}, "fence": {"S": "x"}}
         stand.dynamo.connection.call("PutItem", TableName=stand.dynamo.table, Item=item)
-    assert client.pauses() == []
-    client.pause(queue="reports")
-    client.pause(queue="bulk")
-    assert [pause.name for pause in client.pauses()] == ["bulk", "reports"]
+    assert client.pauses.list() == []
+    client.pauses.pause(queue="reports")
+    client.pauses.pause(queue="bulk")
+    assert [pause.name for pause in client.pauses.list()] == ["bulk", "reports"]
 
 
 def test_a_pause_that_has_ended_is_not_listed_and_goes_with_the_next_change(at: Steps) -> None:
-    at.client.pause(queue="default", for_s=10)
+    at.client.pauses.pause(queue="default", for_s=10)
     at.clock.advance(10)
-    assert at.client.pauses() == []
-    at.client.pause(queue="bulk", for_s=10)
+    assert at.client.pauses.list() == []
+    at.client.pauses.pause(queue="bulk", for_s=10)
     assert at.store.engine.get([CONTROL_ID])[CONTROL_ID]["info"].keys() == {"queue:bulk"}
     at.clock.advance(10)
-    fresh = at.client.pause(queue="bulk", for_s=10)
+    fresh = at.client.pauses.pause(queue="bulk", for_s=10)
     assert fresh.since == at.store.clock.now(), "it is another pause"
     at.clock.advance(10)
-    assert at.client.resume(queue="bulk") is None
+    assert at.client.pauses.resume(queue="bulk") is None
 
 
 def test_there_is_a_limit_to_what_every_agent_has_to_read(at: Steps) -> None:
     for number in range(MOST_PAUSES):
-        at.client.pause(job=f"job-{number}", for_s=10)
+        at.client.pauses.pause(job=f"job-{number}", for_s=10)
     with pytest.raises(NotAllowed, match="resume some"):
-        at.client.pause(job="one too many")
-    at.client.pause(job="job-5", reason="which is no further one")
+        at.client.pauses.pause(job="one too many")
+    at.client.pauses.pause(job="job-5", reason="which is no further one")
     at.clock.advance(10)
-    at.client.pause(job="one more")
+    at.client.pauses.pause(job="one more")
 
 
 @pytest.mark.parametrize(
@@ -735,14 +735,14 @@ def test_there_is_a_limit_to_what_every_agent_has_to_read(at: Steps) -> None:
 )
 def test_what_cannot_be_paused_is_refused_with_a_reason(at: Steps, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        at.client.pause(**options)
-    assert at.client.pauses() == []
+        at.client.pauses.pause(**options)
+    assert at.client.pauses.list() == []
 
 
 def test_a_job_may_be_given_itself(at: Steps) -> None:
     one = a_job("test.given")
-    assert at.client.pause(job=one).name == "test.given"
-    assert at.client.resume(job=one) is not None
+    assert at.client.pauses.pause(job=one).name == "test.given"
+    assert at.client.pauses.resume(job=one) is not None
 
 
 class Bell:
@@ -782,18 +782,18 @@ def test_the_agents_that_are_concerned_are_rung_for_and_a_failure_fails_nothing(
         ({"agent": "a:1"}, ["look bulk", "look default"]),
     ]
     for names, rings in expected:
-        for change in (client.pause, client.resume):
+        for change in (client.pauses.pause, client.pauses.resume):
             bell.rung.clear()
             change(**names)
             assert sorted(bell.rung) == rings
     at.engine.fail("page", Fault.LOST_REQUEST)
-    assert client.pause(queue="bulk").name == "bulk"
+    assert client.pauses.pause(queue="bulk").name == "bulk"
     assert at.engine.hits == [("page", Fault.LOST_REQUEST)]
 
 
 def test_names_that_nobody_knows_are_doubted(at: Steps) -> None:
     def doubts(**name: Any) -> str | None:
-        return doubt(at.store, at.client.pause(**name))
+        return doubt(at.store, at.client.pauses.pause(**name))
 
     assert "no task was ever" in (doubts(queue="repots") or "")
     assert "no live agent has the job" in (doubts(job="test.job") or "")
@@ -809,5 +809,5 @@ def test_names_that_nobody_knows_are_doubted(at: Steps) -> None:
 def test_a_pause_that_lasts_no_number_of_seconds_is_refused(for_s: Any) -> None:
     client = memory_client()
     with pytest.raises(ConfigurationError, match="use a number of seconds"):
-        client.pause(queue="reports", for_s=for_s)
-    assert not client.pauses()
+        client.pauses.pause(queue="reports", for_s=for_s)
+    assert not client.pauses.list()

@@ -896,30 +896,30 @@ def test_a_row_that_was_taken_away_is_put_again(world: World) -> None:
 
 def test_the_schedules_are_told_without_the_code_of_their_jobs(any_world: World) -> None:
     host = any_world.host(one=a_job(jitter_s=30, overlap="skip"))
-    assert host.client.schedules() == []
+    assert host.client.schedules.list() == []
     host.look()
     host.look(600)
-    [one] = host.client.schedules()
-    assert one == host.client.schedule(NAME) == host.client.schedule(a_job())
+    [one] = host.client.schedules.list()
+    assert one == host.client.schedules.get(NAME) == host.client.schedules.get(a_job())
     assert (one.job, one.spec, one.overlap, one.jitter_s) == (NAME, "every 10 minutes", "skip", 30)
     assert (one.last, one.next, one.previous) == (
         int(EPOCH) + 600,
         int(EPOCH) + 1200,
         tick_id(NAME, int(EPOCH) + 600),
     )
-    assert host.client.next_ticks(NAME, number=3) == [int(EPOCH) + 600 * number for number in (2, 3, 4)]
+    assert host.client.schedules.next_ticks(NAME, number=3) == [int(EPOCH) + 600 * number for number in (2, 3, 4)]
     with pytest.raises(TaskNotFound, match="an agent that has it as a periodic job puts it"):
-        host.client.schedule("another")
+        host.client.schedules.get("another")
 
 
 def test_a_pause_leaves_its_ticks_out_and_the_next_one_after_it_comes(any_world: World) -> None:
     host = any_world.host(one=a_job(catch_up="all"))
     host.look()
-    paused = host.client.pause_schedule(NAME, reason="moving house")
+    paused = host.client.schedules.pause(NAME, reason="moving house")
     assert (paused.paused, paused.next, paused.reason) == (EPOCH, None, "moving house")
     host.go_on(1500.0, 50.0)
     assert any_world.put() == {}
-    assert host.client.resume_schedule(NAME).paused is None
+    assert host.client.schedules.resume(NAME).paused is None
     host.go_on(301.0, 50.0)
     assert set(any_world.put()) == {3}
 
@@ -927,27 +927,27 @@ def test_a_pause_leaves_its_ticks_out_and_the_next_one_after_it_comes(any_world:
 def test_a_pause_ends_by_itself(any_world: World) -> None:
     host = any_world.host(one=a_job(catch_up="all"))
     host.look()
-    paused = host.client.pause_schedule(NAME, for_s=1300)
+    paused = host.client.schedules.pause(NAME, for_s=1300)
     assert (paused.paused_until, paused.next) == (EPOCH + 1300, int(EPOCH) + 1800)
     host.go_on(1790.0, 50.0)
     assert any_world.put() == {}
     host.go_on(20.0, 5.0)
     assert set(any_world.put()) == {3}
-    assert host.client.schedule(NAME).paused is None
+    assert host.client.schedules.get(NAME).paused is None
     assert any_world.state.paused is None
 
 
 def test_a_pause_that_is_changed_keeps_its_begin_and_its_reason(world: World) -> None:
     host = world.host()
     host.look()
-    host.client.pause_schedule(NAME, reason="moving house")
+    host.client.schedules.pause(NAME, reason="moving house")
     host.clock.advance(100)
-    again = host.client.pause_schedule(NAME, for_s=60)
+    again = host.client.schedules.pause(NAME, for_s=60)
     assert (again.paused, again.paused_until, again.reason) == (EPOCH, EPOCH + 160, "moving house")
     host.clock.advance(100)
-    anew = host.client.pause_schedule(NAME)
+    anew = host.client.schedules.pause(NAME)
     assert (anew.paused, anew.reason) == (EPOCH + 200, None)
-    assert host.client.resume_schedule(NAME) == host.client.resume_schedule(NAME)
+    assert host.client.schedules.resume(NAME) == host.client.schedules.resume(NAME)
 
 
 def test_a_pause_does_not_stop_a_tick_that_is_decided(world: World) -> None:
@@ -959,7 +959,7 @@ def test_a_pause_does_not_stop_a_tick_that_is_decided(world: World) -> None:
     with pytest.raises(Killed):
         victim.ticks.look()
     other.clock.advance(600)
-    other.client.pause_schedule(NAME)
+    other.client.schedules.pause(NAME)
     other.go_on(10.0)
     assert set(world.put()) == {1}
     assert (world.state.ticks, world.state.paused) == ((), EPOCH + 600)
@@ -970,21 +970,21 @@ def test_a_pause_of_no_time_is_refused(world: World, for_s: float) -> None:
     host = world.host()
     host.look()
     with pytest.raises(ConfigurationError, match="for_s"):
-        host.client.pause_schedule(NAME, for_s=for_s)
+        host.client.schedules.pause(NAME, for_s=for_s)
     with pytest.raises(ConfigurationError, match="reason"):
-        host.client.pause_schedule(NAME, reason="two\nlines")
+        host.client.schedules.pause(NAME, reason="two\nlines")
 
 
 def test_run_now_puts_a_task_at_once_and_leaves_the_ticks_alone(any_world: World) -> None:
     host = any_world.host(one=a_job(jitter_s=60))
     host.look()
     host.clock.advance(33.4)
-    host.client.pause_schedule(NAME)
-    task = host.client.run_now(NAME)
+    host.client.schedules.pause(NAME)
+    task = host.client.schedules.run_now(NAME)
     assert (task.task_id, task.created_at) == (tick_id(NAME, int(EPOCH) + 33), EPOCH + 33)
     assert Tick.model_validate(task.payload).at == datetime.fromtimestamp(EPOCH + 33, UTC)
-    assert host.client.run_now(NAME).task_id == task.task_id
-    host.client.resume_schedule(NAME)
+    assert host.client.schedules.run_now(NAME).task_id == task.task_id
+    host.client.schedules.resume(NAME)
     host.look(600 - 33.4)
     assert set(any_world.put()) == {1}
 
@@ -994,7 +994,7 @@ def test_run_now_in_the_second_of_a_tick_is_that_tick(world: World) -> None:
         host = World(SqliteEngine(MEMORY)).host(one=a_job(overlap=overlap))
         host.look()
         host.clock.advance(600)
-        task = host.client.run_now(NAME)
+        task = host.client.schedules.run_now(NAME)
         host.look()
         host.go_on(10.0)
         assert [one.task_id for one in host.client.list(status=Status.PENDING)] == [task.task_id]
@@ -1006,16 +1006,16 @@ def test_run_now_keeps_to_the_policy_of_overlap(world: World) -> None:
     host.look(600)
     host.clock.advance(5)
     with pytest.raises(NotAllowed, match="still open"):
-        host.client.run_now(NAME)
+        host.client.schedules.run_now(NAME)
     host.client.cancel(tick_id(NAME, int(EPOCH) + 600))
-    host.client.run_now(NAME)
+    host.client.schedules.run_now(NAME)
     host.look(595)
     assert set(world.put()) == {1}  # that of the hand is still open
     other = World(SqliteEngine(MEMORY)).host(one=a_job(overlap="cancel_previous"))
     other.look()
     other.look(600)
     other.clock.advance(5)
-    task = other.client.run_now(NAME)
+    task = other.client.schedules.run_now(NAME)
     assert [one.task_id for one in other.client.list(status=Status.PENDING)] == [task.task_id]
 
 
@@ -1030,7 +1030,7 @@ def test_a_command_that_races_with_agents_is_tried_again(world: World) -> None:
 
     host.clock.advance(600)
     host.wire.between = meanwhile
-    host.client.pause_schedule(NAME)
+    host.client.schedules.pause(NAME)
     assert world.state.paused is not None
     assert world.state.last == int(EPOCH) + 600
     assert set(world.put()) == {1}

@@ -79,7 +79,7 @@ def test_a_running_stream_hears_of_its_stop_in_the_reply_to_its_heartbeat(feed: 
     log.until(3)
     engine: Watched = stage.store.engine  # type: ignore[assignment]
     reads = sum(task.id in names for names in engine.gets)
-    agents.client.stop(task)
+    agents.client.streams.stop(task)
     row = agents.client.wait(task, timeout_s=LONG_S)
     assert (row.status, row.done_reason, row.desired_state) == (Status.DONE, "stopped", Desired.STOPPED)
     assert row.last_seq == {"seq": 3, "epoch": "epoch-1"}
@@ -98,10 +98,10 @@ def test_a_stopped_stream_goes_on_where_it_was_when_it_is_started(feed: FeedThre
     task = agents.client.enqueue(follow, {"url": feed.url})
     feed.publish(3)
     log.until(3)
-    agents.client.stop(task)
+    agents.client.streams.stop(task)
     assert agents.client.wait(task, timeout_s=LONG_S).status is Status.DONE
     feed.publish(2)
-    started = agents.client.start(task)
+    started = agents.client.streams.start(task)
     assert started.desired_state == Desired.STARTED
     log.until(5, fence=2)
     assert log.seqs == [1, 2, 3, 4, 5]
@@ -122,12 +122,12 @@ def test_a_start_waits_for_the_stop_before_it(feed: FeedThread, agents: Fleet) -
     task = agents.client.enqueue(follow, {"url": feed.url})
     feed.publish(1)
     assert middle.wait(LONG_S)
-    agents.client.stop(task)
+    agents.client.streams.stop(task)
     with pytest.raises(NotAllowed, match=r"still runs after 0\.2 s"):
-        agents.client.start(task, timeout_s=0.2)
+        agents.client.streams.start(task, timeout_s=0.2)
     assert agents.row(task).desired_state == Desired.STOPPED
     threading.Timer(0.2, go_on.set).start()
-    agents.client.start(task, timeout_s=LONG_S)
+    agents.client.streams.start(task, timeout_s=LONG_S)
     log.wait(lambda: len(log.runs) == 2)
     assert agents.row(task).desired_state == Desired.STARTED
 
@@ -140,7 +140,7 @@ def test_a_failed_stream_can_be_started(agents: Fleet) -> None:
         task = agents.client.enqueue(follow, {"url": feed.url})
         assert stage.end_of(task).status is Status.FAILED
         feed.do(lambda: feed.server.script())
-        agents.client.start(task)
+        agents.client.streams.start(task)
         feed.publish(1)
         log.until(1)
 
@@ -151,14 +151,14 @@ def test_a_stream_that_was_enqueued_and_stopped_by_name_runs_when_it_is_started(
     log = Log()
     follow = follower(log)
     task = agents.client.enqueue(follow.name, {"url": feed.url})
-    assert agents.client.stop(task).status is Status.DONE
-    assert agents.client.start(task).desired_state == Desired.STARTED
+    assert agents.client.streams.stop(task).status is Status.DONE
+    assert agents.client.streams.start(task).desired_state == Desired.STARTED
     agents.add(follow)
     feed.publish(1)
     log.until(1)
     row = agents.row(task)
     assert (row.status, row.kind) == (Status.RUNNING, "stream")
-    assert agents.client.stop(task).status is Status.RUNNING
+    assert agents.client.streams.stop(task).status is Status.RUNNING
     assert agents.client.wait(task, timeout_s=LONG_S).done_reason == "stopped"
 
 
@@ -167,7 +167,7 @@ def test_a_stream_that_was_enqueued_and_stopped_by_name_runs_when_it_is_started(
 
 def test_a_waiting_stream_is_closed_at_once(desk: Desk) -> None:
     desk.put(last_seq={"seq": 3})
-    row = desk.client.stop("a")
+    row = desk.client.streams.stop("a")
     assert (row.status, row.desired_state, row.done_reason) == (Status.DONE, Desired.STOPPED, "stopped")
     assert row.last_seq == {"seq": 3}
 
@@ -175,19 +175,19 @@ def test_a_waiting_stream_is_closed_at_once(desk: Desk) -> None:
 def test_a_blocked_stream_is_closed_and_unblocked_by_no_parent(desk: Desk) -> None:
     put(desk.store, "parent")
     desk.put(status=Status.BLOCKED, depends_on=("parent",), waiting_for=frozenset({"parent"}))
-    assert desk.client.stop("a").status is Status.DONE
-    row = desk.client.start("a")
+    assert desk.client.streams.stop("a").status is Status.DONE
+    row = desk.client.streams.start("a")
     assert (row.status, row.waiting_for) == (Status.BLOCKED, frozenset({"parent"}))
     assert row.desired_state == Desired.STARTED
 
 
 def test_stopping_twice_is_harmless(desk: Desk) -> None:
     desk.put()
-    first = desk.client.stop("a")
-    assert desk.client.stop("a") == first
+    first = desk.client.streams.stop("a")
+    assert desk.client.streams.stop("a") == first
     claimed(desk.store, "b", kind="stream")
-    running = desk.client.stop("b")
-    assert desk.client.stop("b") == running
+    running = desk.client.streams.stop("b")
+    assert desk.client.streams.stop("b") == running
     assert desk.engine.verbs_of("b") == ["claim", "request stop"]
 
 
@@ -195,25 +195,25 @@ def test_stopping_twice_is_harmless(desk: Desk) -> None:
 def test_a_stream_that_has_ended_otherwise_cannot_be_stopped(desk: Desk, status: Status) -> None:
     desk.put(status=status, finished_at=1.0)
     with pytest.raises(NotAllowed, match=f"has ended as {status}"):
-        desk.client.stop("a")
+        desk.client.streams.stop("a")
 
 
 def test_a_task_that_is_known_to_be_no_stream_is_not_stopped_nor_started(desk: Desk) -> None:
     claimed(desk.store, "a")
     with pytest.raises(NotAllowed, match="no stream: cancel it"):
-        desk.client.stop("a")
+        desk.client.streams.stop("a")
     with pytest.raises(NotAllowed, match="no stream: use retry"):
-        desk.client.start("a")
+        desk.client.streams.start("a")
     with pytest.raises(TaskNotFound):
-        desk.client.stop("nobody")
+        desk.client.streams.stop("nobody")
     with pytest.raises(TaskNotFound):
-        desk.client.start("nobody")
+        desk.client.streams.start("nobody")
 
 
 def test_children_of_a_stream_that_is_stopped_hear_of_it(desk: Desk) -> None:
     parent = desk.put()
     child = desk.client.enqueue(a_job(), {}, depends_on=[parent])
-    desk.client.stop("a")
+    desk.client.streams.stop("a")
     assert desk.client.get(child).status is Status.FAILED
 
 
@@ -223,28 +223,28 @@ def test_children_of_a_stream_that_is_stopped_hear_of_it(desk: Desk) -> None:
 @pytest.mark.parametrize("status", [Status.PENDING, Status.BLOCKED, Status.SUCCESS])
 def test_a_start_leaves_alone_what_is_queued_or_has_ended_well(desk: Desk, status: Status) -> None:
     before = desk.put(status=status, waiting_for=frozenset({"p"}) if status is Status.BLOCKED else frozenset())
-    assert desk.client.start("a") == before
+    assert desk.client.streams.start("a") == before
 
 
 def test_a_running_stream_is_left_running(desk: Desk) -> None:
     claimed(desk.store, kind="stream")
-    assert desk.client.start("a").status is Status.RUNNING
+    assert desk.client.streams.start("a").status is Status.RUNNING
     assert desk.engine.verbs_of("a") == ["claim"]
 
 
 def test_a_start_takes_back_a_stop_that_nobody_has_heard(desk: Desk) -> None:
     """The agent gave the stream back between the request to stop and its next heartbeat."""
     lease = claimed(desk.store, kind="stream", lane=Lane("streams"))
-    desk.client.stop("a")
+    desk.client.streams.stop("a")
     assert desk.store.settle([writes.release(lease, now=desk.store.clock.now())])[0].accepted
     assert (desk.row.status, desk.row.desired_state) == (Status.PENDING, Desired.STOPPED)
-    assert desk.client.start("a").desired_state == Desired.STARTED
+    assert desk.client.streams.start("a").desired_state == Desired.STARTED
     assert desk.row.status is Status.PENDING
 
 
 def test_a_retry_of_a_stopped_stream_wants_it_to_run(desk: Desk) -> None:
     desk.put()
-    desk.client.stop("a")
+    desk.client.streams.stop("a")
     assert desk.client.retry("a").desired_state == Desired.STARTED
 
 
@@ -260,14 +260,14 @@ def test_a_stop_that_meets_a_claim_asks_the_agent(desk: Desk) -> None:
         assert desk.store.claim([Wanted(seen, 60.0)], owner="me")
 
     desk.before("stop waiting", claim)
-    row = desk.client.stop("a")
+    row = desk.client.streams.stop("a")
     assert (row.status, row.desired_state) == (Status.RUNNING, Desired.STOPPED)
 
 
 def test_a_stop_that_meets_a_release_closes_it_at_once(desk: Desk) -> None:
     lease = claimed(desk.store, kind="stream", lane=Lane("streams"))
     desk.before("request stop", lambda: desk.store.settle([writes.release(lease, now=desk.store.clock.now())]))
-    assert desk.client.stop("a").status is Status.DONE
+    assert desk.client.streams.stop("a").status is Status.DONE
 
 
 def test_a_stop_that_meets_a_failure_says_so(desk: Desk) -> None:
@@ -275,26 +275,26 @@ def test_a_stop_that_meets_a_failure_says_so(desk: Desk) -> None:
     fail = writes.fail(lease, error="boom", now=desk.store.clock.now(), expire_at=9e9)
     desk.before("request stop", lambda: desk.store.settle([fail]))
     with pytest.raises(NotAllowed, match="has ended as FAILED"):
-        desk.client.stop("a")
+        desk.client.streams.stop("a")
 
 
 def test_two_starts_at_once_are_one(desk: Desk) -> None:
     desk.put()
-    desk.client.stop("a")
-    desk.before("revive", lambda: desk.client.start("a"))
-    assert desk.client.start("a").status is Status.PENDING
+    desk.client.streams.stop("a")
+    desk.before("revive", lambda: desk.client.streams.start("a"))
+    assert desk.client.streams.start("a").status is Status.PENDING
     assert desk.engine.verbs_of("a").count("revive") == 2
 
 
 def test_a_start_that_meets_the_end_of_the_stop_revives_it(desk: Desk) -> None:
     lease = claimed(desk.store, kind="stream", lane=Lane("streams"))
-    desk.client.stop("a")
+    desk.client.streams.stop("a")
 
     thread = threading.Timer(
         0.2, lambda: desk.store.settle([writes.stop(lease, now=desk.store.clock.now(), expire_at=9e9)])
     )
     thread.start()
-    assert desk.client.start("a", timeout_s=LONG_S).status is Status.PENDING
+    assert desk.client.streams.start("a", timeout_s=LONG_S).status is Status.PENDING
     thread.join()
 
 
@@ -308,7 +308,7 @@ def test_a_task_that_changes_all_the_time_is_given_up(desk: Desk) -> None:
 
     desk.engine.before.append(hook)
     with pytest.raises(NotAllowed, match="changes all the time"):
-        desk.client.stop("a")
+        desk.client.streams.stop("a")
 
 
 # What happened
@@ -325,8 +325,8 @@ def test_the_runs_of_a_stream_tell_its_moves(feed: FeedThread, agents: Fleet) ->
     second = agents.add(follow)
     log.wait(lambda: len(log.runs) == 2)
     second.stop()
-    eventually(lambda: len(agents.client.runs(task)) == 2)
-    runs = agents.client.runs(task)
+    eventually(lambda: len(agents.client.streams.runs(task)) == 2)
+    runs = agents.client.streams.runs(task)
     assert [run.fence for run in runs] == [1, 2]
     assert [run.agent for run in runs] == [stage.agent.name, second.agent.name]
     assert [move.state for move in runs[0].moves] == [
@@ -337,6 +337,6 @@ def test_the_runs_of_a_stream_tell_its_moves(feed: FeedThread, agents: Fleet) ->
     ]
     assert runs[0].moves[-1].reason == "the agent is stopping"
     assert (runs[0].connects, runs[0].handled, runs[0].duplicates) == (1, 3, 0)
-    assert [run.fence for run in agents.client.runs(task, number=1)] == [2]
+    assert [run.fence for run in agents.client.streams.runs(task, number=1)] == [2]
     with pytest.raises(TaskNotFound):
-        agents.client.runs("nobody")
+        agents.client.streams.runs("nobody")

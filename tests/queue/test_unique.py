@@ -783,7 +783,7 @@ def test_new_work_behind_a_stream_that_is_being_stopped_is_refused_with_the_reme
     first = stream()
     [lease] = site.store.claim([Wanted(seen(first)._replace(kind="stream"), LEASE_S)], owner="agent-1")
     assert stream().task_id == first.task_id
-    site.client.stop(first)
+    site.client.streams.stop(first)
     with pytest.raises(NotAllowed, match=f"enqueue then, or start it again: client.start\\('{first.task_id}'\\)$"):
         stream()
     now = site.clock.now()
@@ -796,13 +796,13 @@ def test_the_stop_of_a_waiting_stream_frees_the_key_and_its_start_takes_it_again
         return site.client.enqueue("test.stream", {}, unique_key=KEY, unique_scope=site.scope)
 
     first = stream()
-    site.client.stop(first)
+    site.client.streams.stop(first)
     second = stream()
     assert second.task_id != first.task_id
     with pytest.raises(NotAllowed, match=second.task_id):
-        site.client.start(first)
+        site.client.streams.start(first)
     site.client.cancel(second)
-    assert site.client.start(first).status is Status.PENDING
+    assert site.client.streams.start(first).status is Status.PENDING
     assert stream().task_id == first.task_id
 
 

@@ -265,7 +265,7 @@ def test_a_paused_job_holds_up_nobody_behind_it_in_line(world: World) -> None:
     world.pass_time_until(lambda: world.started == ["a"], 2.0)
     put(world, *(f"own-{number}" for number in range(30)), job="own", limit_key="shared", limit=1)
     put(world, "b", "c")
-    world.client.pause(job="own")
+    world.client.pauses.pause(job="own")
     world.pass_time_until(lambda: world.started == ["a", "b", "c"], 5.0)
     assert status(world, "own-0") == "BLOCKED@shared"
 

@@ -470,10 +470,10 @@ class World:
         """Stop, start or cancel a stream; it may not be allowed."""
         with suppress(ThunderAgentError):
             if verb == "start":
-                self.client.start(name, timeout_s=0.0)
+                self.client.streams.start(name, timeout_s=0.0)
                 self.wanted[name] = "started"
             elif verb == "stop":
-                self.client.stop(name)
+                self.client.streams.stop(name)
                 self.wanted[name] = "stopped"
             else:
                 self.client.cancel(name)
@@ -550,7 +550,7 @@ class World:
         """What is known of a stream."""
         task = self.task(name)
         held = {one.name: str(one.agent._in_flight.held.keys()) for one in self.living}
-        moves = [f"{run.fence} {run.agent} {run.moves[-6:]}" for run in self.client.runs(name, number=3)]
+        moves = [f"{run.fence} {run.agent} {run.moves[-6:]}" for run in self.client.streams.runs(name, number=3)]
         return f"{name}: {task}\n held {held}\n" + "\n".join(moves)
 
     def check_journals(self) -> None:
@@ -558,7 +558,9 @@ class World:
         for (name, fence), run in self.ledger.runs.items():
             if not run.gaps or not run.holder.is_alive or run.holder.disturbed_at > run.began:
                 continue
-            kept = [gap for one in self.client.runs(name, number=1000) if one.fence == fence for gap in one.gaps]
+            kept = [
+                gap for one in self.client.streams.runs(name, number=1000) if one.fence == fence for gap in one.gaps
+            ]
             assert {(gap.cause, str(gap.before)) for gap in run.gaps} <= {
                 (gap.cause, str(gap.before)) for gap in kept
             }, f"gaps of {name} under fence {fence} are not in its journal"

@@ -384,7 +384,7 @@ def test_a_failover_goes_on_exactly_where_each_key_was(agents: Fleet, exclusive:
         cursor = log.contexts[1].cursor
         assert cursor is not None
         assert {place.key: place.seq for place in cursor.places} == {"BTC": 1009, "ETH": 9}
-        assert not [gap for run in agents.client.runs(task) for gap in run.gaps]
+        assert not [gap for run in agents.client.streams.runs(task) for gap in run.gaps]
 
 
 def two_more_of(writes_of: Callable[[str], list[Any]], task_id: str, number: int) -> None:
@@ -625,7 +625,7 @@ def test_streams_take_no_slots_and_batch_tasks_take_no_streams(agents: Fleet) ->
     assert stage.end_of(agents.client.enqueue(batch, 7)).result == 7
     blocked = agents.client.enqueue(block, 1)
     stage.record.wait(events.TaskStarted, where=lambda event: event.task_id == blocked.id)
-    agents.client.stop(next(one for one in held if agents.row(one).status is Status.RUNNING))
+    agents.client.streams.stop(next(one for one in held if agents.row(one).status is Status.RUNNING))
     stage.record.wait(events.TaskStarted, 3, where=lambda event: event.job == "test.quiet")
     statuses = sorted(agents.row(one).status for one in held)
     assert statuses == [Status.DONE, Status.PENDING, Status.RUNNING, Status.RUNNING]

@@ -301,8 +301,10 @@ def test_a_run_is_told_with_its_reasons_and_its_gaps(agents: Fleet, often: None)
         task = agents.client.enqueue(follow, {"url": feed.url})
         feed.publish(3)
         log.until(3)
-        eventually(lambda: any(move.state == "backoff" for run in agents.client.runs(task) for move in run.moves))
-        [run] = agents.client.runs(task)
+        eventually(
+            lambda: any(move.state == "backoff" for run in agents.client.streams.runs(task) for move in run.moves)
+        )
+        [run] = agents.client.streams.runs(task)
         [backoff] = [move for move in run.moves if move.state == "backoff"]
         assert backoff.reason.startswith("closed 1012 (deploy); next attempt in ")
         [gap] = run.gaps
@@ -323,7 +325,7 @@ def test_heartbeats_and_messages_write_no_journal(agents: Fleet, often: None) ->
         feed.publish(1)
         log.until(1)
         engine = agents.engines[0]
-        eventually(lambda: any(one.state == "live" for run in agents.client.runs(task) for one in run.moves))
+        eventually(lambda: any(one.state == "live" for run in agents.client.streams.runs(task) for one in run.moves))
         written = len(journals(engine))
         for _ in range(5):
             log.until(feed.publish(10))
@@ -368,12 +370,12 @@ def test_the_last_entry_tells_how_the_run_has_ended(
             getattr(agents.client, end)(task)
 
         def told() -> bool:
-            return [(run.moves[-1].state, run.moves[-1].reason) for run in agents.client.runs(task)] == [
+            return [(run.moves[-1].state, run.moves[-1].reason) for run in agents.client.streams.runs(task)] == [
                 (state, reason)
             ]
 
         eventually(told)
-        [run] = agents.client.runs(task)
+        [run] = agents.client.streams.runs(task)
         assert (run.connects, run.handled) == (1, 2)
         assert stage.agent._in_flight.closed == [] or end == "drain"
 
@@ -391,8 +393,8 @@ def test_an_error_of_the_handler_is_the_last_entry_of_its_run(agents: Fleet, oft
         task = agents.client.enqueue(follow, {"url": feed.url})
         feed.publish(1)
         log.until(1, fence=2)
-        eventually(lambda: len(agents.client.runs(task)) == 2)
-        first = agents.client.runs(task)[0]
+        eventually(lambda: len(agents.client.streams.runs(task)) == 2)
+        first = agents.client.streams.runs(task)[0]
         assert (first.moves[-1].state, first.moves[-1].reason) == ("retry", "RuntimeError: boom")
 
 
@@ -407,7 +409,7 @@ def test_a_run_that_was_handed_over_says_so(agents: Fleet, often: None) -> None:
         agents.add(follow).record.wait(events.AgentStarted)
         old.stop()
         log.until(feed.publish(1), fence=2)
-        first = agents.client.runs(task)[0]
+        first = agents.client.streams.runs(task)[0]
         assert (first.fence, first.moves[-1].state) == (1, "handed over")
 
 
@@ -422,9 +424,9 @@ def test_what_could_not_be_written_is_written_with_the_next(agents: Fleet, often
         task = agents.client.enqueue(follow, {"url": feed.url})
         feed.publish(1)
         log.until(1)
-        agents.client.stop(task)
+        agents.client.streams.stop(task)
         stage.record.wait(events.StoreFailed, 2, where=lambda event: event.during == "journals")
-        eventually(lambda: [run.moves[-1].state for run in agents.client.runs(task)] == ["stop"])
+        eventually(lambda: [run.moves[-1].state for run in agents.client.streams.runs(task)] == ["stop"])
         assert agents.row(task).status is Status.DONE
 
 
@@ -443,7 +445,7 @@ def test_what_waits_for_a_store_that_takes_no_journals_is_bounded(
         for number in range(8):
             task = agents.client.enqueue(follow, {"url": feed.url}, task_id=f"s{number}")
             stage.record.wait(events.TaskStarted, number + 1)
-            agents.client.stop(task)
+            agents.client.streams.stop(task)
             stage.end_of(task)
         assert len(stage.agent._in_flight.closed) <= 4
 
@@ -462,8 +464,8 @@ def test_a_late_owner_writes_into_its_own_row(agents: Fleet, often: None) -> Non
         log.until(feed.publish(1), fence=2)
         first.store.engine.calm()  # type: ignore[attr-defined] # a Watched
         first.record.wait(events.LeaseLost)
-        eventually(lambda: [run.moves[-1].state for run in agents.client.runs(task)][:1] == ["lost"])
-        eventually(lambda: len(agents.client.runs(task)) == 2)
-        runs = agents.client.runs(task)
+        eventually(lambda: [run.moves[-1].state for run in agents.client.streams.runs(task)][:1] == ["lost"])
+        eventually(lambda: len(agents.client.streams.runs(task)) == 2)
+        runs = agents.client.streams.runs(task)
         assert [(run.fence, run.agent) for run in runs] == [(1, first.agent.name), (2, second.agent.name)]
         assert runs[1].moves[0].reason == "taken over from a lost agent"

@@ -93,8 +93,8 @@ def test_every_moment_at_which_something_is_due_is_known() -> None:
     clock = FakeClock()
     client, now = memory_client(clock), clock.now()
     client.enqueue(add, {"a": 1}, delay_s=600.0)
-    client.pause(job=add, for_s=900.0)
-    client.pause(queue="sums")
+    client.pauses.pause(job=add, for_s=900.0)
+    client.pauses.pause(queue="sums")
     task = client.enqueue(add, {"a": 2}, queue="other")
     [entry] = client.store.ready(task.lane, limit=5).entries
     client.store.claim([Wanted(entry, 300.0)], owner="gone")

@@ -172,7 +172,7 @@ class Agent:
                 settings,
                 self.bus,
                 owner=self.name,
-                cancel=Commands(store, settings, doorbell=doorbell).cancel,
+                cancel=Commands(store, settings, DoorbellSender(doorbell)).cancel,
                 ring=DoorbellSender(doorbell).tasks,
                 rng=self._rng,
             ),

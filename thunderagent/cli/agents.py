@@ -56,7 +56,7 @@ def agents(
         if not found:
             out.print("no agents" if lost else "no agents (thunderagent agents --all: also those that were lost)")
             return
-        paused = {pause.name for pause in client.pauses() if pause.kind is PauseKind.AGENT}
+        paused = {pause.name for pause in client.pauses.list() if pause.kind is PauseKind.AGENT}
         _show(found, paused, client.store.clock.now())
 
 
@@ -84,9 +84,9 @@ def drain(
     with errors(), opened(store) as client:
         if wait is not None and not 0 < wait <= 86400:
             raise ConfigurationError(f"--wait is {wait:g}; give seconds, over 0 and at most a day")
-        asked = client.drain(agent, all_of_host=all_of_host, reason=reason)
+        asked = client.agents.drain(agent, all_of_host=all_of_host, reason=reason)
         if wait is not None:
-            client.wait_gone(asked, timeout_s=wait)
+            client.agents.wait_gone(asked, timeout_s=wait)
         names = [one.name for one in asked]
         if as_json:
             tell({"drains": names, "gone": wait is not None}, True)

@@ -101,7 +101,7 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show each queue in numbers."""
     with errors(), opened(store) as client:
         found, now = client.stats(), client.store.clock.now()
-        paused = {pause.name: pause for pause in client.pauses() if pause.kind is PauseKind.QUEUE}
+        paused = {pause.name: pause for pause in client.pauses.list() if pause.kind is PauseKind.QUEUE}
         if overdue := overdue_text(client.store):
             notes.print(overdue, style="yellow", soft_wrap=True)
         if as_json:

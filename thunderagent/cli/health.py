@@ -85,7 +85,7 @@ def _rows(store: str | None, name: str) -> list[dict[str, Any]]:
     """Of the agents that are alive by their rows, those of a host, or the one of that name."""
     with opened(store) as client:
         now = client.store.clock.now()
-        return [_row(one, now) for one in client.agents() if name in names_of(one.name)]
+        return [_row(one, now) for one in client.agents.list() if name in names_of(one.name)]
 
 
 def _row(agent: AgentInfo, now: float) -> dict[str, Any]:

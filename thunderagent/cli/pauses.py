@@ -40,7 +40,7 @@ def pause(
     with errors(), opened(store) as client:
         named = _named(kind, name)
         for_s = None if lasts is None else duration("--for", lasts)
-        found = client.pause(**named, for_s=for_s, reason=reason)
+        found = client.pauses.pause(**named, for_s=for_s, reason=reason)
         if why := doubt(client.store, found):
             notes.print(escape(f"{why}; it is paused all the same"), style="yellow", soft_wrap=True)
         text = f"{_what(found)} is {pause_text(found, client.store.clock.now())}"
@@ -51,7 +51,7 @@ def resume(kind: KindArgument, name: NameArgument, store: StoreOption = None, as
     """End a pause. Resuming what is not paused changes nothing."""
     with errors(), opened(store) as client:
         named = _named(kind, name)
-        ended = client.resume(**named)
+        ended = client.pauses.resume(**named)
         if as_json:
             tell({"kind": kind, "name": name, "resumed": ended is not None}, True)
         elif ended is None:
@@ -64,7 +64,7 @@ def resume(kind: KindArgument, name: NameArgument, store: StoreOption = None, as
 def pauses(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List what is paused: since when, until when, and why."""
     with errors(), opened(store) as client:
-        found, now = client.pauses(), client.store.clock.now()
+        found, now = client.pauses.list(), client.store.clock.now()
         if as_json:
             tell([asdict(one) for one in found], True)
             return

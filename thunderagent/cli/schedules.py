@@ -38,7 +38,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the per
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the periodic jobs and when each is due; on a wide terminal also what it does about missed ticks."""
     with errors(), opened(store) as client:
-        found = client.schedules()
+        found = client.schedules.list()
         if as_json:
             tell([asdict(one) for one in found], True)
             return
@@ -65,8 +65,8 @@ def next_(
 ) -> None:
     """Tell when a periodic job is due next, in UTC and in how long."""
     with errors(), opened(store) as client:
-        one, now = client.schedule(job), client.store.clock.now()
-        ticks = client.next_ticks(job, number=number)
+        one, now = client.schedules.get(job), client.store.clock.now()
+        ticks = client.schedules.next_ticks(job, number=number)
         if as_json:
             tell([tick_text(tick) for tick in ticks], True)
             return
@@ -81,9 +81,9 @@ def next_(
 def run_now(job: JobArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Put a task of a periodic job at once, paused or not; prints its id. Its ticks come as before."""
     with errors(), opened(store) as client:
-        task = client.run_now(job)
+        task = client.schedules.run_now(job)
         tell(as_dict(task) if as_json else task.task_id, as_json)
-        if client.schedule(job).paused is not None:
+        if client.schedules.get(job).paused is not None:
             notes.print(escape(f"{job} is paused; this task runs all the same"), style="yellow", soft_wrap=True)
 
 
@@ -101,14 +101,14 @@ def pause(
     """
     with errors(), opened(store) as client:
         for_s = None if lasts is None else duration("--for", lasts)
-        _show(client.pause_schedule(job, for_s=for_s, reason=reason), as_json)
+        _show(client.schedules.pause(job, for_s=for_s, reason=reason), as_json)
 
 
 @schedules_app.command()
 def resume(job: JobArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """End a pause: the next tick from now on is put. Resuming what is not paused changes nothing."""
     with errors(), opened(store) as client:
-        _show(client.resume_schedule(job), as_json)
+        _show(client.schedules.resume(job), as_json)
 
 
 def _show(one: ScheduleInfo, as_json: bool) -> None:

@@ -121,7 +121,7 @@ def stop(
         told: list[str] = []
         for name in dict.fromkeys(ids):
             with each.of(name):
-                before, after = client.get(name), client.stop(name)
+                before, after = client.get(name), client.streams.stop(name)
                 each.tell(after, _stopping(client, before, after))
                 if after.status is Status.RUNNING:
                     told.append(name)
@@ -160,7 +160,7 @@ def start(
                 before = client.get(name)
                 if before.status is Status.RUNNING and before.desired_state == Desired.STOPPED:
                     notes.print(f"{name} is waited for: {before.lease_owner} is about to stop it", soft_wrap=True)
-                after = client.start(name)
+                after = client.streams.start(name)
                 if after.status is Status.SUCCESS:
                     raise NotAllowed(f"the stream {name!r} has come to its end by itself: enqueue it anew")
                 each.tell(after, _starting(before, after))
@@ -195,7 +195,7 @@ def explain(
             raise NotAllowed(f"the task {task_id!r} is no stream{hint}: see `thunderagent show {task_id}`")
         begin = None if since is None else begin_of(since, now)
         number = runs or (MOST_RUNS if gaps or since else RUNS)
-        found = client.runs(task_id, number=number)
+        found = client.streams.runs(task_id, number=number)
         shown = [run for run in (cut(run, begin) for run in found) if run.gaps or (run.moves and not gaps)]
         if as_json:
             missed = asdict(summed([gap for run in shown for gap in run.gaps]))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import GenericAlias
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -20,9 +20,11 @@ from thunderagent.model.errors import ConfigurationError, PayloadInvalid
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.names import has_version, job_name_problem, job_value, key_problem
 from thunderagent.model.pacing import Backoff
-from thunderagent.model.schedules import Schedule
 from thunderagent.model.task import DEFAULT_QUEUE, STREAM, Lane
 from thunderagent.settings import lease_problems
+
+if TYPE_CHECKING:  # what only enqueues needs no calendar
+    from thunderagent.model.schedules import Schedule
 
 P = TypeVar("P")
 

@@ -60,6 +60,12 @@ class Dependents:
                 status = parent.status if now is None else now.status
                 open_ends += self.judge(list(rows.values()), {parent.task_id: status})
 
+    def ended(self, task: Task) -> None:
+        """Do what follows the end of a task that no agent ran: keep its texts, tell its children, free its key."""
+        self._store.large_texts.outlive_all([task], now=self._store.clock.now())
+        self.tell([Ended(task.task_id, task.status, task.dependents)])
+        self._keys.release([task])
+
     def judge(self, children: Sequence[Task], parents: Mapping[str, Status | None]) -> list[Ended]:
         """Act on what is known of parents; the answer is the children that have ended by it."""
         done: list[tuple[Task, str]] = []

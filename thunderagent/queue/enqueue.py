@@ -20,14 +20,17 @@ from thunderagent.model.arguments import (
 from thunderagent.model.dependencies import LONGEST_ID, MOST_LINKED, OnParentFailure, linked_bytes, most_dependents
 from thunderagent.model.errors import (
     ConfigurationError,
+    NotAllowed,
     ParentNotFound,
     PayloadError,
     PayloadInvalid,
     StoreError,
+    TextGone,
     TooManyDependents,
 )
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.names import job_name_problem, wanted_job
+from thunderagent.model.rows import Unreadable
 from thunderagent.model.task import (
     DEFAULT_QUEUE,
     RESERVED,
@@ -46,6 +49,7 @@ from thunderagent.queue.limits.entrance import Entrance
 from thunderagent.queue.limits.slots import job_limit
 from thunderagent.queue.unique import UniqueKeys, check_unique
 from thunderagent.settings import Settings
+from thunderagent.stores.large_texts import LEFT_S
 from thunderagent.stores.tasks import Enqueued, TaskStore
 from thunderagent.telemetry.traces import trace_of_new
 
@@ -234,6 +238,22 @@ class Enqueuer:
         now = self._store.get(child.task_id for child in concerned)
         return [now.get(child.task_id, child) for child in children]
 
+    def revive(self, task: Task) -> Task | None:
+        """Put a FAILED or DONE task back into its queue with fresh retries; None: it has changed meanwhile.
+
+        Raises:
+            NotAllowed: its payload is gone, a parent has not succeeded, or another task has its unique key.
+            StoreError: the store did not answer.
+        """
+        if isinstance(task.payload_error, TextGone):
+            raise NotAllowed(f"the task {task.task_id!r} cannot be retried now: {task.payload_error}")
+        waiting_for = self._open_parents(task)
+        now = self._store.clock.now()
+        self._store.large_texts.outlive(task, now + LEFT_S, now=now)
+        self._keys.retake(task)
+        [after] = self._store.write_tasks([writes.revive(task, now=self._store.clock.now(), waiting_for=waiting_for)])
+        return self.introduce([after])[0] if after is not None and after.status is Status.BLOCKED else after
+
     def _introduced(self, enqueued: Sequence[Enqueued]) -> list[Enqueued]:
         """The outcomes once the parents know the children; without an answer the sweep makes them known."""
         children = [one.task for one in enqueued if one.error is None and _is_waiting(one.task)]
@@ -251,6 +271,20 @@ class Enqueuer:
             return answer
         [now] = self._entrance.look_again([answer.task], number=number)
         return replace(answer, task=now)
+
+    def _open_parents(self, task: Task) -> frozenset[str]:
+        if not task.depends_on:
+            return frozenset()
+        parents = self._store.read(task.depends_on)
+        statuses = statuses_of(task.depends_on, parents)
+        for name in task.depends_on if task.on_parent_failure != OnParentFailure.RUN else ():
+            status = statuses.get(name, Status.BLOCKED)  # one that cannot be read is waited for
+            if status is None or status in (Status.FAILED, Status.DONE):
+                what = f"is {status}" if status else "no longer exists"
+                raise NotAllowed(f"the task {task.task_id!r} depends on {name!r}, which {what}: retry that first")
+        return frozenset(
+            name for name, one in parents.items() if isinstance(one, Unreadable) or not one.status.is_terminal
+        )
 
     def _waiting(self, tasks: Sequence[Task], depends_on: Sequence[str]) -> list[Task]:
         """The tasks as BLOCKED, unless all their parents have succeeded."""

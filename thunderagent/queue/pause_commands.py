@@ -17,7 +17,7 @@ from thunderagent.model.pacing import wait_delays
 from thunderagent.model.rows import as_map, is_number
 from thunderagent.model.task import Lane, Row, timestamp
 from thunderagent.model.writes.pauses import CONTROL_ID
-from thunderagent.queue.commands import Commands
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.pauses import (
     DRAIN,
     Pause,
@@ -55,8 +55,12 @@ _A: Final = {PauseKind.JOB: "a job", PauseKind.AGENT: "an agent"}
 _Info = Mapping[str, Any]
 
 
-class PauseCommands(Commands):
-    """What starts no task for a while. `Client` has these beside enqueue and wait."""
+class PauseCommands:
+    """What `client.pauses` does."""
+
+    def __init__(self, store: TaskStore, sender: DoorbellSender) -> None:
+        self._store = store
+        self._sender = sender
 
     def pause(
         self,
@@ -89,7 +93,7 @@ class PauseCommands(Commands):
         """
         kind, name = _named(queue, job, agent)
         check_pause(for_s, reason)
-        now = self.store.clock.now()
+        now = self._store.clock.now()
         wanted = Pause(
             kind=kind,
             name=name,
@@ -97,8 +101,8 @@ class PauseCommands(Commands):
             until=None if for_s is None else timestamp(now + for_s),
             reason=reason or None,
         )
-        row = self._change_controls(lambda row: _with(row, wanted, now))
-        self._let_look(wanted)
+        row = _change_controls(self._store, lambda row: _with(row, wanted, now))
+        _announce(self._store, self._sender, wanted)
         return pauses_of(row)[wanted.key]
 
     def resume(
@@ -122,37 +126,35 @@ class PauseCommands(Commands):
             info = info_of(row)
             return {other: entry for other, entry in info.items() if other != key} if key in info else None
 
-        self._change_controls(without)
-        self._let_look(Pause(kind=kind, name=name))
+        _change_controls(self._store, without)
+        _announce(self._store, self._sender, Pause(kind=kind, name=name))
         [pause] = ended
-        return None if pause is None or pause.is_over(self.store.clock.now()) else pause
+        return None if pause is None or pause.is_over(self._store.clock.now()) else pause
 
-    def pauses(self) -> Sequence[Pause]:
+    def list(self) -> Sequence[Pause]:
         """What is paused now, by kind and name.
 
         Raises:
             StoreError: the store did not answer.
         """
-        found = read_pauses(self.store)
+        found = read_pauses(self._store)
         return [found[key] for key in sorted(found)]
 
-    def _change_controls(self, change: Callable[[Row | None], _Info | None]) -> Row | None:
-        """Change the entries of the row as nobody else changes them; `change` answers None if nothing is to be done."""
-        return change_controls(self.store, self.store.engine.get([CONTROL_ID]).get(CONTROL_ID), change)
 
-    def _let_look(self, changed: Pause) -> None:
-        """Let the agents look at once that a change concerns, as far as they can be reached."""
-        self._enqueued()  # an agent in this process
-        with suppress(StoreError):  # they look anyway, a little later
-            concerned = [agent for agent in self.store.agents() if _concerns(changed, agent)]
-            queues = [queue for agent in concerned for queue in agent.info["queues"]]
-            if changed.kind is PauseKind.QUEUE:
-                queues = [changed.name] * len(concerned)  # one for each: on SQS only one agent hears a ring
-            self._sender.looks(queues[:MOST_RUNG])
+class AgentCommands:
+    """What `client.agents` does."""
 
+    def __init__(self, store: TaskStore, sender: DoorbellSender) -> None:
+        self._store = store
+        self._sender = sender
 
-class DrainCommands(PauseCommands):
-    """What ends agents in good order. `Client` has these beside enqueue and wait."""
+    def list(self, *, lost: bool = False) -> Sequence[AgentInfo]:
+        """The agents that are alive; with `lost` also those that were killed or cut off, as long as their rows last.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        return self._store.agents(lost=lost)
 
     def drain(self, agent: str, *, all_of_host: bool = False, reason: str | None = None) -> Sequence[AgentInfo]:
         """Have an agent stop to claim, finish or give back what it holds, and end with exit code 0.
@@ -175,9 +177,9 @@ class DrainCommands(PauseCommands):
         """
         check(text_problem("agent", agent, most=LONGEST_NAME))
         check_pause(None, reason)
-        alive = self.store.agents()
+        alive = self._store.agents()
         asked = _named_agents(agent, alive, all_of_host=all_of_host)
-        now = self.store.clock.now()
+        now = self._store.clock.now()
         fresh = {f"{DRAIN}{one.name}": drain_entry(since=now, reason=reason) for one in asked}
         names = {one.name for one in alive}
 
@@ -192,9 +194,9 @@ class DrainCommands(PauseCommands):
                 raise NotAllowed(f"{MOST_DRAINS} agents are asked to drain already: wait until some of them are gone")
             return changed
 
-        self._change_controls(change)
+        _change_controls(self._store, change)
         for one in asked:
-            self._let_look(Pause(kind=PauseKind.AGENT, name=one.name))
+            _announce(self._store, self._sender, Pause(kind=PauseKind.AGENT, name=one.name))
         return asked
 
     def wait_gone(self, agents: Sequence[AgentInfo | str], *, timeout_s: float) -> None:
@@ -213,8 +215,8 @@ class DrainCommands(PauseCommands):
         names = [_name_of(one) for one in iterated("agents", several)]
         until = time.monotonic() + timeout_s
         for delay_s in wait_delays():
-            rows = self.store.engine.get([f"agent:{name}" for name in names])
-            earliest = self.store.clock.leases.earliest()
+            rows = self._store.engine.get([f"agent:{name}" for name in names])
+            earliest = self._store.clock.leases.earliest()
             left = [row for row in rows.values() if is_number(at := row.get("expireAt")) and at > earliest]
             if not left:
                 break
@@ -224,7 +226,23 @@ class DrainCommands(PauseCommands):
                     "their THUNDERAGENT_DRAIN_S once they see it, unless their version is too old to know drains"
                 )
             time.sleep(min(delay_s, left_s))
-        self._change_controls(without_drains(names))
+        _change_controls(self._store, without_drains(names))
+
+
+def _change_controls(store: TaskStore, change: Callable[[Row | None], _Info | None]) -> Row | None:
+    """Change the entries of the row as nobody else changes them; `change` answers None if nothing is to be done."""
+    return change_controls(store, store.engine.get([CONTROL_ID]).get(CONTROL_ID), change)
+
+
+def _announce(store: TaskStore, sender: DoorbellSender, changed: Pause) -> None:
+    """Let the agents that a change concerns look at once, as far as they can be reached."""
+    sender.wake()
+    with suppress(StoreError):  # they look anyway, a little later
+        concerned = [agent for agent in store.agents() if _concerns(changed, agent)]
+        queues = [queue for agent in concerned for queue in agent.info["queues"]]
+        if changed.kind is PauseKind.QUEUE:
+            queues = [changed.name] * len(concerned)  # one for each: on SQS only one agent receives a message
+        sender.looks(queues[:MOST_RUNG])
 
 
 def _concerns(pause: Pause, agent: AgentInfo) -> bool:

@@ -161,8 +161,8 @@ class Travel:
             running = store.engine.page(lane.value(Status.RUNNING), limit=LOOKED_AT).entries
             leases = store.peek(one.task_id for one in running).values() if running else ()
             yield from (self._end(task) for task in leases if task.lock_time is not None)
-        yield from (one.next for one in self._client.schedules() if one.next is not None)
-        yield from (one.until for one in self._client.pauses() if one.until is not None)
+        yield from (one.next for one in self._client.schedules.list() if one.next is not None)
+        yield from (one.until for one in self._client.pauses.list() if one.until is not None)
 
     def _end(self, task: Task) -> float:
         return (task.lock_time or 0.0) + self._agent.settings.clock_guard_s + FIRST_STEP_S

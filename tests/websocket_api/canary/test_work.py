@@ -252,7 +252,7 @@ def _told(client: Client) -> Any:
     """What the agent's row tells of the canary, once it tells that it is up."""
     pause = threading.Event()
     for _ in range(500):
-        for agent in client.agents():
+        for agent in client.agents.list():
             if agent.info.get("canary", {}).get(REGION, {}).get("state") == "up":
                 return agent.info["canary"]
         pause.wait(0.02)

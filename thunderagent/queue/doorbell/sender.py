@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from thunderagent.model import events
@@ -17,13 +17,20 @@ TASKS_A_LOOK: Final = 10
 
 
 class DoorbellSender:
-    """Sends through the doorbell, if there is one. Safe in threads; never raises."""
+    """Sends through the doorbell, if there is one. Safe in threads; never raises.
 
-    def __init__(self, bell: Doorbell | None) -> None:
+    Args:
+        bell: reaches agents in other processes.
+        wake: called beside it, for an agent in this process.
+    """
+
+    def __init__(self, bell: Doorbell | None, wake: Callable[[], None] | None = None) -> None:
         self._bell = bell
+        self._wake = wake
 
     def tasks(self, tasks: Iterable[Task]) -> None:
         """Announce tasks that wait in their queues: a few by id, many by asking for a look into each queue."""
+        self.wake()
         if self._bell is None:
             return
         waiting = [task for task in tasks if task.status is Status.PENDING]
@@ -38,6 +45,11 @@ class DoorbellSender:
             agents = 1 if self._bell.is_local else min(MOST_MESSAGES, len(moments) // TASKS_A_LOOK)
             looks += [DoorbellMessage.look(queue, min(moments))] * agents
         self._send(looks)
+
+    def wake(self) -> None:
+        """Wake the agent in this process, if there is one."""
+        if self._wake is not None:
+            self._wake()
 
     def looks(self, queues: Iterable[str]) -> None:
         """Ask agents to look into queues."""

@@ -19,9 +19,11 @@ from thunderagent.model.schedules import State, counts_from, expires_at, schedul
 from thunderagent.model.task import Row, Task, timestamp
 from thunderagent.model.ticks import between
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule
-from thunderagent.queue.commands import Commands
+from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.pause_commands import check_pause
 from thunderagent.queue.schedules.scheduler import KEPT_S, is_open
+from thunderagent.settings import Settings
+from thunderagent.stores.tasks import TaskStore
 
 MOST_TICKS: Final = 10_000
 """Ticks that are asked for at once."""
@@ -54,20 +56,34 @@ class ScheduleInfo:
     reason: str | None
 
 
-class ScheduleCommands(Commands):
-    """What changes the schedules of periodic jobs. `Client` has these beside enqueue and wait.
+class ScheduleCommands:
+    """What `client.schedules` does.
 
-    They need the row of the schedule and not the code of the job. An agent that has the job puts the row when it
+    It needs the row of the schedule and not the code of the job. An agent that has the job puts the row when it
     starts.
+
+    Args:
+        store: where the rows are.
+        settings: defaults of new tasks.
+        sender: announces the task of `run_now`.
+        cancel: closes the task before, where the schedule does not overlap.
     """
 
-    def schedules(self) -> Sequence[ScheduleInfo]:
+    def __init__(
+        self, store: TaskStore, settings: Settings, sender: DoorbellSender, cancel: Callable[[str], Task]
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._sender = sender
+        self._cancel = cancel
+
+    def list(self) -> Sequence[ScheduleInfo]:
         """The schedules of all periodic jobs, by name. A row that this version cannot read is left out.
 
         Raises:
             StoreError: the store did not answer.
         """
-        now, engine = self.store.clock.now(), self.store.engine
+        now, engine = self._store.clock.now(), self._store.engine
         rows: dict[str, Row] = {}
         after = None
         while True:
@@ -78,14 +94,14 @@ class ScheduleCommands(Commands):
                 break
         found = []
         for row_id, row in sorted(rows.items()):
-            if expires_at(row) >= self.store.clock.earliest():
+            if expires_at(row) >= self._store.clock.earliest():
                 try:
                     found.append(_told(row_id.removeprefix(schedule_id("")), State.of(row), now))
                 except ConfigurationError as error:
-                    self.store.unread.note(Unreadable(row_id, "info", str(error)))
+                    self._store.unread.note(Unreadable(row_id, "info", str(error)))
         return found
 
-    def schedule(self, job: Job[Any] | str) -> ScheduleInfo:
+    def get(self, job: Job[Any] | str) -> ScheduleInfo:
         """The schedule of one periodic job.
 
         Raises:
@@ -93,7 +109,7 @@ class ScheduleCommands(Commands):
             ConfigurationError: the row was written by a version that knows more.
         """
         name, _, state = self._schedule(job)
-        return _told(name, state, self.store.clock.now())
+        return _told(name, state, self._store.clock.now())
 
     def next_ticks(self, job: Job[Any] | str, *, number: int = 5) -> Sequence[int]:
         """The next ticks of a periodic job in epoch seconds; none of a pause, and none at all without its end.
@@ -103,7 +119,7 @@ class ScheduleCommands(Commands):
         """
         check(whole_problem("number", number, least=0, most=MOST_TICKS))
         _, _, state = self._schedule(job)
-        return _next(state, self.store.clock.now(), number)
+        return _next(state, self._store.clock.now(), number)
 
     def run_now(self, job: Job[Any] | str) -> Task:
         """Put a task of a periodic job at once, whether it is paused or not; its ticks come as before.
@@ -117,31 +133,29 @@ class ScheduleCommands(Commands):
             StoreError: the store did not take it.
         """
         name, _, state = self._schedule(job)
-        now = math.floor(self.store.clock.now())
+        now = math.floor(self._store.clock.now())
         task_id, before = tick_id(name, now), state.previous
         if state.schedule.overlap != "allow":
-            if before is not None and before != task_id and is_open(self.store, before):
+            if before is not None and before != task_id and is_open(self._store, before):
                 if state.schedule.overlap == "skip":
                     raise NotAllowed(f"the task {before!r} is still open: wait for its end, or cancel it")
                 with suppress(NotAllowed, TaskNotFound):  # it has ended
-                    self.cancel(before)
+                    self._cancel(before)
             self._change_schedule(name, "set schedule", lambda seen: replace(seen, previous=task_id))
         schedule = replace(state.schedule, jitter_s=0.0)
-        task = tick_task(name, schedule, now, shards=self.settings.shards, now=self.store.clock.now())
-        [answer] = self.store.enqueue([task])
+        task = tick_task(name, schedule, now, shards=self._settings.shards, now=self._store.clock.now())
+        [answer] = self._store.enqueue([task])
         if answer.error is not None:
             raise answer.error
-        self._enqueued(answer.task)
+        self._sender.tasks([answer.task])
         return answer.task
 
-    def pause_schedule(
-        self, job: Job[Any] | str, *, for_s: float | None = None, reason: str | None = None
-    ) -> ScheduleInfo:
+    def pause(self, job: Job[Any] | str, *, for_s: float | None = None, reason: str | None = None) -> ScheduleInfo:
         """Put no ticks of a periodic job; those of the pause are left out for good. Its tasks that are there run.
 
         Args:
             job: the job or its name.
-            for_s: seconds after which it ends by itself; None: only `resume_schedule` ends it.
+            for_s: seconds after which it ends by itself; None: only `resume` ends it.
             reason: shown to whoever asks.
 
         Raises:
@@ -152,7 +166,7 @@ class ScheduleCommands(Commands):
         check_pause(for_s, reason)
 
         def paused(seen: State) -> State:
-            now = self.store.clock.now()
+            now = self._store.clock.now()
             is_new = not seen.is_paused(now)
             return replace(
                 seen,
@@ -164,7 +178,7 @@ class ScheduleCommands(Commands):
 
         return self._changed(job, "pause schedule", paused)
 
-    def resume_schedule(self, job: Job[Any] | str) -> ScheduleInfo:
+    def resume(self, job: Job[Any] | str) -> ScheduleInfo:
         """End a pause before its time: the next tick from now on is put. Resuming what is not paused changes nothing.
 
         Raises:
@@ -173,7 +187,7 @@ class ScheduleCommands(Commands):
         """
 
         def resumed(seen: State) -> State:
-            now = self.store.clock.now()
+            now = self._store.clock.now()
             if not seen.is_paused(now):
                 return seen
             return replace(seen, last=max(seen.last, math.floor(now)), paused=None, paused_until=None, reason=None)
@@ -186,29 +200,29 @@ class ScheduleCommands(Commands):
         name = job.name if isinstance(job, Job) else job
         check(job_name_problem(name))
         row_id = schedule_id(name)
-        row = self.store.engine.get([row_id]).get(row_id)
-        if row is None or expires_at(row) < self.store.clock.earliest():
+        row = self._store.engine.get([row_id]).get(row_id)
+        if row is None or expires_at(row) < self._store.clock.earliest():
             raise TaskNotFound(
-                f"there is no schedule of {name!r} in {self.store.engine.url}: an agent that has it as a periodic job "
+                f"there is no schedule of {name!r} in {self._store.engine.url}: an agent that has it as a periodic job "
                 "puts it when it starts; thunderagent schedule list has those there are"
             )
         return name, row, State.of(row)
 
     def _changed(self, job: Job[Any] | str, verb: str, change: Callable[[State], State]) -> ScheduleInfo:
         name, state = self._change_schedule(job, verb, change)
-        return _told(name, state, self.store.clock.now())
+        return _told(name, state, self._store.clock.now())
 
     def _change_schedule(self, job: Job[Any] | str, verb: str, change: Callable[[State], State]) -> tuple[str, State]:
         """Change the row as it is; a decision of an agent that stands in it is left to be carried out."""
         owner = f"{socket.gethostname()}:{os.getpid()}"
         for _ in range(TRIES):
             name, row, seen = self._schedule(job)
-            state, now = change(seen), self.store.clock.now()
+            state, now = change(seen), self._store.clock.now()
             if state == seen:
                 return name, seen
             expire_at = min(expires_at(row), now + KEPT_S)
             write = change_schedule(verb, row, state.to_info(), owner=owner, now=now, expire_at=expire_at)
-            [(is_done, _)] = self.store.write_rows([write])
+            [(is_done, _)] = self._store.write_rows([write])
             if is_done:
                 return name, state
         raise NotAllowed(f"the schedule of {name!r} is changed by others all the time: try again")
