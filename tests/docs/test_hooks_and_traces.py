@@ -65,7 +65,7 @@ def test_the_trace_of_the_guide_comes_out_as_it_is_printed(tmp_path: Path) -> No
 def test_the_numbers_and_names_of_the_guides_are_those_of_the_code() -> None:
     assert f"**{MOST_WAITING:,} events**" in HOOKS
     assert f"**at most {HOOKS_END_S:g} s**" in HOOKS
-    assert f"at most {SPANS_END_S:g} s at its end, an isolated child {CHILD_SPANS_S:g} s" in TRACES
+    assert f"at most {SPANS_END_S:g} s at its end, an isolated child {CHILD_SPANS_S:g} s" in " ".join(TRACES.split())
     shown = TRACES.partition("## What log lines do not show")[2]
     missing = [name for name in SECRET_NAMES if name not in shown and not name.startswith("x-amz-")]
     assert [name for name in missing if name.replace("-", "_") not in shown] == []
