@@ -24,7 +24,7 @@ from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.enqueue import NewTask
-from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings, load_settings
@@ -341,7 +341,7 @@ class Client(Commands):
         lanes = [lane for lane in self.store.engine.lanes() if queue is None or lane.queue == queue]
         values = [lane.value(one) for one in wanted for lane in lanes]
         if Status.BLOCKED in wanted:
-            values += [line_value(lane, key) for key in open_lines(self.store) for lane in lanes]
+            values += [waitlist_value(lane, key) for key in open_waitlists(self.store) for lane in lanes]
         streams = [self._entries(value, newest_first) for value in values]
         merged = heapq.merge(*streams, key=lambda entry: entry.created_at, reverse=newest_first)
         return itertools.islice(self._whole(merged, min(limit or 100, 100)), limit)

@@ -38,7 +38,7 @@ from thunderagent.model.errors import (
 from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents
-from thunderagent.queue.limits.lines import keep_line_open
+from thunderagent.queue.limits.waitlist import keep_waitlist_open
 from thunderagent.regions.grant import Grant
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import MAX_TEXT_BYTES, KeptText
@@ -400,8 +400,8 @@ def test_the_payload_of_a_task_that_waits_for_years_is_there(waits: str) -> None
         task = client.enqueue("test.job", LONG, depends_on=[task])
     elif waits == "for a slot":
         [lease] = store.claim([Wanted(seen(task), 300.0)], owner="me")
-        keep_line_open(store, Limit("key", 1), None)
-        assert store.settle([writes.stand_in_line(lease, limit_key="key", now=clock.now())])[0].accepted
+        keep_waitlist_open(store, Limit("key", 1), None)
+        assert store.settle([writes.wait_for_permit(lease, limit_key="key", now=clock.now())])[0].accepted
     elif waits == "in an agent":
         store.claim([Wanted(seen(task), 300.0)], owner="me")
     sweeps = [TextSweep(store, owner=f"agent-{number}") for number in range(2)]

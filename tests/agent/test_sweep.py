@@ -25,7 +25,7 @@ from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import limit_row
 from thunderagent.queue.dependents import Dependents
-from thunderagent.queue.limits.slots import holders_of
+from thunderagent.queue.limits.permits import holders_of
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import Beat, Doubt, TaskStore, Wanted
 from thunderagent.testing import FakeClock

@@ -283,7 +283,7 @@ def test_of_an_id_in_the_line_of_a_limit_new_code_takes_its_own() -> None:
         old.record.wait(events.TaskStarted)
         second = old.client.enqueue(new_job(limit=1), NEW)
         third = old.client.enqueue(old_code, OLD)
-        assert (second.line, second.version, third.line) == (NAME, 2, NAME)
+        assert (second.waitlist, second.version, third.waitlist) == (NAME, 2, NAME)
         gate.set()
         assert {old.end_of(first).status, old.end_of(third).status} == {Status.SUCCESS}
         assert old.client.get(second).fence == 0

@@ -198,7 +198,7 @@ def test_show_says_why_a_task_does_not_run_at_eighty_columns(stand: Stand) -> No
     stand.agent()
     values: dict[str, Any] = {"lane": REPORTS, "limit_key": "api", "limit_max": 1}
     put(stand.store, "a-task-that-has-the-slot", **values)
-    put(stand.store, "a-task-in-line", status=Status.BLOCKED, line="api", **values)
+    put(stand.store, "a-task-in-line", status=Status.BLOCKED, waitlist="api", **values)
     members = [holder("a-task-that-has-the-slot", 1)]
     stand.store.insert_row(limit_row("api", number=1, now=stand.store.clock.now(), holders=members))
     stand.client.pauses.pause(queue="reports", reason="the [database] moves")

@@ -25,7 +25,7 @@ from thunderagent.model.schedules import Schedule, Tick, tick_task
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
 from thunderagent.queue.doorbell.message import DoorbellMessage
-from thunderagent.queue.limits.lines import candidate_of
+from thunderagent.queue.limits.waitlist import candidate_of
 from thunderagent.router.enqueue import Enqueue
 from thunderagent.stores.tasks import Wanted
 from thunderagent.streams.context import StreamContext
@@ -226,7 +226,7 @@ def test_of_the_page_what_has_no_slot_goes_into_its_line_whatever_the_version() 
     assert admission.refusals([lease]) == {}
     kept, is_more = admission.claimable([Wanted(candidate_of(task), 60.0) for task in put])
     assert (kept, is_more) == ([], True)
-    assert {task.line for task in store.get(["a", "b"]).values()} == {"report.build"}
+    assert {task.waitlist for task in store.get(["a", "b"]).values()} == {"report.build"}
 
 
 def test_a_ring_tells_what_stands_in_the_table() -> None:

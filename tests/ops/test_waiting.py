@@ -48,7 +48,7 @@ class At:
 
     def in_line(self, name: str = "a", *, key: str = "api", number: int = 2, **changes: Any) -> Task:
         """A task in the line of a limit."""
-        values = {"status": Status.BLOCKED, "line": key, "limit_key": key, "limit_max": number}
+        values = {"status": Status.BLOCKED, "waitlist": key, "limit_key": key, "limit_max": number}
         return self.task(name, **{**values, **changes})
 
     def limit(self, *holders: str, key: str = "api", number: int = 2) -> None:

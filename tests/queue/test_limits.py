@@ -31,9 +31,9 @@ from thunderagent.model.errors import ConfigurationError, StoreError
 from thunderagent.model.task import Lease, Row, Status, Task
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.limits import LIMIT_LIVES_S, LINE_STATUS
-from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Slots, holders_of, limit_of
+from thunderagent.model.writes.limits import LIMIT_LIVES_S, WAITLIST_STATUS
+from thunderagent.queue.limits.permits import Permits, holders_of, limit_of
+from thunderagent.queue.limits.waitlist import keep_waitlist_open
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.expressions import encode_row
 from thunderagent.stores.engine import Applied, Engine
@@ -237,17 +237,17 @@ def test_of_many_that_want_the_last_slots_at_the_same_moment_as_many_win_as_ther
     endpoint = request.getfixturevalue("ministack_endpoint") if name == "ministack" else ""
     with stands.open_stand(name, tmp_path, endpoint) as stand:
         limit = Limit("last", 3)
-        first = Slots(stand.store, guard_s=0.0, examine_s=15.0)
+        first = Permits(stand.store, guard_s=0.0, examine_s=15.0)
         gone = [stand.lease(f"gone-{n}", owner="dead") for n in range(dead)]
-        assert first.admit([(lease, limit) for lease in gone]) == [None] * dead
+        assert first.acquire([(lease, limit) for lease in gone]) == [None] * dead
         for lease in gone:
             now = stand.store.clock.now()
             assert stand.store.settle([writes.release(lease, now=now)])[0].accepted
         leases = [stand.lease(f"task-{n}", owner=f"agent-{n}") for n in range(8)]
 
         def taker(lease: Lease) -> Callable[[], bool]:
-            slots = Slots(stand.open(), guard_s=0.0, examine_s=15.0)
-            return lambda: slots.admit([(lease, limit)]) == [None]
+            slots = Permits(stand.open(), guard_s=0.0, examine_s=15.0)
+            return lambda: slots.acquire([(lease, limit)]) == [None]
 
         won = stands.together(*map(taker, leases))
         assert sum(won) <= 3
@@ -316,7 +316,7 @@ def test_an_exclusive_stream_that_is_handed_over_never_runs_beside_another(agent
     agents.client.enqueue(limited, {}, task_id="s0")
     agents.gauge.wait(lambda: agents.gauge.order == ["s0"])
     waiting = agents.client.enqueue(limited, {}, task_id="s1")
-    assert waiting.line == "limited"
+    assert waiting.waitlist == "limited"
     agents.add(limited)
     first.stop()
     agents.gauge.wait(lambda: len(agents.gauge.order) == 2 and agents.gauge.now["limited"] == 1)
@@ -333,7 +333,7 @@ def test_a_stream_that_is_handed_over_without_a_break_has_one_slot(tmp_path: Pat
         feed.publish(3)
         log.until(3)
         agents.client.enqueue(limited, payload, task_id="other")
-        assert agents.row("other").line == "test.stream"
+        assert agents.row("other").waitlist == "test.stream"
         second = agents.add(limited)
         agents.introduce()
         seen: list[frozenset[str]] = []
@@ -357,19 +357,19 @@ def test_while_a_stream_is_handed_over_its_slot_is_not_given_to_another() -> Non
     clock = FakeClock()
     store = memory_store(clock)
     mine = claim(store, "s", "old", kind="stream")
-    slots = Slots(store, guard_s=2.0, examine_s=15.0)
+    slots = Permits(store, guard_s=2.0, examine_s=15.0)
     limit = Limit("k", 1)
-    assert slots.admit([(mine, limit)]) == [None]
+    assert slots.acquire([(mine, limit)]) == [None]
     store.settle([writes.offer(mine, now=clock.now(), until=clock.now() + 15.0)])
     task = store.peek(["s"])["s"]
     [successor] = store.claim([Wanted(stands.seen(task), 60.0)], owner="new")
     other = claim(store, "b", "third")
-    assert Slots(store, guard_s=2.0, examine_s=15.0).admit([(other, limit)]) != [None]
-    assert Slots(store, guard_s=2.0, examine_s=15.0).admit([(successor, limit)]) == [None]
+    assert Permits(store, guard_s=2.0, examine_s=15.0).acquire([(other, limit)]) != [None]
+    assert Permits(store, guard_s=2.0, examine_s=15.0).acquire([(successor, limit)]) == [None]
     assert holders_of(store.engine.get(["limit:k"])["limit:k"]) == {"s#2"}
-    assert slots.free([mine])[0][1]["holders"] == {"s#2"}
+    assert slots.release([mine])[0][1]["holders"] == {"s#2"}
     clock.advance(18.0)
-    assert Slots(store, guard_s=2.0, examine_s=15.0).living(store.engine.get(["limit:k"]).values()) == {"s#2"}
+    assert Permits(store, guard_s=2.0, examine_s=15.0).living(store.engine.get(["limit:k"]).values()) == {"s#2"}
 
 
 @pytest.mark.parametrize("guard_s", [0.0, 2.0, 5.0])
@@ -380,13 +380,13 @@ def test_a_holder_keeps_its_slot_until_its_lease_and_the_guard_are_over(guard_s:
     store = memory_store(clock)
     limit = Limit("k", 1)
     holds = claim(store, "a", "holder", lease_s=10.0, kind="stream")
-    assert Slots(store, guard_s=guard_s, examine_s=0.0).admit([(holds, limit)]) == [None]
+    assert Permits(store, guard_s=guard_s, examine_s=0.0).acquire([(holds, limit)]) == [None]
     if how == "is handed over":
         store.settle([writes.offer(holds, now=clock.now(), until=clock.now() + 10.0)])
     wants = claim(store, "b", "other")
 
     def refused() -> bool:
-        return Slots(store, guard_s=guard_s, examine_s=0.0).admit([(wants, limit)]) != [None]
+        return Permits(store, guard_s=guard_s, examine_s=0.0).acquire([(wants, limit)]) != [None]
 
     clock.advance(10.0 + guard_s - 0.01)
     assert refused()
@@ -425,7 +425,7 @@ def test_a_cancel_an_error_a_snooze_and_a_failure_free_the_slot_for_the_next(age
     for name in ("error", "snooze", "fail", "last"):
         agents.until(lambda: agents.store.clock.now() > tasks[-1].created_at + 0.002)  # their order is to be known
         tasks.append(agents.client.enqueue(limited, {}, task_id=name))
-    assert [task.line for task in tasks[1:]] == ["limited"] * 4
+    assert [task.waitlist for task in tasks[1:]] == ["limited"] * 4
     agents.client.cancel("cancel")
     assert agents.client.wait("last").status is Status.SUCCESS
     assert [agents.client.get(task).status for task in tasks] == [
@@ -455,12 +455,12 @@ def test_a_task_that_is_taken_over_has_one_slot_and_its_former_lease_none() -> N
     clock = FakeClock()
     store = memory_store(clock)
     limit = Limit("k", 3)
-    dead, live = Slots(store, guard_s=2.0, examine_s=15.0), Slots(store, guard_s=2.0, examine_s=15.0)
+    dead, live = Permits(store, guard_s=2.0, examine_s=15.0), Permits(store, guard_s=2.0, examine_s=15.0)
     lost = claim(store, "a", "dead", lease_s=10.0)
-    assert dead.admit([(lost, limit)]) == [None]
+    assert dead.acquire([(lost, limit)]) == [None]
     clock.advance(20.0)
     [mine] = store.take_over([(store.peek(["a"])["a"], 60.0)], owner="live").leases
-    assert live.admit([(mine, limit)]) == [None]
+    assert live.acquire([(mine, limit)]) == [None]
     assert holders_of(store.engine.get(["limit:k"])["limit:k"]) == {"a#2"}
 
 
@@ -496,10 +496,10 @@ def test_a_task_that_waits_in_line_can_be_cancelled_and_brought_back(agents: Age
     waiting = agents.client.enqueue("limited", {}, task_id="b", limit=1)
     assert waiting.status_value == "BLOCKED@limited"
     closed = agents.client.cancel(waiting)
-    assert (closed.status, closed.done_reason, closed.line) == (Status.DONE, "cancelled", None)
+    assert (closed.status, closed.done_reason, closed.waitlist) == (Status.DONE, "cancelled", None)
     again = agents.client.retry(waiting)
     assert again.status is Status.PENDING
-    agents.until(lambda: agents.client.get("b").line == "limited")
+    agents.until(lambda: agents.client.get("b").waitlist == "limited")
     assert agents.client.get("b").started_at is None
     go_on.set()
     agents.end_of([waiting])
@@ -513,7 +513,7 @@ def test_a_delayed_task_comes_into_the_line_when_it_is_due(agents: Agents) -> No
     agents.gauge.wait(lambda: agents.gauge.now["limited"] == 1)
     later = agents.client.enqueue("limited", {}, limit=1, delay_s=0.3)
     assert later.status is Status.PENDING
-    agents.until(lambda: agents.client.get(later).line == "limited")
+    agents.until(lambda: agents.client.get(later).waitlist == "limited")
     assert agents.client.get(later).created_at < later.created_at + 0.01, "it has lost its place"
     go_on.set()
     agents.end_of([later])
@@ -528,7 +528,7 @@ def test_a_child_with_a_limit_waits_for_its_parent_first_and_then_for_a_slot(age
     parent = agents.client.enqueue("parent", {}, delay_s=0.2)
     child = agents.client.enqueue(limited, {}, depends_on=[parent])
     assert (child.status_value, set(child.waiting_for)) == ("BLOCKED", {parent.id})
-    agents.until(lambda: agents.client.get(child).line == "limited")
+    agents.until(lambda: agents.client.get(child).waitlist == "limited")
     go_on.set()
     agents.end_of([holder, child])
     assert agents.gauge.most["limited"] == 1
@@ -692,8 +692,8 @@ def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[stands.Sta
         yield one
 
 
-def slots_of(stand: stands.Stand) -> Slots:
-    return Slots(stand.store, guard_s=2.0, examine_s=15.0)
+def slots_of(stand: stands.Stand) -> Permits:
+    return Permits(stand.store, guard_s=2.0, examine_s=15.0)
 
 
 def row_of(stand: stands.Stand, key: str) -> Row:
@@ -707,16 +707,16 @@ def is_kept(row: Row) -> bool:
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_row_of_a_limit_expires_while_nobody_uses_it_for_no_further_write(stand: stands.Stand, number: int) -> None:
     key, counting = stand.mark, Writing(stand.store.engine)
-    slots = Slots(TaskStore(counting), guard_s=2.0, examine_s=15.0)
+    slots = Permits(TaskStore(counting), guard_s=2.0, examine_s=15.0)
     leases = [stand.lease(name) for name in "ab"]
     for lease in leases:
-        assert slots.admit([(lease, Limit(key, number))]) == [None]
+        assert slots.acquire([(lease, Limit(key, number))]) == [None]
         assert is_kept(row_of(stand, key))
-        slots.free([lease])
+        slots.release([lease])
         slots.let_expire(is_leaving=True)
         left_s = row_of(stand, key)["expireAt"] - stand.store.clock.now()
         assert left_s == pytest.approx(LIMIT_LIVES_S, abs=5.0)
-    assert counting.verbs == ["take slot", "free slot"] * 2
+    assert counting.verbs == ["take permit", "release permit"] * 2
 
 
 def test_the_row_of_a_shared_limit_stays_until_its_last_slot_is_given_back_and_expires_then(
@@ -724,13 +724,13 @@ def test_the_row_of_a_shared_limit_stays_until_its_last_slot_is_given_back_and_e
 ) -> None:
     limit, slots, others = Limit(stand.mark, 2), slots_of(stand), slots_of(stand)
     first, second = stand.lease("a"), stand.lease("b")
-    assert slots.admit([(first, limit)]) == others.admit([(second, limit)]) == [None]
-    slots.free([first])  # it was alone, as far as is known there
+    assert slots.acquire([(first, limit)]) == others.acquire([(second, limit)]) == [None]
+    slots.release([first])  # it was alone, as far as is known there
     assert is_kept(row_of(stand, limit.key))
     assert holders_of(row_of(stand, limit.key)) == {f"{second.task_id}#{second.fence}"}
     slots.let_expire(is_leaving=True)
     assert is_kept(row_of(stand, limit.key))
-    others.free([second])
+    others.release([second])
     others.let_expire()
     assert is_kept(row_of(stand, limit.key)), "it may be used again at once"
     others.let_expire(is_leaving=True)
@@ -740,9 +740,9 @@ def test_the_row_of_a_shared_limit_stays_until_its_last_slot_is_given_back_and_e
 def test_a_limit_that_is_used_again_before_its_row_is_set_to_expire_keeps_it(stand: stands.Stand) -> None:
     limit, slots, others = Limit(stand.mark, 2), slots_of(stand), slots_of(stand)
     leases = [stand.lease(name) for name in "abc"]
-    assert slots.admit([(leases[0], limit), (leases[1], limit)]) == [None, None]
-    slots.free(leases[:2])
-    assert others.admit([(leases[2], limit)]) == [None]
+    assert slots.acquire([(leases[0], limit), (leases[1], limit)]) == [None, None]
+    slots.release(leases[:2])
+    assert others.acquire([(leases[2], limit)]) == [None]
     slots.let_expire(is_leaving=True)
     assert is_kept(row_of(stand, limit.key))
 
@@ -752,14 +752,14 @@ def test_a_slot_that_is_taken_while_the_row_is_deleted_is_taken_all_the_same(sta
     more."""
     limit, slots = Limit(stand.mark, 1), slots_of(stand)
     a, b, c = (stand.lease(name) for name in "abc")
-    assert slots.admit([(a, limit)]) == [None]
-    slots.free([a])
+    assert slots.acquire([(a, limit)]) == [None]
+    slots.release([a])
     assert delete_overdue(stand, limit.key)
-    assert slots.admit([(b, limit)]) == [None]
+    assert slots.acquire([(b, limit)]) == [None]
     assert holders_of(row_of(stand, limit.key)) == {f"{b.task_id}#{b.fence}"}
-    assert slots_of(stand).admit([(c, limit)]) != [None]
-    slots.free([b])
-    assert slots.admit([(c, limit)]) == [None]
+    assert slots_of(stand).acquire([(c, limit)]) != [None]
+    slots.release([b])
+    assert slots.acquire([(c, limit)]) == [None]
     assert not delete_overdue(stand, limit.key)
     assert holders_of(row_of(stand, limit.key)) == {f"{c.task_id}#{c.fence}"}
 
@@ -767,38 +767,38 @@ def test_a_slot_that_is_taken_while_the_row_is_deleted_is_taken_all_the_same(sta
 def test_a_line_that_opens_keeps_the_row_of_a_limit_that_expires(stand: stands.Stand) -> None:
     limit, slots, engine = Limit(stand.mark, 1), slots_of(stand), stand.store.engine
     a, b = stand.lease("a"), stand.lease("b")
-    assert slots.admit([(a, limit)]) == [None]
-    slots.free([a])
+    assert slots.acquire([(a, limit)]) == [None]
+    slots.release([a])
     seen = row_of(stand, limit.key)
-    keep_line_open(stand.store, limit, seen)
+    keep_waitlist_open(stand.store, limit, seen)
     assert is_kept(row_of(stand, limit.key))
     assert not delete_overdue(stand, limit.key)
-    assert slots.admit([(b, limit)]) == [None]
-    slots.free([b])
+    assert slots.acquire([(b, limit)]) == [None]
+    slots.release([b])
     slots.let_expire(is_leaving=True)
     assert is_kept(row_of(stand, limit.key)), "a line is open"
     for is_used, won in ((True, False), (False, True)):
         at = row_of(stand, limit.key)["updatedAt"]
-        write = limit_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=engine.clock.now())
+        write = limit_writes.close_waitlist(limit.key, seen_at=at, is_used=is_used, now=engine.clock.now())
         assert stand.store.write_rows([write])[0][0] == won
     assert "expireAt" in row_of(stand, limit.key)
     engine.apply([_holders(limit.key, {"x#1"})])
     delete_overdue(stand, limit.key)
-    keep_line_open(stand.store, limit, seen)
-    assert row_of(stand, limit.key)["status"] == LINE_STATUS, "it was gone"
+    keep_waitlist_open(stand.store, limit, seen)
+    assert row_of(stand, limit.key)["status"] == WAITLIST_STATUS, "it was gone"
 
 
 def test_a_line_that_closes_beside_a_long_handler_lets_the_row_expire_after_it(stand: stands.Stand) -> None:
     limit, slots = Limit(stand.mark, 1), slots_of(stand)
     lease = stand.lease("a")
-    keep_line_open(stand.store, limit, None)
-    assert slots.admit([(lease, limit)]) == [None]
+    keep_waitlist_open(stand.store, limit, None)
+    assert slots.acquire([(lease, limit)]) == [None]
     at = row_of(stand, limit.key)["updatedAt"]
     for is_used, won in ((False, False), (True, True)):
-        write = limit_writes.close_line(limit.key, seen_at=at, is_used=is_used, now=at)
+        write = limit_writes.close_waitlist(limit.key, seen_at=at, is_used=is_used, now=at)
         assert stand.store.write_rows([write])[0][0] == won
     assert is_kept(row_of(stand, limit.key))
-    slots.free([lease])
+    slots.release([lease])
     slots.let_expire(is_leaving=True)
     assert "expireAt" in row_of(stand, limit.key)
 
@@ -807,12 +807,12 @@ def test_a_line_that_closes_beside_a_long_handler_lets_the_row_expire_after_it(s
 def test_the_row_of_a_limit_expires_although_a_request_or_its_reply_is_lost(fault: Fault) -> None:
     store = memory_store(FakeClock())
     faulty = FaultyEngine(store.engine)
-    slots = Slots(TaskStore(faulty), guard_s=2.0, examine_s=15.0)
+    slots = Permits(TaskStore(faulty), guard_s=2.0, examine_s=15.0)
     lease = claim(store, "a", "me")
-    assert slots.admit([(lease, Limit("k", 1))]) == [None]
-    faulty.fail("free slot", fault)
-    slots.free([lease])
-    slots.free([])
+    assert slots.acquire([(lease, Limit("k", 1))]) == [None]
+    faulty.fail("release permit", fault)
+    slots.release([lease])
+    slots.release([])
     assert "expireAt" in store.engine.get(["limit:k"])["limit:k"]
     assert holders_of(store.engine.get(["limit:k"])["limit:k"]) == frozenset()
 
@@ -991,7 +991,7 @@ def test_when_the_store_cannot_say_whether_a_slot_is_free_the_task_comes_again_l
     try:
         limited = sync_job(limit=1)
         tasks = [made.client.enqueue(limited, {}) for _ in range(3)]
-        faulty.fail("take slot", *[Fault.LOST_REPLY] * 3)
+        faulty.fail("take permit", *[Fault.LOST_REPLY] * 3)
         stage = made.add(limited, slots=1)
         made.end_of(tasks)
         assert gauge.most["limited"] == 1
@@ -1030,13 +1030,13 @@ def test_slots_that_could_not_be_given_back_are_given_back_later() -> None:
     clock = FakeClock()
     faulty = FaultyEngine(SqliteEngine(MEMORY, clock=clock))
     store = TaskStore(faulty, monotonic=clock.monotonic)
-    slots = Slots(store, guard_s=2.0, examine_s=15.0)
+    slots = Permits(store, guard_s=2.0, examine_s=15.0)
     lease = claim(store, "a", "me")
-    assert slots.admit([(lease, Limit("k", 1))]) == [None]
+    assert slots.acquire([(lease, Limit("k", 1))]) == [None]
     faulty.outage()
-    assert slots.free([lease]) == []
+    assert slots.release([lease]) == []
     with pytest.raises(StoreError):
         store.engine.get(["limit:k"])
     faulty.calm()
-    [(limit, row)] = slots.free([])
+    [(limit, row)] = slots.release([])
     assert (limit.key, holders_of(row)) == ("k", frozenset())

@@ -224,7 +224,7 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
     for number in range(2):
         at.client.enqueue("test.job", {}, task_id=f"t{number}", limit_key="api", limit=1)
         at.round()
-    assert at.client.get("t1").line == "api"
+    assert at.client.get("t1").waitlist == "api"
     at.agent._housekeeping._learn_lanes()
     at.client.pauses.pause(job="test.job")
     at.clock.advance(EVERY_S)

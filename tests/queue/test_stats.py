@@ -12,9 +12,9 @@ import pytest
 from tests.support.engine import settings
 from thunderagent.client import Client
 from thunderagent.model.task import Lane, Page, Row, Status
-from thunderagent.model.writes.limits import LINE_STATUS, limit_row
-from thunderagent.queue.limits.lines import line_value
-from thunderagent.queue.stats import LINES_COUNTED
+from thunderagent.model.writes.limits import WAITLIST_STATUS, limit_row
+from thunderagent.queue.limits.waitlist import waitlist_value
+from thunderagent.queue.stats import WAITLISTS_COUNTED
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
@@ -125,18 +125,18 @@ def test_of_very_many_lines_so_many_are_counted(billed: Billed) -> None:
     billed.most = 1000
     store = TaskStore(billed)
     now, lane = store.clock.now(), Lane()
-    for number in range(LINES_COUNTED + 250):
-        row = {**limit_row(f"key-{number:04}", number=1, now=now), "status": LINE_STATUS, "createdAt": now}
+    for number in range(WAITLISTS_COUNTED + 250):
+        row = {**limit_row(f"key-{number:04}", number=1, now=now), "status": WAITLIST_STATUS, "createdAt": now}
         [one] = rows(1, status="BLOCKED", now=now, start=number)
-        put(billed, [row, {**one, "status": line_value(lane, f"key-{number:04}")}])
+        put(billed, [row, {**one, "status": waitlist_value(lane, f"key-{number:04}")}])
     client = Client(store, settings())
     [queue] = client.stats()
-    assert (queue.blocked, queue.at_least) == (LINES_COUNTED, ("blocked",))
-    assert billed.requests["count"] <= LINES_COUNTED + 5
+    assert (queue.blocked, queue.at_least) == (WAITLISTS_COUNTED, ("blocked",))
+    assert billed.requests["count"] <= WAITLISTS_COUNTED + 5
     assert billed.requests["page"] <= 4, "agents, two of lines, ready tasks"
     billed.most = None
     [queue] = client.stats()
-    assert (queue.blocked, queue.at_least) == (LINES_COUNTED + 250, ()), "where counting costs nothing, it is exact"
+    assert (queue.blocked, queue.at_least) == (WAITLISTS_COUNTED + 250, ()), "where counting costs nothing, it is exact"
 
 
 def test_the_rows_of_agents_are_read_a_hundred_at_a_time(billed: Billed) -> None:

@@ -660,7 +660,7 @@ def test_a_task_that_its_limit_refused_stands_in_line_and_has_not_started() -> N
         site = Site(scope)
         task = site.enqueue(1)
         [lease] = site.store.claim([Wanted(seen(task), LEASE_S)], owner="agent-0")
-        write = writes.stand_in_line(lease, limit_key="api", now=site.clock.now())
+        write = writes.wait_for_permit(lease, limit_key="api", now=site.clock.now())
         assert site.store.settle([write])[0].accepted
         assert site.enqueue(2).task_id == task.task_id
         site.engine.close()
@@ -692,7 +692,7 @@ def test_a_limited_task_that_waits_for_its_slot_keeps_a_key_until_start_and_then
 
 def test_a_task_of_which_nobody_could_say_whether_a_slot_is_free_keeps_its_key_until_start() -> None:
     broken = FaultyEngine(SqliteEngine(MEMORY))
-    broken.chance("take slot", Fault.LOST_REQUEST, 1.0)
+    broken.chance("take permit", Fault.LOST_REQUEST, 1.0)
     with serving(a_job(JOB, limit=1), store=TaskStore(broken)) as stage:
         task = stage.client.enqueue(JOB, {}, unique_key=KEY, unique_scope="until_start")
         stage.record.wait(events.TaskSnoozed)

@@ -19,10 +19,17 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.task import Lane, Page, Status, Task
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes import tasks as writes
-from thunderagent.model.writes.limits import LINE_STATUS, close_line, limit_row
-from thunderagent.queue.limits.line_sweep import LINE_CLOSES_S, LINE_SWEEP_S, LineSweep
-from thunderagent.queue.limits.lines import candidate_of, keep_line_open, let_out, line_value
-from thunderagent.queue.limits.slots import Slots, holders_of
+from thunderagent.model.writes.limits import WAITLIST_STATUS, close_waitlist, limit_row
+from thunderagent.queue.limits.permits import Permits, holders_of
+from thunderagent.queue.limits.waitlist import (
+    CLOSES_S,
+    LONGEST_SWEEP_S,
+    WaitlistSweep,
+    candidate_of,
+    keep_waitlist_open,
+    let_out,
+    waitlist_value,
+)
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock, memory_store
@@ -189,8 +196,8 @@ def test_who_frees_a_slot_starts_the_next_at_once_and_the_oldest_first(world: Wo
     put(world, "b", "c", "d", "e")
     assert all_end(world, 10.0) < 6.0
     assert world.started == ["a", "b", "c", "d", "e"]
-    assert agent.store.log.count("take slot") == 5
-    assert "stand in line" not in agent.store.log
+    assert agent.store.log.count("take permit") == 5
+    assert "wait for permit" not in agent.store.log
 
 
 def test_the_order_is_kept_over_queues(world: World) -> None:
@@ -212,7 +219,7 @@ def test_several_slots_that_become_free_together_are_all_given_away(world: World
     assert world.seen["at once own"] == 3
 
 
-@pytest.mark.parametrize(("job", "verb"), [("free", "stand in line"), ("left", "join line")])
+@pytest.mark.parametrize(("job", "verb"), [("free", "wait for permit"), ("left", "join waitlist")])
 def test_a_task_that_ends_while_another_is_refused_does_not_leave_it_waiting(world: World, job: str, verb: str) -> None:
     """The slot is freed between the refusal and the moment from which the other stands in line."""
     put(world, "a", "b", job=job, limit_key="shared", limit=1)
@@ -256,7 +263,7 @@ def test_tasks_that_nobody_can_start_hold_up_nobody_behind_them_in_line(world: W
     world.clock.advance(0.1)
     put(world, "b", "c")
     world.pass_time_until(lambda: "b" in world.started and "c" in world.started, 4 * SWEEP_S)
-    assert agent.store.log.count("leave line") < 20
+    assert agent.store.log.count("leave waitlist") < 20
 
 
 def test_a_paused_job_holds_up_nobody_behind_it_in_line(world: World) -> None:
@@ -309,13 +316,13 @@ def open_line_of(world: World) -> None:
     put(world, "a", "b")
     world.join("left")
     all_end(world, 10.0)
-    assert row(world)["status"] == LINE_STATUS
+    assert row(world)["status"] == WAITLIST_STATUS
 
 
 def test_a_line_that_is_empty_for_long_closes_and_opens_again(world: World) -> None:
     open_line_of(world)
-    world.pass_time(LINE_CLOSES_S - 20.0)
-    assert row(world)["status"] == LINE_STATUS
+    world.pass_time(CLOSES_S - 20.0)
+    assert row(world)["status"] == WAITLIST_STATUS
     world.pass_time(20.0 + 2 * SWEEP_S)
     assert "status" not in row(world)
     assert row(world)["expireAt"] > world.clock.now(), "nobody uses the limit"
@@ -326,11 +333,11 @@ def test_a_line_that_is_empty_for_long_closes_and_opens_again(world: World) -> N
 
 
 def test_a_line_in_which_somebody_stands_does_not_close(world: World) -> None:
-    world.ends = lambda task: (3 * LINE_CLOSES_S, Returned("done"))
+    world.ends = lambda task: (3 * CLOSES_S, Returned("done"))
     put(world, "a", "b")
     world.join("left")
-    world.pass_time(2 * LINE_CLOSES_S)
-    assert (status(world, "b"), row(world)["status"]) == ("BLOCKED@shared", LINE_STATUS)
+    world.pass_time(2 * CLOSES_S)
+    assert (status(world, "b"), row(world)["status"]) == ("BLOCKED@shared", WAITLIST_STATUS)
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -338,17 +345,17 @@ def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_strande
     """The sweep has seen an empty line and closes it, between any two requests of an enqueue."""
     open_line_of(world)
     put(world, "long")
-    world.ends = lambda task: (LINE_CLOSES_S + 8.0 if task.task_id == "long" else 1.0, Returned("done"))
+    world.ends = lambda task: (CLOSES_S + 8.0 if task.task_id == "long" else 1.0, Returned("done"))
     world.pass_time_until(lambda: "long" in world.started, 5.0)
-    world.pass_time(LINE_CLOSES_S + 1.0)
+    world.pass_time(CLOSES_S + 1.0)
     caller = world.call(lambda client: client.enqueue(JOBS["left"], {}, task_id="late"))
     closed: list[bool] = []
 
     def at_call(call: int, when: str) -> None:
         if (call, when) == (number, "before"):
             seen_at = row(world)["updatedAt"]
-            is_empty = not world.engine.page(line_value(Lane(), "shared"), limit=1).entries
-            old = world.clock.now() - seen_at >= LINE_CLOSES_S
+            is_empty = not world.engine.page(waitlist_value(Lane(), "shared"), limit=1).entries
+            old = world.clock.now() - seen_at >= CLOSES_S
             if is_empty and old:
                 [(won, _)] = world.store.write_rows([_closing(row(world))])
                 closed.append(won)
@@ -360,17 +367,17 @@ def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_strande
 
 
 def _closing(seen: dict[str, Any]) -> Any:
-    return close_line("shared", seen_at=seen["updatedAt"], is_used="holders" in seen, now=1.0)
+    return close_waitlist("shared", seen_at=seen["updatedAt"], is_used="holders" in seen, now=1.0)
 
 
 def test_a_line_that_is_closed_between_the_look_and_the_word_is_opened_again(world: World) -> None:
     """Staged: a client has read that the line is open; it is closed before the client speaks for it."""
-    keep_line_open(world.store, Limit("shared", 1), None)
-    world.clock.advance(LINE_CLOSES_S + 1)
+    keep_waitlist_open(world.store, Limit("shared", 1), None)
+    world.clock.advance(CLOSES_S + 1)
     seen = row(world)
     assert world.store.write_rows([_closing(seen)])[0][0]
-    keep_line_open(world.store, Limit("shared", 1), seen)
-    assert row(world)["status"] == LINE_STATUS
+    keep_waitlist_open(world.store, Limit("shared", 1), seen)
+    assert row(world)["status"] == WAITLIST_STATUS
 
 
 # Numbers
@@ -447,7 +454,7 @@ def test_a_task_that_was_refused_and_is_let_out_is_new_to_those_who_refused_it(w
     """Pollers leave entries alone for a while that they have claimed before: the index is late."""
     put(world, "a", "b", job="free", limit_key="shared", limit=1)
     agent = world.join("free", sweep_s=90.0)
-    agent.agent._in_flight.admission.lines.freed = lambda *_: None  # type: ignore[method-assign]
+    agent.agent._in_flight.admission.freed.note = lambda *_: None  # type: ignore[method-assign]
     world.pass_time_until(lambda: world.started == ["a"], 2.0)
     world.pass_time_until(lambda: status(world, "b") == "BLOCKED@shared", 2.0)
     world.pass_time_until(lambda: not holders_of(row(world)), 2.0)
@@ -462,14 +469,14 @@ def held_by_somebody(world: World) -> Callable[[], None]:
     """The only slot is another agent's, which is not in this world; the answer lets it end and free its slot."""
     put(world, "held")
     [lease] = world.store.claim([Wanted(candidate_of(world.client.get("held")), 600.0)], owner="elsewhere")
-    slots = Slots(world.store, guard_s=2.0, examine_s=15.0)
-    assert slots.admit([(lease, Limit("shared", 1))]) == [None]
+    slots = Permits(world.store, guard_s=2.0, examine_s=15.0)
+    assert slots.acquire([(lease, Limit("shared", 1))]) == [None]
 
     def end() -> None:
         now = world.clock.now()
         done = writes.succeed(lease, now=now, expire_at=now + 1000.0)
         assert world.store.settle([done])[0].accepted
-        assert slots.free([lease])
+        assert slots.release([lease])
 
     return end
 
@@ -482,7 +489,7 @@ def test_a_slot_that_is_freed_while_a_task_steps_back_is_taken_by_it(world: Worl
     ended: list[bool] = []
 
     def at_call(number: int, when: str) -> None:
-        if when == "before" and agent.store.log[-1] == "stand in line" and not ended:
+        if when == "before" and agent.store.log[-1] == "wait for permit" and not ended:
             ended.append(True)
             end()
 
@@ -535,10 +542,10 @@ def test_an_entry_of_the_index_that_is_out_of_date_is_tried_once(world: World) -
 @pytest.mark.parametrize(
     "verbs",
     [
-        ("take slot",),
-        ("take slot", "open line", "keep line"),
-        ("open line", "keep line"),
-        ("replace holders", "keep line", "close line"),
+        ("take permit",),
+        ("take permit", "open waitlist", "keep waitlist"),
+        ("open waitlist", "keep waitlist"),
+        ("replace holders", "keep waitlist", "close waitlist"),
     ],
 )
 def test_a_limit_whose_row_the_store_does_not_take_holds_up_no_other(verbs: tuple[str, ...]) -> None:
@@ -575,7 +582,7 @@ def test_a_task_that_is_seen_in_its_line_and_in_its_queue_at_once_is_claimed_onc
         return page(status_value, options)
 
     def wake(number: int, when: str) -> None:
-        if when == "after" and agent.store.log[-1] == "free slot":
+        if when == "after" and agent.store.log[-1] == "release permit":
             agent.agent.wake()
 
     agent.store._late = late  # type: ignore[method-assign]
@@ -613,18 +620,18 @@ def test_a_line_stays_open_over_tasks_that_are_not_due_as_the_clock_was_set_back
     task = Task(
         task_id="a",
         status=Status.BLOCKED,
-        line="api",
+        waitlist="api",
         limit_key="api",
         created_at=clock.now() + 60.0,
         submitted_at=clock.now(),
         job="report.build",
     )
     store.enqueue([task])
-    long_ago = clock.now() - LINE_CLOSES_S - 1.0
-    store.insert_row({**limit_row("api", number=1, now=long_ago), "status": LINE_STATUS, "createdAt": long_ago})
-    sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0))
+    long_ago = clock.now() - CLOSES_S - 1.0
+    store.insert_row({**limit_row("api", number=1, now=long_ago), "status": WAITLIST_STATUS, "createdAt": long_ago})
+    sweep = WaitlistSweep(store, Permits(store, guard_s=2.0, examine_s=15.0))
     assert sweep.run([Lane()], {}, owner="me", turn_s=-1.0) == 0
-    assert store.engine.get(["limit:api"])["limit:api"].get("status") == LINE_STATUS, "nobody would look for it"
+    assert store.engine.get(["limit:api"])["limit:api"].get("status") == WAITLIST_STATUS, "nobody would look for it"
     clock.advance(61.0)
     assert sweep.run([Lane()], {}, owner="me", turn_s=-1.0) == 1
     assert store.get(["a"])["a"].status is Status.PENDING
@@ -633,13 +640,13 @@ def test_a_line_stays_open_over_tasks_that_are_not_due_as_the_clock_was_set_back
 def line_of_two_jobs(store: TaskStore, first: int) -> None:
     """A line with so many tasks of a job that nobody can start, and one of another job behind them."""
     now = store.clock.now()
-    keep_line_open(store, Limit("api", 1), None)
+    keep_waitlist_open(store, Limit("api", 1), None)
     for number in range(first + 1):
         put_in_line(store, f"t{number:03}", "stuck" if number < first else "other", now - 100.0 + number / 1000)
 
 
 def put_in_line(store: TaskStore, name: str, job: str, created_at: float, key: str = "api") -> None:
-    waiting = {"status": Status.BLOCKED, "line": key, "limit_key": key}
+    waiting = {"status": Status.BLOCKED, "waitlist": key, "limit_key": key}
     task: dict[str, Any] = {"task_id": name, "job": job, "created_at": created_at, "submitted_at": created_at}
     store.enqueue([Task(**task, **waiting)])  # type: ignore[arg-type]
 
@@ -647,11 +654,11 @@ def put_in_line(store: TaskStore, name: str, job: str, created_at: float, key: s
 def test_a_job_that_stands_far_behind_another_in_line_is_reached() -> None:
     store = memory_store(FakeClock())
     line_of_two_jobs(store, 60)
-    sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0), most=10)
+    sweep = WaitlistSweep(store, Permits(store, guard_s=2.0, examine_s=15.0), most=10)
     for _ in range(6):
         sweep.run([Lane()], {"api": 1}, owner="me", turn_s=-1.0)
     assert store.get(["t060"])["t060"].status is Status.PENDING
-    ahead = [name for name, task in store.get(f"t{one:03}" for one in range(60)).items() if task.line is None]
+    ahead = [name for name, task in store.get(f"t{one:03}" for one in range(60)).items() if task.waitlist is None]
     assert ahead == [f"t{one:03}" for one in range(6)], "of the others those that wait longest"
 
 
@@ -660,17 +667,17 @@ def test_lines_behind_those_of_one_sweep_are_swept_by_the_next_agent() -> None:
     store = memory_store(clock)
     keys = [f"key-{number:03}" for number in range(250)]
     for key in keys:
-        keep_line_open(store, Limit(key, 1), None)
+        keep_waitlist_open(store, Limit(key, 1), None)
         put_in_line(store, f"task-{key}", "other", clock.now(), key)
     slow = clock.monotonic
 
     def monotonic() -> float:
-        clock.advance(LINE_SWEEP_S)
+        clock.advance(LONGEST_SWEEP_S)
         return slow()
 
     store.monotonic = monotonic
     left = []
     for agent in ("a", "b", "c"):
-        sweep = LineSweep(store, Slots(store, guard_s=2.0, examine_s=15.0))
+        sweep = WaitlistSweep(store, Permits(store, guard_s=2.0, examine_s=15.0))
         left.append(sweep.run([Lane()], {}, owner=agent, turn_s=-1.0))
     assert left == [100, 100, 50]

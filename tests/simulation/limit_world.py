@@ -33,9 +33,9 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.errors import AgentDraining, StoreError, StoreRejected, TaskStopped, ThunderAgentError
 from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import Page, Row, Status, Task
-from thunderagent.model.writes.limits import LINE_STATUS, free_slot, holder, limit_id, take_slot
-from thunderagent.queue.limits.lines import keep_line_open, line_of
-from thunderagent.queue.limits.slots import holders_of, limit_of, number_of
+from thunderagent.model.writes.limits import WAITLIST_STATUS, holder, limit_id, release_permit, take_permit
+from thunderagent.queue.limits.permits import holders_of, limit_of, number_of
+from thunderagent.queue.limits.waitlist import keep_waitlist_open, waitlist_of
 from thunderagent.settings import Settings
 from thunderagent.stores.engine import Applied, Engine, KeptText
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
@@ -77,10 +77,11 @@ LINES_A_PART: Final = 3
 """Limits whose lines one sweep looks at, instead of 10,000."""
 PLACE: Final = ("status", "createdAt", "updatedAt", "startedAt", "fence", "lastAgent", *LEASE_ATTRIBUTES)
 """What agents may change of a task that they cannot read: they let it out of its line, or claim it in vain."""
-SETTLING: Final = ("succeed", "retry", "snooze", "fail", "put back", "stand in line")
+SETTLING: Final = ("succeed", "retry", "snooze", "fail", "put back", "wait for permit")
 REFUSED: Final = (
     *("claim", "take over", "give up", "renew", *SETTLING),
-    *("take slot", "replace holders", "free slot", "open line", "keep line", "close line", "join line", "leave line"),
+    *("take permit", "replace holders", "release permit"),
+    *("open waitlist", "keep waitlist", "close waitlist", "join waitlist", "leave waitlist"),
 )
 """The verbs that the store may not take, now or later."""
 
@@ -289,7 +290,7 @@ class Process:
         admission, rescuer = self.agent._in_flight.admission, self.agent._housekeeping._rescuer
         admission._sweep._most = 2  # instead of a thousand: a line has several parts
         if world.is_crowded:
-            admission._sweep._most_lines = LINES_A_PART
+            admission._sweep._most_waitlists = LINES_A_PART
             rescuer._most = rescuer.lost._rounds._most = A_PART
         self.is_alive, self.is_leaving = True, False
         self.wakes_at = float("-inf")
@@ -569,8 +570,8 @@ class World:
         row |= {"job": "own", "kind": "batch", "payload": "{}", "fence": 1, "limitKey": key, "limitMax": 1, **odd}
         seen = self._real.get([limit_id(key)]).get(limit_id(key))
         limit = Limit(key, number_of((seen or {}).get("limitMax")) or 1)
-        if line_of(status) is not None:
-            keep_line_open(self.store, limit, seen)
+        if waitlist_of(status) is not None:
+            keep_waitlist_open(self.store, limit, seen)
         if status == "RUNNING":
             row |= {"lockTime": now - 999, "leaseOwner": "newer", "leaseSec": LEASE_S, "hb": 1}
             self._runs_elsewhere(row["taskId"], limit)
@@ -581,14 +582,14 @@ class World:
     def _runs_elsewhere(self, name: str, limit: Limit) -> None:
         """It has a slot until its agent gives that back."""
         member = holder(name, 1)
-        [answer] = self._real.apply([take_slot(limit.key, member, number=limit.number, now=self.clock.now())])
+        [answer] = self._real.apply([take_permit(limit.key, member, number=limit.number, now=self.clock.now())])
         if answer.won:
             self.elsewhere[name] = limit.key
             self.seen["elsewhere"] += 1
             self.later(self.rng.choice(self.elsewhere_s), lambda: self._ends_elsewhere(name, member))
 
     def _ends_elsewhere(self, name: str, member: str) -> None:
-        self._real.apply([free_slot(self.elsewhere.pop(name), member)])
+        self._real.apply([release_permit(self.elsewhere.pop(name), member)])
 
     def step_clock(self, seconds: float) -> None:
         """Set the clock that all share: leases last longer on a clock that is set back."""
@@ -650,7 +651,7 @@ class World:
                 self.problems.append(f"for more than {BOUND_S:g} s {text}")
         self._stuck = {text: at for text, at in self._stuck.items() if text in found}
         for row in self._rows():
-            if "expireAt" in row and (holders_of(row) or row.get("status") == LINE_STATUS):
+            if "expireAt" in row and (holders_of(row) or row.get("status") == WAITLIST_STATUS):
                 self.problems.append(f"{row['taskId']} expires and is in use")
         self.problems += self._blamed_in_company()
         now_there = self._real.get(list(self.newer))
@@ -690,7 +691,7 @@ class World:
         held = [*(one.running for one in self.runs), *self._waiting_for_texts()]
         live = {(one.lease.task_id, str(one.lease.fence)) for one in held} | {(name, "1") for name in self.elsewhere}
         for row in self._rows():
-            for member in sorted(holders_of(row)) if row.get("status") == LINE_STATUS else ():
+            for member in sorted(holders_of(row)) if row.get("status") == WAITLIST_STATUS else ():
                 task_id, _, fence = member.rpartition("#")
                 if (task_id, fence) not in live:
                     yield f"{member} has a slot of {row['taskId']} and does not run"
@@ -709,7 +710,7 @@ class World:
         taken = Counter([*(one.key for one in self.runs), *self.elsewhere.values()])
         taken += Counter(one.key for run in self._waiting_for_texts() if (one := limit_of(run.lease.task, run.job)))
         for task in self.tasks(Status.BLOCKED):
-            key = line_of(task.status_value)
+            key = waitlist_of(task.status_value)
             agents = [one for one in able if task.job in one.agent.jobs]
             if key is None or not agents or task.created_at > self.clock.now():
                 continue
@@ -753,7 +754,7 @@ class World:
 
 def _kept(row: Row, before: Row) -> Row:
     """What stays of a row of a newer version: one that stands in a line goes by what the index tells of it."""
-    may_go = PLACE if line_of(before["status"]) is not None else ()
+    may_go = PLACE if waitlist_of(before["status"]) is not None else ()
     return {name: value for name, value in row.items() if name not in may_go}
 
 

@@ -48,8 +48,8 @@ from thunderagent.jobs.job import Limit
 from thunderagent.jobs.outcome import Returned
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Lane, Status
-from thunderagent.model.writes.tasks import join_line
-from thunderagent.queue.limits.lines import candidate_of, keep_line_open, line_value
+from thunderagent.model.writes.tasks import join_waitlist
+from thunderagent.queue.limits.waitlist import candidate_of, keep_waitlist_open, waitlist_value
 
 RANDOM: Final = int(os.environ.get("THUNDER_TEST_LIMITS", "0"))
 EXAMPLES: Final = RANDOM or 7
@@ -200,7 +200,7 @@ class Play:
     def newer_version_writes(self) -> None:
         """In a rolling upgrade: rows that the agents here cannot read."""
         key = self.rng.choice(["own", "shared"])
-        status = self.rng.choice(["BLOCKED", "RUNNING", "SLEEPING", line_value(Lane(), key)])
+        status = self.rng.choice(["BLOCKED", "RUNNING", "SLEEPING", waitlist_value(Lane(), key)])
         odd = self.rng.choice([{"kind": "oracle"}, {"onParentFailure": "ask"}, {"errors": "none"}])
         self.world.newer_version_writes(status, key, odd)
 
@@ -251,7 +251,7 @@ def test_the_rules_of_limits_hold_whatever_happens() -> None:
     for seed in range(begin, begin + EXAMPLES):
         play = Play(seed)
         try:
-            with patch.multiple("thunderagent.queue.limits.lines", PAGE=2, PAGES=2, SPARE=1):  # longer than a look
+            with patch.multiple("thunderagent.queue.limits.waitlist", PAGE=2, PAGES=2, SPARE=1):  # longer than a look
                 play.run()
         except BaseException as error:
             error.add_note(f"seed {seed}")
@@ -314,9 +314,9 @@ def test_a_sweep_comes_to_the_lines_behind_those_that_it_reads_at_once(worlds: W
     for name in names:  # an agent died between two writes: nobody runs, and somebody waits
         world.client.enqueue(limited_jobs()["free"], {}, task_id=name, limit_key=name, limit=1)
         [task] = world.store.peek([name]).values()
-        keep_line_open(world.store, Limit(name, 1), None)
-        world.store.write_tasks([join_line(candidate_of(task), limit_key=name, now=world.clock.now())])
-    assert sorted(str(task.line) for task in world.tasks()) == names
+        keep_waitlist_open(world.store, Limit(name, 1), None)
+        world.store.write_tasks([join_waitlist(candidate_of(task), limit_key=name, now=world.clock.now())])
+    assert sorted(str(task.waitlist) for task in world.tasks()) == names
     world.join("free")
     world.pass_time_until(lambda: world.is_done, 6 * SWEEP_S)
 
@@ -339,7 +339,7 @@ def test_a_sweep_comes_to_the_lost_tasks_behind_those_that_it_reads_at_once(worl
 def test_a_slot_whose_task_nobody_here_can_read_is_taken(worlds: Worlds) -> None:
     world = worlds()
     world.elsewhere_s = (3 * LEASE_S,)
-    keep_line_open(world.store, Limit("shared", 1), None)
+    keep_waitlist_open(world.store, Limit("shared", 1), None)
     world.newer_version_writes("RUNNING", "shared", {"kind": "oracle"})
     assert list(world.elsewhere.values()) == ["shared"]
     world.client.enqueue(limited_jobs()["left"], {}, task_id="next")

@@ -131,4 +131,4 @@ def test_rows_and_queries_tell_what_they_are_for() -> None:
     assert of_query("BLOCKED@api") is RequestPurpose.LIMITS
     assert of_query("RUNNING") is RequestPurpose.SWEEP
     assert of_query("AGENT") is RequestPurpose.REGISTRY
-    assert StatusValue.parse("BLOCKED@api").line == "api"
+    assert StatusValue.parse("BLOCKED@api").waitlist == "api"

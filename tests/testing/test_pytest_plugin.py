@@ -360,7 +360,7 @@ def test_a_lost_agents_task_is_taken_over_when_its_time_has_come(project: pytest
         """
         from myjobs import add
         from thunderagent.model.events import TaskTakenOver
-        from thunderagent.queue.limits.lines import candidate_of
+        from thunderagent.queue.limits.waitlist import candidate_of
         from thunderagent.stores.tasks import Wanted
 
         def test_it(thunder_client, thunder_clock, thunder_events, run_until_idle):

@@ -25,10 +25,9 @@ from thunderagent.model.pacing import jittered
 from thunderagent.model.task import Candidate, Lease, Row, Task, UniqueScope, read_task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import limit_id
-from thunderagent.queue.limits.freed import LINE_TRIED_S, FreeSlots
-from thunderagent.queue.limits.line_sweep import LineSweep
-from thunderagent.queue.limits.lines import keep_line_open
-from thunderagent.queue.limits.slots import Slots, holders_of, job_limit, limit_of, numbers_of, rows_of
+from thunderagent.queue.limits.freed import TRIED_S, FreedPermits
+from thunderagent.queue.limits.permits import Permits, holders_of, job_limit, limit_of, numbers_of, rows_of
+from thunderagent.queue.limits.waitlist import WaitlistSweep, keep_waitlist_open
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
@@ -68,15 +67,15 @@ class Admission:
         self._jobs = jobs
         self._settings = settings
         self._bus = bus
-        self._slots = Slots(store, guard_s=settings.clock_guard_s, examine_s=settings.sweep_s)
+        self._permits = Permits(store, guard_s=settings.clock_guard_s, examine_s=settings.sweep_s)
         self._keys = UniqueKeys(store)
         self._limits = {name: limit for name, job in jobs.by_value.items() if (limit := job_limit(job)) is not None}
         self._passed: dict[tuple[str, float], float] = {}
         """Index entries of tasks that were put into a waitlist: the index shows them for a while."""
         self._others: dict[str, None] = {}
         """Tasks that have another limit than their job."""
-        self.lines = FreeSlots(store, told=self._let_out)
-        self._sweep = LineSweep(store, self._slots, told=self._let_out)
+        self.freed = FreedPermits(store, on_left=self._let_out)
+        self._sweep = WaitlistSweep(store, self._permits, on_left=self._let_out)
         self._over: list[Lease] = []
         self._let_go: list[Task] = []
         self._stood_back: list[tuple[Limit, Task]] = []
@@ -84,7 +83,7 @@ class Admission:
     @property
     def due(self) -> float:
         """Monotonic second of the next look for tasks that wait for a slot which is free here; infinity: none."""
-        return self.lines.due
+        return self.freed.due
 
     def refusals(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
         """What becomes of the tasks that cannot be run: their payloads could not be read, or no slot of their limit is
@@ -121,7 +120,7 @@ class Admission:
         refused, never = dict[Limit, list[str]](), dict[str, StoreRejected]()
         rows: dict[Limit, Row] = {}
         try:
-            for (lease, limit), answer in zip(limited, self._slots.admit(limited), strict=True):
+            for (lease, limit), answer in zip(limited, self._permits.acquire(limited), strict=True):
                 if isinstance(answer, StoreRejected):
                     never[lease.task_id] = answer
                 elif answer is not None:
@@ -129,14 +128,14 @@ class Admission:
                     refused.setdefault(limit, []).append(lease.task_id)
             for limit, row in rows.items():
                 try:
-                    keep_line_open(self._store, limit, row)
+                    keep_waitlist_open(self._store, limit, row)
                 except StoreRejected as error:
                     never |= dict.fromkeys(refused.pop(limit), error)
         except StoreError as error:  # nobody knows who has a slot: back to the queue, for a while
             self._bus.emit(events.StoreFailed(during="limits", error=str(error), next_try_s=UNDECIDED_S))
             return {lease.task_id: Undecided(UNDECIDED_S) for lease, _ in limited}
         for task_id, why in never.items():
-            self._bus.emit(events.WriteRejected(task_id=task_id, verb="take slot", error=str(why)))
+            self._bus.emit(events.WriteRejected(task_id=task_id, verb="take permit", error=str(why)))
         outcomes: dict[str, Outcome] = {task_id: Refused(limit) for limit, ids in refused.items() for task_id in ids}
         return outcomes | dict.fromkeys(never, Undecided(SLOT_REFUSED_S))
 
@@ -167,12 +166,12 @@ class Admission:
         """Give back the slots and keys of what has ended, and note for whom slots are free."""
         over, self._over = self._over, []
         rows: dict[Limit, Row] = {}
-        for limit, row in self._slots.free(over):  # several of one limit are freed side by side: the last counts
+        for limit, row in self._permits.release(over):  # several of one limit are freed side by side: the last counts
             if limit not in rows or len(holders_of(row)) < len(holders_of(rows[limit])):
                 rows[limit] = row
         for limit, row in rows.items():
-            self.lines.freed(limit, row)
-        self._slots.let_expire()
+            self.freed.note(limit, row)
+        self._permits.let_expire()
         tasks, self._let_go = self._let_go, []
         self._keys.release(tasks)
         stood_back, self._stood_back = self._stood_back, []
@@ -180,7 +179,7 @@ class Admission:
             known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})
             for limit, task in stood_back:
                 with suppress(StoreRejected):
-                    self.lines.stood_back(limit, task, known.get(limit.key))
+                    self.freed.joined(limit, task, known.get(limit.key))
 
     def claimable(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
         """The candidates of one look to claim, and whether others wait for the next look.
@@ -194,7 +193,7 @@ class Admission:
         """
         if not self._limits:
             return list(found), False
-        edge = self._store.monotonic() - LINE_TRIED_S
+        edge = self._store.monotonic() - TRIED_S
         kept, waiting = list[Wanted](), list[tuple[Limit, Candidate]]()
         promised, left = Counter[str](), False
         for one in found:
@@ -203,7 +202,7 @@ class Admission:
                 kept.append(one)
             elif self._passed.get((task_id, one.candidate.created_at), edge) > edge:
                 continue  # the index shows it for a while
-            elif self._slots.is_full(limit):
+            elif self._permits.is_full(limit):
                 waiting.append((limit, one.candidate))
             elif promised[limit.key] < limit.number:
                 promised[limit.key] += 1
@@ -219,16 +218,18 @@ class Admission:
         closed = set[Limit]()
         for limit in dict.fromkeys(limit for limit, _ in waiting):
             try:
-                keep_line_open(self._store, limit, self._slots.seen(limit.key))
+                keep_waitlist_open(self._store, limit, self._permits.seen(limit.key))
             except StoreRejected as error:  # its tasks stay where they are, for a while
                 closed.add(limit)
-                self._bus.emit(events.WriteRejected(task_id=limit_id(limit.key), verb="open line", error=str(error)))
+                self._bus.emit(
+                    events.WriteRejected(task_id=limit_id(limit.key), verb="open waitlist", error=str(error))
+                )
         for limit, one in waiting:
             if limit in closed:
                 self._pass_over(one)
         waiting = [(limit, one) for limit, one in waiting if limit not in closed]
         now = self._store.clock.now()
-        batch = [writes.join_line(one, limit_key=limit.key, now=now) for limit, one in waiting]
+        batch = [writes.join_waitlist(one, limit_key=limit.key, now=now) for limit, one in waiting]
         for (limit, one), (won, row) in zip(waiting, self._store.write_rows(batch, rejected=passed_over), strict=True):
             if won and row is not None:
                 task = read_task(row)
@@ -252,18 +253,18 @@ class Admission:
     def look(
         self, room: Callable[[Candidate], float | None], has_nobody: Callable[[Candidate], bool] = lambda one: False
     ) -> list[Wanted]:
-        """Candidates for slots that have become free here; see `FreeSlots.look`."""
-        return self.lines.look(room, has_nobody) if self.due < inf else []
+        """Candidates for permits that were released here; see `FreedPermits.look`."""
+        return self.freed.look(room, has_nobody) if self.due < inf else []
 
     def leave(self) -> None:
         """This agent stops: whoever waits for a slot that became free here goes to the queue, for another agent."""
         with suppress(StoreError):  # the sweep looks after them
             self.look(lambda one: None)
-        self._slots.let_expire(is_leaving=True)
+        self._permits.let_expire(is_leaving=True)
 
     def postpone(self, seconds: float) -> None:
         """The store does not answer: do not look before this time is over."""
-        self.lines.postpone(seconds)
+        self.freed.postpone(seconds)
 
     def sweep(self, owner: str) -> int:
         """Look after all lines; one agent of the fleet does so in each `sweep_s`. How many tasks were let out.
@@ -272,7 +273,7 @@ class Admission:
             StoreError: the store did not answer.
         """
         numbers, turn_s = numbers_of(self._jobs.values()), self._settings.sweep_s * 0.9
-        return self._sweep.run(self.lines.lanes, numbers, owner=owner, turn_s=turn_s)
+        return self._sweep.run(self.freed.lanes, numbers, owner=owner, turn_s=turn_s)
 
     def _let_out(self, task: Task) -> None:
         self._bus.emit(events.TaskLetOut(task_id=task.task_id, queue=task.queue))

@@ -282,7 +282,7 @@ class Housekeeping:
             lanes.update(lane for lane in self._lanes if lane.queue == name)
             poller.lanes = sorted(lanes, key=lambda lane: lane.shard)
         served = (lane for poller in self._pollers.values() for lane in poller.lanes)
-        self._in_flight.admission.lines.lanes = list(dict.fromkeys((*served, *self._lanes)))
+        self._in_flight.admission.freed.lanes = list(dict.fromkeys((*served, *self._lanes)))
 
     def _learn_shares(self) -> None:
         """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""

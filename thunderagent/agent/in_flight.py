@@ -180,7 +180,7 @@ class InFlight:
         self._batch = 0
         self.admission = Admission(store, jobs, settings, bus, rng=self._rng)
         self.doubts = Doubts(
-            store, bus, self._rng, owner=owner, jobs=jobs, pollers=pollers, lost=self.admission.lines.lost
+            store, bus, self._rng, owner=owner, jobs=jobs, pollers=pollers, lost=self.admission.freed.lost
         )
         self.suspects = Suspects(
             store,
@@ -556,7 +556,7 @@ class InFlight:
         for candidate, error in exchanged.rejected:
             self._bus.emit(events.WriteRejected(task_id=candidate.task_id, verb="claim", error=str(error)))
         for candidate in exchanged.lost:
-            self.admission.lines.lost(candidate)
+            self.admission.freed.lost(candidate)
         for served, tried in wanted.items():
             self._pollers[served].took(won[served], exchanged.lost, tried)
 

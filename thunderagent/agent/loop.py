@@ -155,7 +155,7 @@ class Agent:
             monotonic=self._monotonic,
             epoch=lambda: self.gate.epoch,
             limit=self._in_flight.admission.limit_of,
-            freed=self._in_flight.admission.lines.freed,
+            freed=self._in_flight.admission.freed.note,
         )
         self._housekeeping = Housekeeping(
             store,

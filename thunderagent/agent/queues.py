@@ -14,7 +14,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
-from thunderagent.queue.limits.slots import conflicts
+from thunderagent.queue.limits.permits import conflicts
 from thunderagent.settings import Settings, lease_problems
 from thunderagent.stores.tasks import TaskStore
 

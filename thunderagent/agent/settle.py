@@ -80,7 +80,7 @@ def settle(
         policy = replace(policy, keep_success_s=job.keep_s, keep_failed_s=job.keep_s)
     match outcome:
         case Refused(limit=(key, number)):
-            write = writes.stand_in_line(lease, limit_key=key, now=now)
+            write = writes.wait_for_permit(lease, limit_key=key, now=now)
             return Settlement(write, events.TaskLimited(**fields, limit_key=key, limit=number))
         case Undecided(delay_s=delay):
             write = writes.put_back(lease, due=now + delay, now=now)

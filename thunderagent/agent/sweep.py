@@ -22,7 +22,7 @@ from thunderagent.model.task import Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import holder
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
-from thunderagent.queue.limits.slots import Taken, free_slots, limit_of
+from thunderagent.queue.limits.permits import Permit, limit_of, release_permits
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.stores.tasks import Doubt, TaskStore
@@ -350,8 +350,8 @@ class Rescuer:
             self._keys.release([after])
             self._store.large_texts.outlive_all([after], now=now)
             if limit := self._limit(after) or (Limit(after.limit_key, 1) if after.limit_key else None):
-                taken = Taken(limit, holder(task.task_id, task.fence), is_alone=limit.number == 1)
-                for freed in free_slots(self._store, [taken]):
+                taken = Permit(limit, holder(task.task_id, task.fence), is_alone=limit.number == 1)
+                for freed in release_permits(self._store, [taken]):
                     self._freed(*freed)
 
     def heal(self, lanes: Sequence[Lane]) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from thunderagent.model.task import Candidate, Lane, Status
-from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.queue.sweeps import Rounds
 from thunderagent.stores.engine import MAX_TEXT_BYTES
 from thunderagent.stores.large_texts import DAY_S
@@ -69,7 +69,7 @@ class TextSweep:
     def _pages(self, lanes: Sequence[Lane]) -> Iterator[Sequence[Candidate]]:
         until = self._store.clock.now() - WAITS_S
         values = [lane.value(status) for lane in lanes for status in OPEN]
-        values += [line_value(lane, key) for key in open_lines(self._store) for lane in lanes]
+        values += [waitlist_value(lane, key) for key in open_waitlists(self._store) for lane in lanes]
         rounds = Rounds(self._store, most=sys.maxsize)
         for value in values:
             yield from rounds.pages(value, until=until)

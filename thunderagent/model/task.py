@@ -73,8 +73,8 @@ TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.FAILED: frozenset({Status.PENDING, Status.BLOCKED}),
     Status.DONE: frozenset({Status.PENDING, Status.BLOCKED}),
 }
-"""Which status may follow which. RUNNING to RUNNING is a takeover, PENDING to BLOCKED the way into the line of a limit,
-BLOCKED to RUNNING the claim of a task that stood there; what leaves FAILED and DONE is a retry by hand."""
+"""Which status may follow which. RUNNING to RUNNING is a takeover, PENDING to BLOCKED the way to a waitlist,
+BLOCKED to RUNNING the claim of a task from there; what leaves FAILED and DONE is a retry by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +120,24 @@ class Lane:
         return lane
 
 
-LINE_MARK: Final = "@"
-"""In a status value: between the lane and the key of the limit in whose line the task stands."""
+WAITLIST_MARK: Final = "@"
+"""In a status value: between the lane and the key of the limit on whose waitlist the task is."""
 
 
 class StatusValue(NamedTuple):
     """What a value of the attribute `status` says: `BLOCKED#reports.3@api` is a task of the queue `reports`, shard 3,
-    that waits for a slot of the limit `api`."""
+    that waits for a permit of the limit `api`."""
 
     status: str
     suffix: str
-    line: str | None = None
+    waitlist: str | None = None
 
     @classmethod
     def parse(cls, value: str) -> StatusValue:
         """The parts of a status value."""
-        place, mark, line = value.partition(LINE_MARK)
+        place, mark, waitlist = value.partition(WAITLIST_MARK)
         status, hash_mark, suffix = place.partition("#")
-        return cls(status, hash_mark + suffix, line if mark else None)
+        return cls(status, hash_mark + suffix, waitlist if mark else None)
 
 
 _PLAIN = Lane()
@@ -290,8 +290,8 @@ class Task:
     """The trace that the task belongs to, as a W3C `traceparent`: of whoever enqueued it."""
     region_epoch: int | None = None
     """Epoch of the region whose agent claimed it last; None: it was claimed where there is one region."""
-    line: str | None = None
-    """Key of the limit in whose line the task stands while it is BLOCKED; no attribute, but a part of the status."""
+    waitlist: str | None = None
+    """Key of the limit on whose waitlist the task is while it is BLOCKED; a part of the status, no attribute."""
 
     @property
     def is_stream(self) -> bool:
@@ -316,9 +316,9 @@ class Task:
 
     @property
     def status_value(self) -> str:
-        """The attribute `status` as it is stored, with the suffix of the lane and the line."""
+        """The attribute `status` as it is stored, with the suffix of the lane and the waitlist."""
         value = f"{self.status}{self.lane.suffix}"
-        return value if self.line is None else f"{value}{LINE_MARK}{self.line}"
+        return value if self.waitlist is None else f"{value}{WAITLIST_MARK}{self.waitlist}"
 
     @property
     def job_value(self) -> str:
@@ -443,12 +443,12 @@ def read_task(row: Row) -> Task | Unreadable:
     for name in ("taskId", "status", "job"):
         if name not in row:
             return Unreadable.of(row, name)
-    status, suffix, line = StatusValue.parse(values["status"])
+    status, suffix, waitlist = StatusValue.parse(values["status"])
     try:
-        values["status"], values["lane"], values["line"] = _STATUSES[status], _lane_of_suffix(suffix), line
+        values["status"], values["lane"], values["waitlist"] = _STATUSES[status], _lane_of_suffix(suffix), waitlist
     except (KeyError, ConfigurationError):
         return Unreadable.of(row, "status")
-    if line is not None and status != Status.BLOCKED:
+    if waitlist is not None and status != Status.BLOCKED:
         return Unreadable.of(row, "status")
     if "@" in values["job"]:
         values["job"], values["version"] = parse_job(values["job"])

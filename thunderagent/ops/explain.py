@@ -285,7 +285,7 @@ def _of_waiting(store: TaskStore, task: Task, now: float, name: str) -> Iterator
         yield Advice(f"it runs at {at_text(task.created_at)}, or a little later when slots are taken")
     elif task.status is Status.PENDING:
         yield Advice("an agent takes it as soon as it is its turn and a slot is free", "thunderagent top --once")
-    elif task.line is not None:
+    elif task.waitlist is not None:
         yield Advice("it runs when its turn has come in the line of the limit", f"thunderagent explain {name}")
 
 

@@ -17,7 +17,7 @@ from thunderagent.model.rows import Unreadable, as_map, as_number
 from thunderagent.model.task import Status, Task, UniqueScope
 from thunderagent.model.writes.limits import limit_id
 from thunderagent.model.writes.unique import key_id
-from thunderagent.queue.limits.slots import holders_of
+from thunderagent.queue.limits.permits import holders_of
 from thunderagent.queue.pauses import Pause, PauseKind, read_pauses
 from thunderagent.queue.unique import holds
 from thunderagent.stores.tasks import AgentInfo, TaskStore
@@ -143,15 +143,15 @@ def _parents(store: TaskStore, task: Task) -> Iterator[str]:
         rows = store.read(names[:LISTED])
         told = [f"{name} ({status_text(rows[name]) if name in rows else 'gone'})" for name in names[:LISTED]]
         yield f"it waits for {_named([*told, *names[LISTED:]])}, which it depends on"
-    elif task.status is Status.BLOCKED and task.line is None:
+    elif task.status is Status.BLOCKED and task.waitlist is None:
         yield "nothing that it waits for is left: the next sweep puts it into its queue"
 
 
 def _line(store: TaskStore, task: Task) -> Iterator[str]:
     """The slots of its limit, and how many stand in line before it."""
-    if task.line is None:
+    if task.waitlist is None:
         return
-    row = store.engine.get([limit_id(task.line)]).get(limit_id(task.line))
+    row = store.engine.get([limit_id(task.waitlist)]).get(limit_id(task.waitlist))
     number = int(as_number((row or {}).get("limitMax"))) or task.limit_max or 1
     holders = sorted({member.rpartition("#")[0] for member in holders_of(row)})
     entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
@@ -163,7 +163,7 @@ def _line(store: TaskStore, task: Task) -> Iterator[str]:
     else:
         taken = "the only slot is taken" if number == 1 else f"{len(holders)} of {number} slots are taken"
         slots = f"{taken} by {_named(_states(store, holders))}"
-    yield f"it waits in the line of the limit {task.line!r}: {slots}; {line}"
+    yield f"it waits in the line of the limit {task.waitlist!r}: {slots}; {line}"
 
 
 def _states(store: TaskStore, names: Sequence[str]) -> list[str]:

@@ -133,4 +133,4 @@ def statuses_of(names: Iterable[str], rows: Mapping[str, Task | Unreadable]) -> 
 
 def _is_ready(child: Task) -> bool:
     """It waits for no parent any more, and not for a slot of its limit either."""
-    return child.status is Status.BLOCKED and not child.waiting_for and child.line is None
+    return child.status is Status.BLOCKED and not child.waiting_for and child.waitlist is None

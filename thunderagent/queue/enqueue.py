@@ -45,8 +45,8 @@ from thunderagent.model.task import (
 )
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, statuses_of
-from thunderagent.queue.limits.entrance import Entrance
-from thunderagent.queue.limits.slots import job_limit
+from thunderagent.queue.limits.permits import job_limit
+from thunderagent.queue.limits.waitlist import let_out_new, put_on_waitlist
 from thunderagent.queue.unique import UniqueKeys, check_unique
 from thunderagent.settings import Settings
 from thunderagent.stores.large_texts import LEFT_S
@@ -106,7 +106,6 @@ class Enqueuer:
         self._settings = settings
         self._dependents = dependents
         self._keys = UniqueKeys(store)
-        self._entrance = Entrance(store)
 
     def make(self, new: NewTask, payload: Any) -> Task:
         """The task as it will be put; nothing is written.
@@ -198,10 +197,10 @@ class Enqueuer:
                 fit = self._waiting(fit, new.depends_on)
             except (ParentNotFound, TooManyDependents) as missing:
                 fit, made = [], [(task, error or missing) for task, error in made]
-        good = self._entrance.place(fit, number=new.number)
+        good = put_on_waitlist(self._store, fit, number=new.number)
         enqueued = self._store.enqueue(good, fresh=fresh) if good else []
         created = [answer.task for answer in enqueued if answer.created]
-        now = {task.task_id: task for task in self._entrance.look_again(created, number=new.number)}
+        now = {task.task_id: task for task in let_out_new(self._store, created, number=new.number)}
         whole = [replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued]
         answers = iter(self._introduced(whole) if new.depends_on else whole)
         return [next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made]
@@ -265,11 +264,11 @@ class Enqueuer:
         return [replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued]
 
     def _put(self, task: Task, *, number: int | None = None) -> Enqueued:
-        [placed] = self._entrance.place([task], number=number)
+        [placed] = put_on_waitlist(self._store, [task], number=number)
         [answer] = self._store.enqueue([placed])
         if not answer.created:
             return answer
-        [now] = self._entrance.look_again([answer.task], number=number)
+        [now] = let_out_new(self._store, [answer.task], number=number)
         return replace(answer, task=now)
 
     def _open_parents(self, task: Task) -> frozenset[str]:

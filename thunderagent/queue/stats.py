@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from thunderagent.model.task import Lane, Status
-from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 NAMED: Final = 1000
 """Ready entries of a queue that `stats` looks through for jobs that no agent has."""
 
-LINES_COUNTED: Final = 100
+WAITLISTS_COUNTED: Final = 100
 """Lines of limits in whose lanes tasks are counted, where counts are capped: each takes a request for each lane."""
 
 
@@ -66,12 +66,12 @@ def queue_stats(store: TaskStore) -> list[QueueStats]:
         for queue in agent.info["queues"]:
             lanes.setdefault(queue, [Lane(queue)])
     most = store.engine.most_counted
-    lines: list[str] = []
-    for key in open_lines(store):
-        if most is not None and len(lines) > LINES_COUNTED:
+    waitlists: list[str] = []
+    for key in open_waitlists(store):
+        if most is not None and len(waitlists) > WAITLISTS_COUNTED:
             break
-        lines.append(key)
-    return [_stats(store, queue, lanes[queue], agents, lines) for queue in sorted(lanes)]
+        waitlists.append(key)
+    return [_stats(store, queue, lanes[queue], agents, waitlists) for queue in sorted(lanes)]
 
 
 def overdue_text(store: TaskStore) -> str | None:
@@ -99,7 +99,7 @@ def count_all(store: TaskStore, values: Iterable[str], *, until: float | None = 
 
 
 def _stats(
-    store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo], lines: Sequence[str]
+    store: TaskStore, queue: str, lanes: Sequence[Lane], agents: Sequence[AgentInfo], waitlists: Sequence[str]
 ) -> QueueStats:
     engine, now, most = store.engine, store.clock.now(), store.engine.most_counted
     serving = [agent for agent in agents if queue in agent.info["queues"]]
@@ -109,8 +109,9 @@ def _stats(
         for status in (Status.PENDING, Status.RUNNING, Status.BLOCKED, Status.FAILED)
     }
     ready = count_all(store, (lane.value(Status.PENDING) for lane in lanes), until=now)
-    in_lines = (line_value(lane, key) for key in (lines if most is None else lines[:LINES_COUNTED]) for lane in lanes)
-    blocked = count_all(store, in_lines, so_far=counts[Status.BLOCKED])
+    keys = waitlists if most is None else waitlists[:WAITLISTS_COUNTED]
+    on_waitlists = (waitlist_value(lane, key) for key in keys for lane in lanes)
+    blocked = count_all(store, on_waitlists, so_far=counts[Status.BLOCKED])
     numbers = {
         "ready": ready,
         "delayed": counts[Status.PENDING],
@@ -119,7 +120,7 @@ def _stats(
         "failed": counts[Status.FAILED],
     }
     at_least = {name for name, number in numbers.items() if most is not None and number >= most}
-    if most is not None and len(lines) > LINES_COUNTED:
+    if most is not None and len(waitlists) > WAITLISTS_COUNTED:
         at_least.add("blocked")
     oldest: list[float] = []
     unknown: set[str] = set()

@@ -7,7 +7,7 @@ from typing import Final
 
 from thunderagent.model.task import Status, StatusValue
 from thunderagent.model.writes.agents import AGENT_STATUS
-from thunderagent.model.writes.limits import LINE_STATUS
+from thunderagent.model.writes.limits import WAITLIST_STATUS
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 
@@ -71,17 +71,17 @@ _OF_VERB: Final[dict[str, RequestPurpose]] = {
         RequestPurpose.SWEEP: ("take over", "give up", "set apart"),
         RequestPurpose.DEPENDENCIES: ("register dependent", "parent done", "unpark", "doom"),
         RequestPurpose.LIMITS: (
-            "stand in line",
-            "join line",
-            "leave line",
-            "take slot",
+            "wait for permit",
+            "join waitlist",
+            "leave waitlist",
+            "take permit",
             "replace holders",
             "mend limit",
-            "free slot",
+            "release permit",
             "let limit expire",
-            "open line",
-            "keep line",
-            "close line",
+            "open waitlist",
+            "keep waitlist",
+            "close waitlist",
         ),
         RequestPurpose.KEYS: ("pass key", "free key", "drop key", "forget key"),
         RequestPurpose.STREAMS: (
@@ -120,7 +120,7 @@ _OF_STATUS: Final[dict[str, RequestPurpose]] = {
     Status.RUNNING: RequestPurpose.SWEEP,
     Status.BLOCKED: RequestPurpose.SWEEP,
     AGENT_STATUS: RequestPurpose.REGISTRY,
-    LINE_STATUS: RequestPurpose.LIMITS,
+    WAITLIST_STATUS: RequestPurpose.LIMITS,
     SCHEDULE_STATUS: RequestPurpose.TICKS,
 }
 

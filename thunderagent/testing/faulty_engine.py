@@ -70,9 +70,9 @@ VERBS: Final = (
     "unpark",
     "register_dependent",
     "revive",
-    "take_slot",
-    "free_slot",
-    "stand_in_line",
+    "take_permit",
+    "release_permit",
+    "wait_for_permit",
     "get",
     "page",
 )

@@ -21,7 +21,7 @@ from thunderagent.model.events import Event
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.ops.waiting import NO_AGENT, why
-from thunderagent.queue.limits.lines import line_value, open_lines
+from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
@@ -354,6 +354,6 @@ def _open(client: Client) -> int:
         for lane in engine.lanes():
             yield lane.value(status)
             if status is Status.BLOCKED:
-                yield from (line_value(lane, key) for key in open_lines(client.store))
+                yield from (waitlist_value(lane, key) for key in open_waitlists(client.store))
 
     return sum(engine.count(value) for status in _ON_THE_WAY for value in values(status))

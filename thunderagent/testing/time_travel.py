@@ -17,7 +17,7 @@ from thunderagent.client import Client
 from thunderagent.model import events
 from thunderagent.model.events import Event
 from thunderagent.model.task import Status, Task
-from thunderagent.queue.limits.lines import open_lines
+from thunderagent.queue.limits.waitlist import open_waitlists
 
 QUIET_POLLS: Final = 5
 """After so many looks at each queue that found nothing to do, nothing is on its way any more."""
@@ -137,7 +137,7 @@ class Travel:
             self._foreign_steps, self._vain_from = 0, None
             return
         is_blocked = any(store.engine.count(lane.value(Status.BLOCKED)) for lane in store.engine.lanes())
-        can_run = is_blocked or any(open_lines(store)) or any(serves(self._agent, task) for task in waiting)
+        can_run = is_blocked or any(open_waitlists(store)) or any(serves(self._agent, task) for task in waiting)
         self._foreign_steps = 0 if can_run or not (waiting or held) else self._foreign_steps + 1
         if self._vain_from is None:
             self._vain_from = self._real()

@@ -12,7 +12,7 @@ from typing import Final
 from thunderagent.model.conditions import Absent, Fewer, Is, Mistyped, Present, Write
 from thunderagent.model.task import Row, timestamp
 
-LINE_STATUS: Final = "LINE"
+WAITLIST_STATUS: Final = "LINE"
 """Status value of the row of a limit in whose line tasks may stand, so that sweeps find it."""
 
 
@@ -38,10 +38,10 @@ def limit_row(limit_key: str, *, number: int, now: float, holders: Iterable[str]
     return row
 
 
-def take_slot(limit_key: str, member: str, *, number: int, now: float) -> Write:
+def take_permit(limit_key: str, member: str, *, number: int, now: float) -> Write:
     """Take one of `number` slots; refused when all are taken."""
     return Write(
-        verb="take slot",
+        verb="take permit",
         task_id=limit_id(limit_key),
         set={"limitMax": number, "updatedAt": timestamp(now)},
         insert={"holders": frozenset({member})},
@@ -72,20 +72,20 @@ def mend_limit(row_id: str, *, now: float) -> Write:
     )
 
 
-def free_slot(limit_key: str, member: str) -> Write:
+def release_permit(limit_key: str, member: str) -> Write:
     """Give a slot back; doing it again changes nothing."""
     return Write(
-        verb="free slot",
+        verb="release permit",
         task_id=limit_id(limit_key),
         discard={"holders": member},
         require=(Present("taskId"),),
     )
 
 
-def free_last_slot(limit_key: str, member: str, *, now: float) -> Write:
+def release_last_permit(limit_key: str, member: str, *, now: float) -> Write:
     """Give the only slot back that is taken, and let the row expire; refused if another is taken or a line is open."""
     return Write(
-        verb="free slot",
+        verb="release permit",
         task_id=limit_id(limit_key),
         set={"expireAt": _limit_over(now)},
         remove=("holders",),
@@ -103,29 +103,29 @@ def let_limit_expire(limit_key: str, *, now: float) -> Write:
     )
 
 
-def open_line(limit_key: str, *, number: int, now: float) -> Write:
+def open_waitlist(limit_key: str, *, number: int, now: float) -> Write:
     """Say that tasks are about to stand in the line of a limit: sweeps look after it from now on."""
     return Write(
-        verb="open line",
+        verb="open waitlist",
         task_id=limit_id(limit_key),
-        set={"status": LINE_STATUS, "createdAt": timestamp(now), "limitMax": number, "updatedAt": timestamp(now)},
+        set={"status": WAITLIST_STATUS, "createdAt": timestamp(now), "limitMax": number, "updatedAt": timestamp(now)},
         remove=("expireAt",),
         require=(Present("taskId"),),
     )
 
 
-def keep_line(limit_key: str, *, number: int, now: float) -> Write:
+def keep_waitlist(limit_key: str, *, number: int, now: float) -> Write:
     """Say it again of a line that is open: nobody may close it as long as tasks come."""
     return Write(
-        verb="keep line",
+        verb="keep waitlist",
         task_id=limit_id(limit_key),
         set={"limitMax": number, "updatedAt": timestamp(now)},
         remove=("expireAt",),
-        require=(Is("status", LINE_STATUS),),
+        require=(Is("status", WAITLIST_STATUS),),
     )
 
 
-def close_line(limit_key: str, *, seen_at: float, is_used: bool, now: float) -> Write:
+def close_waitlist(limit_key: str, *, seen_at: float, is_used: bool, now: float) -> Write:
     """The line has been empty for long and nobody has touched the row since it was seen.
 
     Args:
@@ -135,12 +135,12 @@ def close_line(limit_key: str, *, seen_at: float, is_used: bool, now: float) -> 
         now: on the shared clock.
     """
     return Write(
-        verb="close line",
+        verb="close waitlist",
         task_id=limit_id(limit_key),
         set={} if is_used else {"expireAt": _limit_over(now)},
         remove=("status", "createdAt"),
         require=(
-            Is("status", LINE_STATUS),
+            Is("status", WAITLIST_STATUS),
             Is("updatedAt", seen_at),
             Present("holders") if is_used else Absent("holders"),
         ),

@@ -18,9 +18,9 @@ from thunderagent.model.dependencies import most_dependents
 from thunderagent.model.losses import ALONE, Loss
 from thunderagent.model.rows import LEASE_ATTRIBUTES
 from thunderagent.model.task import (
-    LINE_MARK,
     STREAM,
     TERMINAL,
+    WAITLIST_MARK,
     Candidate,
     Desired,
     Handoff,
@@ -66,7 +66,7 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
     is not taken early. A fresh task has no `lockTime`, hence both forms of the last condition.
     """
     place = StatusValue.parse(candidate.status_value)
-    if place.status != Status.PENDING and place.line is None:
+    if place.status != Status.PENDING and place.waitlist is None:
         raise ValueError(f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed")
     # A task that was enqueued without its job's code was put as a batch task; who claims it knows better.
     kind = {"kind": candidate.kind} if candidate.kind == STREAM else {}
@@ -254,16 +254,16 @@ def let_go(row: Row, *, owner: str, due: float, now: float) -> Write:
     )
 
 
-def stand_in_line(lease: Lease, *, limit_key: str, now: float) -> Write:
+def wait_for_permit(lease: Lease, *, limit_key: str, now: float) -> Write:
     """RUNNING to BLOCKED: no slot of its limit is free. It keeps its place, and was not started after all.
 
     But for a thousandth of a second: by that whoever has seen the entry before knows that it is another.
     """
     write = _settle(
-        "stand in line",
+        "wait for permit",
         lease,
         {
-            "status": f"{lease.task.lane.value(Status.BLOCKED)}{LINE_MARK}{limit_key}",
+            "status": f"{lease.task.lane.value(Status.BLOCKED)}{WAITLIST_MARK}{limit_key}",
             "createdAt": timestamp(lease.task.created_at + JUST_BEHIND_S),
             "limitKey": limit_key,
             "updatedAt": timestamp(now),
@@ -361,14 +361,14 @@ def cancel_waiting(seen: Task, *, reason: str, now: float, expire_at: float) -> 
     )
 
 
-def join_line(seen: Candidate, *, limit_key: str, now: float) -> Write:
+def join_waitlist(seen: Candidate, *, limit_key: str, now: float) -> Write:
     """PENDING to BLOCKED in the line of the limit of its job, unless it has another limit of its own."""
     place = StatusValue.parse(seen.status_value)
     return Write(
-        verb="join line",
+        verb="join waitlist",
         task_id=seen.task_id,
         set={
-            "status": f"{Status.BLOCKED}{place.suffix}{LINE_MARK}{limit_key}",
+            "status": f"{Status.BLOCKED}{place.suffix}{WAITLIST_MARK}{limit_key}",
             "limitKey": limit_key,
             "updatedAt": timestamp(now),
         },
@@ -381,11 +381,11 @@ def join_line(seen: Candidate, *, limit_key: str, now: float) -> Write:
     )
 
 
-def leave_line(seen: Candidate, *, now: float) -> Write:
-    """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it, as in `stand_in_line`."""
+def leave_waitlist(seen: Candidate, *, now: float) -> Write:
+    """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it, as in `wait_for_permit`."""
     place = StatusValue.parse(seen.status_value)
     return Write(
-        verb="leave line",
+        verb="leave waitlist",
         task_id=seen.task_id,
         set={
             "status": f"{Status.PENDING}{place.suffix}",
@@ -468,8 +468,8 @@ def stay_ended(seen: Task, *, now: float) -> Write:
 def register_dependent(parent: Task, *children: str) -> Write:
     """Tell a parent which children wait for it; refused when it is gone, has ended, or its row has no room left."""
     open_values = tuple(parent.lane.value(status) for status in Status if status not in TERMINAL)
-    if line := parent.line or parent.limit_key:
-        open_values += (f"{parent.lane.value(Status.BLOCKED)}{LINE_MARK}{line}",)
+    if line := parent.waitlist or parent.limit_key:
+        open_values += (f"{parent.lane.value(Status.BLOCKED)}{WAITLIST_MARK}{line}",)
     return Write(
         verb="register dependent",
         task_id=parent.task_id,
