@@ -22,7 +22,7 @@ from benchmarks.harness import BenchFailed, Numbers, Place, Plan, Progress, Sect
 from thunderagent.client import Client
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, new_session
+from thunderagent.stores.aws import LOCAL_REGION, build, new_session
 from thunderagent.stores.opening import open_store
 
 WAIT_S: Final = 120.0

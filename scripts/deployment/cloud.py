@@ -11,7 +11,7 @@ from typing import Any, Final
 from botocore.config import Config
 
 from deployment.errors import WrongOption, told
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, new_session
+from thunderagent.stores.aws import LOCAL_REGION, build, new_session
 
 _CONFIG: Final = Config(
     connect_timeout=5, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 5}, tcp_keepalive=True

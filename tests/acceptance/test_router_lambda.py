@@ -21,7 +21,7 @@ from tests.acceptance.processes import LONG_S, ROOT, until
 from thunderagent.model.errors import TaskNotFound
 from thunderagent.model.task import Status, Task
 from thunderagent.settings import Settings
-from thunderagent.stores.dynamo.connection import new_session
+from thunderagent.stores.aws import new_session
 
 pytestmark = [pytest.mark.ministack, pytest.mark.processes]
 

@@ -25,7 +25,8 @@ from thunderagent.model.errors import (
     TableMissing,
     ThunderAgentError,
 )
-from thunderagent.stores.dynamo.connection import Connection, client_config, is_loopback
+from thunderagent.stores.aws import is_loopback
+from thunderagent.stores.dynamo.connection import Connection, client_config
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.errors import Place, translate
 

@@ -35,7 +35,7 @@ from thunderagent.ops.doctor.sqlite import look_at_file
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
 from thunderagent.queue.doorbell.sqs import SqsDoorbell
 from thunderagent.queue.doorbell.unix import LocalDoorbell
-from thunderagent.stores.dynamo import connection
+from thunderagent.stores import aws
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
 from thunderagent.stores.s3 import S3Texts
@@ -540,7 +540,7 @@ def test_a_child_finds_every_lock_of_the_client_free_that_a_thread_of_its_parent
             assert engine.sibling().get(["n59"])
             return [sum(one.won for one in answers), engine.consumed.requests > 0, engine.clock.now() > 0]
 
-        locks = engine.consumed._guard, engine.clock._guard, engine._batches._guard, connection._building
+        locks = engine.consumed._guard, engine.clock._guard, engine._batches._guard, aws.BUILDING
         beside = doorbell._guard, doorbell._closed._cond, local._listening, blobs._guard, bus._guard, context._guard  # type: ignore[attr-defined]
         with _held(*locks, *beside):
             child = Child(work)

@@ -50,7 +50,7 @@ def measuring_threads(agent: Agent, meter: Meter) -> list[BackgroundThread]:
 
 def cloudwatch_place(settings: Settings) -> dict[str, str | None]:
     """Region and endpoint of CloudWatch: those of the table, but no endpoint other than a local engine's."""
-    from thunderagent.stores.dynamo.connection import is_loopback
+    from thunderagent.stores.aws import is_loopback
 
     query = dict(parse_qsl(urlsplit(settings.store).query)) if settings.store.startswith("dynamodb://") else {}
     endpoint = query.get("endpoint")

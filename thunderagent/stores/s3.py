@@ -13,27 +13,16 @@ from urllib.parse import quote
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from thunderagent.model.errors import (
-    AccessDenied,
-    ConfigurationError,
-    CredentialsExpired,
-    CredentialsMissing,
-    StoreError,
-    StoreUnavailable,
-    TextGone,
-)
+from thunderagent.model.errors import ConfigurationError, CredentialsMissing, StoreError, TextGone
 from thunderagent.model.forks import renewed
-from thunderagent.stores.dynamo.connection import build
+from thunderagent.stores.aws import build, code_of, is_denial, translate
 from thunderagent.stores.engine import KeptText
 
 PREFIX: Final = "thunderagent/"
 KEEP_S: Final = 365 * 86400.0
 """Age at which the lifecycle rule of the bucket may delete an object."""
-_EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "InvalidAccessKeyId")
-_DENIED: Final = ("AccessDenied", "403", "Forbidden", "AllAccessDisabled", "SignatureDoesNotMatch")
-_PASSING: Final = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503", "500")
 
 
 class S3Texts:
@@ -104,28 +93,15 @@ class S3Texts:
             return self._made
 
     def _fail(self, error: ClientError | BotoCoreError, action: str, ref: str) -> NoReturn:
-        if isinstance(error, (NoCredentialsError, PartialCredentialsError, NoRegionError)):
-            raise CredentialsMissing(
-                f"{ref} needs AWS credentials and a region ({error}): set AWS_PROFILE, or AWS_ACCESS_KEY_ID, "
-                "AWS_SECRET_ACCESS_KEY and AWS_DEFAULT_REGION"
-            ) from error
-        if not isinstance(error, ClientError):
-            raise StoreUnavailable(f"no answer to {action} for {ref}: {error}") from error
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        code = code_of(error)
         if code == "NoSuchBucket":
             raise ConfigurationError(
                 f"the bucket of {ref} does not exist: create it, or set THUNDERAGENT_BLOB_BUCKET to one that does"
             ) from error
-        if code in _EXPIRED:
-            raise CredentialsExpired(f"the AWS credentials for {ref} are expired or unknown ({error})") from error
         if code == "NoSuchKey":
             raise TextGone(f"{ref} is gone: it was deleted, by hand or by a lifecycle rule of the bucket") from error
-        if code in _DENIED:
-            gone = ", or there is no such object, as S3 says the same without s3:ListBucket" * (action == "GetObject")
-            raise AccessDenied(
-                f"not allowed: s3:{action} on {ref}{gone}; add the action to the policy ({error})"
-            ) from error
-        if code in _PASSING or status >= 500:
-            raise StoreUnavailable(f"{action} is not possible now for {ref} ({error})") from error
-        raise StoreError(f"{action} failed for {ref} ({error})") from error
+        gone = ", or there is no such object, as S3 says the same without s3:ListBucket" * (action == "GetObject")
+        problem = translate(error, action, f"{ref}{gone if is_denial(code) else ''}", permission=f"s3:{action}")
+        if isinstance(problem, ConfigurationError):  # of this moment, as the rest of the store has what it needs
+            raise CredentialsMissing(str(problem)) from error
+        raise problem from error

@@ -13,23 +13,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
-from thunderagent.model.errors import (
-    AccessDenied,
-    ConfigurationError,
-    CredentialsExpired,
-    CredentialsMissing,
-    StoreError,
-    StoreThrottled,
-    StoreUnavailable,
-    ThunderAgentError,
-)
+from thunderagent.model.errors import ThunderAgentError
+from thunderagent.stores.aws import LOCAL_REGION, build, is_loopback, new_session, translate
 from thunderagent.stores.dynamo.batches import chunks
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, THROTTLES, code_of
 from thunderagent.telemetry import metrics
 from thunderagent.telemetry.meter import Distribution, Meter, Reader, Reading, Series
 from thunderagent.telemetry.metrics import OTHER, Metric
@@ -104,7 +94,8 @@ class CloudWatch:
         try:
             self._client(hurry).put_metric_data(Namespace=self.namespace, MetricData=dated)
         except (ClientError, BotoCoreError) as error:
-            raise self._problem(error) from error
+            place = f"CloudWatch in region {self.region or '(of the environment)'}, namespace {self.namespace!r}"
+            raise translate(error, "PutMetricData", place, permission="cloudwatch:PutMetricData") from error
 
     def close(self) -> None:
         """Close the sockets."""
@@ -132,29 +123,6 @@ class CloudWatch:
                 retries={"mode": "standard", "total_max_attempts": 1 if hurry else 2},
             ),
         )
-
-    def _problem(self, error: ClientError | BotoCoreError) -> ThunderAgentError:
-        place = f"CloudWatch in region {self.region or '(of the environment)'}"
-        if isinstance(error, NoRegionError):
-            return ConfigurationError(f"no AWS region for {place}: set AWS_DEFAULT_REGION")
-        if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-            return CredentialsMissing(
-                f"no usable AWS credentials for {place} ({error}): give this machine an instance role that allows "
-                "cloudwatch:PutMetricData, or set AWS_PROFILE"
-            )
-        if not isinstance(error, ClientError):
-            return StoreUnavailable(f"no answer from {place}: {error}")
-        code = code_of(error)
-        if code in DENIED:
-            return AccessDenied(
-                f"not allowed: cloudwatch:PutMetricData in the namespace {self.namespace!r}; add the action to the "
-                f"agents' policy ({code}); see: thunderagent iam agent"
-            )
-        if code in EXPIRED or code == "InvalidClientTokenId":
-            return CredentialsExpired(f"the AWS credentials for {place} are expired or unknown ({error})")
-        if code in THROTTLES:
-            return StoreThrottled(f"{place} takes no more data now ({error})")
-        return StoreError(f"{place} did not take the metrics ({error})")
 
 
 def _head(metric: Metric, label: str) -> Datum:

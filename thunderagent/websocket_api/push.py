@@ -17,16 +17,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent.model.clock import since_boot
-from thunderagent.model.errors import AccessDenied, ConfigurationError, CredentialsMissing, PushFailed, StoreError
+from thunderagent.model.errors import AccessDenied, ConfigurationError, PushFailed, StoreError
 from thunderagent.model.forks import renewed
 from thunderagent.model.jsondata import dump_json
 from thunderagent.settings import push_problem
 from thunderagent.stores import open_engine
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.dynamo.errors import DENIED, code_of
+from thunderagent.stores.aws import LOCAL_REGION, build, code_of, is_loopback, new_session, translate
 from thunderagent.stores.engine import Engine
 from thunderagent.websocket_api.protocol import Kind, encode, frames
 from thunderagent.websocket_api.records import connections_id, forget_connection, holders_of, remove_connection
@@ -86,7 +85,7 @@ class ManagementApi:
             code = code_of(error)
             if code in _GONE or _status(error) == 410:
                 return False
-            raise self._problem(error, code) from error
+            raise self._problem(error) from error
         return True
 
     def close(self) -> None:
@@ -117,19 +116,11 @@ class ManagementApi:
             ),
         )
 
-    def _problem(self, error: ClientError | BotoCoreError, code: str) -> Exception:
-        if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-            return CredentialsMissing(
-                f"no usable AWS credentials to push through {self.endpoint} ({error}): set AWS_PROFILE, or give this "
-                "machine a role that allows execute-api:ManageConnections"
-            )
-        if isinstance(error, NoRegionError):
-            return ConfigurationError(f"no AWS region to push through {self.endpoint}: set AWS_DEFAULT_REGION")
-        if code in DENIED or "AccessDenied" in code or code in ("Forbidden", "ForbiddenException", "403"):
-            return AccessDenied(
-                f"not allowed: execute-api:ManageConnections on {self.endpoint}; add to the policy the resource "
-                f"arn:aws:execute-api:REGION:ACCOUNT:API/STAGE/POST/@connections/* ({error})"
-            )
+    def _problem(self, error: ClientError | BotoCoreError) -> Exception:
+        allow = "execute-api:ManageConnections (arn:aws:execute-api:REGION:ACCOUNT:API/STAGE/POST/@connections/*)"
+        problem = translate(error, "a push", self.endpoint, permission=allow)
+        if isinstance(problem, (AccessDenied, ConfigurationError)):
+            return problem
         return PushFailed(f"no push through {self.endpoint}: {error}")
 
 

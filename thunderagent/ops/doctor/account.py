@@ -14,7 +14,7 @@ from thunderagent.ops.doctor.checks import Doctor
 from thunderagent.ops.doctor.findings import Check, Finding
 from thunderagent.ops.doctor.services import Unanswered, ask
 from thunderagent.settings import Settings, load_settings
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.aws import LOCAL_REGION, build, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import Place
 
 GROUP: Final = "AWS::AutoScaling::AutoScalingGroup"

@@ -311,7 +311,7 @@ class Doctor:
     def _metrics(self) -> Iterator[Finding]:
         if namespace := self._settings.cloudwatch_namespace:
             from thunderagent.ops.doctor.services import look_at_metrics
-            from thunderagent.stores.dynamo.connection import is_loopback
+            from thunderagent.stores.aws import is_loopback
             from thunderagent.stores.dynamo.errors import Place
 
             engine = self._dynamo()

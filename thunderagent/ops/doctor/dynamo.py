@@ -10,8 +10,8 @@ from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
 from thunderagent.model.task import Row, Status
 from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.stores.aws import is_loopback
 from thunderagent.stores.dynamo import expressions
-from thunderagent.stores.dynamo.connection import is_loopback
 from thunderagent.stores.dynamo.differences import (
     EXPIRY,
     Difference,

@@ -16,8 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, InvalidRegionError
 
 from thunderagent.ops.doctor.findings import Finding, State
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
-from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, Place, code_of
+from thunderagent.stores.aws import LOCAL_REGION, build, code_of, is_denial, is_expiry, is_loopback, new_session
+from thunderagent.stores.dynamo.errors import Place
 
 SOON_S: Final = 600.0
 """Credentials that end sooner, and that nobody renews, are worth a warning."""
@@ -117,7 +117,7 @@ def identify(place: Place, clients: Clients, session: Callable[[], Any] | None =
         who = clients("sts").get_caller_identity()
     except ClientError as error:
         code = code_of(error)
-        if code in EXPIRED or code in DENIED or code == "InvalidClientTokenId":
+        if is_expiry(code) or is_denial(code):
             what = f"the credentials from {source} are expired or unknown ({error})"
             yield Finding("credentials", State.WRONG, what, f"{SIGN_IN}; and check the clock of this host")
         else:
@@ -275,8 +275,3 @@ def look_at_metrics(namespace: str, clients: Clients) -> Iterator[Finding]:
 
 
 _NOTHING: Final = {"SampleCount": 1.0, "Sum": 1.0, "Minimum": 1.0, "Maximum": 1.0}
-
-
-def is_denial(code: str) -> bool:
-    """Whether the code of an error says that a permission is missing."""
-    return code in DENIED or "AccessDenied" in code or code in ("403", "Forbidden", "AllAccessDisabled")

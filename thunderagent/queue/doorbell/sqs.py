@@ -27,7 +27,7 @@ from thunderagent.model.errors import ConfigurationError, DoorbellError
 from thunderagent.model.forks import renewed
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb, pack, parse
 from thunderagent.queue.doorbell.port import Accepts
-from thunderagent.stores.dynamo.connection import LOCAL_REGION, build, is_loopback, new_session
+from thunderagent.stores.aws import LOCAL_REGION, build, is_loopback, new_session
 
 EAGER_POLL_S: Final = 0.005
 """Between two looks into the queue of a local engine, while rings come."""

@@ -6,58 +6,31 @@ botocore differ between versions and one default call may take ten minutes.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Final, Literal
 
-import boto3
-import botocore.session
 from botocore import xform_name
-from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from thunderagent.model.clock import DateClock, since_boot
 from thunderagent.model.errors import ConfigurationError, CredentialsExpired
-from thunderagent.model.forks import renewed
 from thunderagent.stores import purposes
+from thunderagent.stores.aws import BUILDING, LOCAL_REGION, build, code_of, is_loopback, new_session
 from thunderagent.stores.dynamo.consumed import Consumed, throttle_reasons
-from thunderagent.stores.dynamo.errors import Place, Refused, code_of, translate
+from thunderagent.stores.dynamo.errors import Place, Refused, translate
 
 Purpose = Literal["work", "lease"]
-T = TypeVar("T")
-
-LOCAL_REGION: Final = "us-east-1"
 RENEW_PAUSE_S: Final = 5.0
 """Shortest time between two sessions made because the credentials were over."""
 
 _METERED: Final = frozenset(
     {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchExecuteStatement"}
 )
-
-_building: Final = renewed(threading.Lock())
-"""Sessions and clients are made one at a time: botocore's loaders are not safe in threads."""
-
-_descriptions: Any = None
-
-
-_clients: Final[set[weakref.ref[Any]]] = set()
-
-
-def _close_idle() -> None:
-    """Close the sockets that no request uses: no child inherits them, and the client goes on with others."""
-    for found in list(_clients):
-        if (client := found()) is not None:
-            client.close()
-
-
-os.register_at_fork(before=_close_idle, after_in_child=_clients.clear)
 
 
 def client_config(purpose: Purpose, connections: int) -> Config:
@@ -100,7 +73,7 @@ class Connection:
         """Asked before each attempt of a write leaves, with the id of its row; it may raise."""
         self._sent = threading.local()
         self._renewed_at = -RENEW_PAUSE_S
-        with _building:
+        with BUILDING:
             self._client, self._pid = self._build(), os.getpid()
         self.place = replace(place, region=self._client.meta.region_name)
 
@@ -108,7 +81,7 @@ class Connection:
     def client(self) -> Any:
         """The client of this process."""
         if self._client is None or self._pid != os.getpid():
-            with _building:
+            with BUILDING:
                 if self._client is None or self._pid != os.getpid():
                     self._client, self._pid = self._build(), os.getpid()
         return self._client
@@ -120,7 +93,7 @@ class Connection:
 
         Raises:
             Refused: the condition of a write did not hold.
-            StoreError: as `failures.translate` says.
+            StoreError: as `errors.translate` says.
             CredentialsMissing: there are no credentials.
         """
         if self.consumed.enabled and action in _METERED:
@@ -155,7 +128,7 @@ class Connection:
 
     def _renew(self, expired: Any) -> bool:
         """Replace a client whose credentials are over, one thread for all. False: that was done just now."""
-        with _building:
+        with BUILDING:
             if self._client is not expired:
                 return True
             if since_boot() - self._renewed_at < RENEW_PAUSE_S:
@@ -170,14 +143,9 @@ class Connection:
             local = is_loopback(place.endpoint)
             session = new_session(local=local)
             region = place.region or session.region_name or (LOCAL_REGION if local else None)
-            client: Any = _noted(
-                session.client(
-                    "dynamodb",
-                    region_name=region,
-                    endpoint_url=place.endpoint,
-                    config=client_config(self.purpose, self.connections),
-                )
-            )
+            config = client_config(self.purpose, self.connections)
+            make = partial(session.client, "dynamodb")
+            client: Any = build(lambda: make(region_name=region, endpoint_url=place.endpoint, config=config))
         except BotoCoreError as error:
             raise translate(error, "the first connection", place) from error
         except ValueError as error:
@@ -206,46 +174,3 @@ class Connection:
         if response_dict is not None:
             date = response_dict["headers"].get("date")
             self.clock.observe(date, sent=self._sent.at, received=self.clock.monotonic())
-
-
-def is_loopback(endpoint: str | None) -> bool:
-    """True for an endpoint on this machine: a local engine, which checks no credentials."""
-    host = urlsplit(endpoint or "").hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def build(make: Callable[[], T]) -> T:
-    """Make a session or a client while no other thread makes one."""
-    with _building:
-        return _noted(make())
-
-
-def _noted(made: T) -> T:
-    """What was made; a client lets go of its idle sockets before each fork."""
-    if isinstance(made, BaseClient):
-        _clients.add(weakref.ref(made, _clients.discard))
-    return made
-
-
-def new_session(*, local: bool) -> boto3.Session:
-    """A session of its own, with the credentials of the environment or the profile.
-
-    A local engine checks none, so `local` asks neither the network for them nor the caller: without any, dummies do.
-    The descriptions of the services are read once a process, which makes every client but the first cheap.
-    """
-    global _descriptions
-    core = botocore.session.Session()
-    if _descriptions is None:
-        _descriptions = core.get_component("data_loader")
-    core.register_component("data_loader", _descriptions)
-    session = boto3.Session(botocore_session=core)
-    if local:
-        resolver = core.get_component("credential_provider")
-        for asks_the_network in ("container-role", "iam-role"):
-            resolver.remove(asks_the_network)
-        if session.get_credentials() is None:
-            core.set_credentials("local", "local")
-    return session

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from thunderagent.model.forks import renewed
-from thunderagent.stores.dynamo.errors import THROTTLES, is_duplicate
+from thunderagent.stores.aws import THROTTLES
+from thunderagent.stores.dynamo.errors import is_duplicate
 from thunderagent.stores.purposes import RequestPurpose
 
 _READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})

@@ -1,4 +1,4 @@
-"""Translates what botocore raises into errors of ours, each with the place and the remedy in its message."""
+"""DynamoDB's own errors: a refused write, a missing table or index, a request that it does not take."""
 
 from __future__ import annotations
 
@@ -7,86 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from botocore import exceptions as aws
+from botocore import exceptions as botocore_errors
 
-from thunderagent.model.errors import (
-    AccessDenied,
-    ConfigurationError,
-    CredentialsExpired,
-    CredentialsMissing,
-    StoreError,
-    StoreRejected,
-    StoreThrottled,
-    StoreUnavailable,
-    TableMissing,
-    ThunderAgentError,
-)
+from thunderagent.model.errors import StoreError, StoreRejected, TableMissing, ThunderAgentError
+from thunderagent.stores import aws
 from thunderagent.stores.dynamo.expressions import INDEX
 
-THROTTLES: Final = frozenset(
-    {
-        "ProvisionedThroughputExceededException",
-        "ProvisionedThroughputExceeded",
-        "ThrottlingException",
-        "Throttling",
-        "ThrottlingError",
-        "ThrottledException",
-        "RequestLimitExceeded",
-        "TooManyRequestsException",
-    }
-)
-EXPIRED: Final = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "UnrecognizedClient",
-        "UnrecognizedClientException",
-        "RequestExpired",
-    }
-)
-DENIED: Final = frozenset(
-    {
-        "AccessDenied",
-        "AccessDeniedException",
-        "UnauthorizedOperation",
-        "NotAuthorized",
-        "InvalidSignatureException",
-        "SignatureDoesNotMatch",
-        "MissingAuthenticationToken",
-        "MissingAuthenticationTokenException",
-        "IncompleteSignature",
-        "OptInRequired",
-    }
-)
 _MISSING: Final = ("ValidationException", "ResourceNotFoundException")
 _DUPLICATE: Final = ("DuplicateItem", "DuplicateItemException")
 _PERMISSIONS: Final = {"BatchExecuteStatement": "PartiQLInsert"}
 """What a policy calls an action of another name."""
-PASSING: Final = frozenset(
-    {
-        "TransactionConflict",
-        "TransactionConflictException",
-        "TransactionInProgressException",
-        "ReplicatedWriteConflictException",
-        "ResourceInUseException",
-        "LimitExceededException",
-        "ContinuousBackupsUnavailableException",
-        "InternalServerError",
-        "InternalFailure",
-        "ServiceUnavailable",
-        "ServiceUnavailableException",
-        "RequestTimeout",
-        "RequestTimeoutException",
-    }
-)
-
-
-_SIGN_INS: Final = (
-    aws.CredentialRetrievalError,
-    aws.TokenRetrievalError,
-    aws.SSOError,
-    getattr(aws, "LoginError", aws.SSOError),  # newer than the oldest botocore that we support
-)
 
 
 class Refused(Exception):
@@ -123,36 +53,15 @@ def _without_secrets(endpoint: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def code_of(error: BaseException) -> str:
-    """The error code of a reply, or an empty string."""
-    response = getattr(error, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
-
-
 def translate(error: Exception, action: str, place: Place) -> ThunderAgentError:
     """The error of ours for what botocore raised while it did `action` (such as `UpdateItem`) at a place."""
-    if isinstance(error, aws.ClientError):
-        return _of_reply(error, action, place)
-    text = f"{place}: {error}"
-    if isinstance(error, (aws.NoCredentialsError, aws.PartialCredentialsError)):
-        return CredentialsMissing(
-            f"no usable AWS credentials for {place} ({error}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "or AWS_PROFILE, or give this machine an instance role that allows DynamoDB"
-        )
-    if isinstance(error, aws.NoRegionError):
-        return ConfigurationError(
-            f"no AWS region for {place}: add it to the URL (dynamodb://{place.table}?region=eu-central-1) "
-            "or set AWS_DEFAULT_REGION"
-        )
-    if isinstance(error, (aws.ProfileNotFound, aws.InvalidRegionError, aws.ConfigParseError)):
-        return ConfigurationError(f"the AWS configuration for {text}")
-    if isinstance(error, _SIGN_INS):
-        return CredentialsExpired(f"no fresh credentials for {text}; sign in again, for example with: aws sso login")
-    if isinstance(error, (aws.ParamValidationError, aws.UnknownEndpointError)):
-        return StoreRejected(f"{action} is not a request for {text}")
-    if isinstance(error, (aws.HTTPClientError, aws.BotoCoreError)):
-        return StoreUnavailable(f"no answer to {action} from {text}")
-    return StoreError(f"{action} failed for {text}")
+    return _of_reply(error, action, place) or aws.translate(
+        error,
+        action,
+        place,
+        permission=f"dynamodb:{_PERMISSIONS.get(action, action)}",
+        region=f"add it to the URL (dynamodb://{place.table}?region=eu-central-1) or set AWS_DEFAULT_REGION",
+    )
 
 
 def is_duplicate(member: Mapping[str, Any]) -> bool:
@@ -167,56 +76,29 @@ def of_member(member: Mapping[str, Any], place: Place) -> Refused | StoreError |
         return None
     if is_duplicate(member):
         return Refused(None)
-    return _of_reply(aws.ClientError({"Error": detail}, "BatchExecuteStatement"), "BatchExecuteStatement", place)
+    action = "BatchExecuteStatement"
+    error = translate(botocore_errors.ClientError({"Error": detail}, action), action, place)
+    assert isinstance(error, StoreError)
+    return error
 
 
-def _of_reply(error: Any, action: str, place: Place) -> StoreError:
-    detail = error.response.get("Error", {})
-    code, message = detail.get("Code", ""), detail.get("Message", "") or str(error)
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    if code in _MISSING and _is_of_index(message):
+def _of_reply(error: Exception, action: str, place: Place) -> StoreError | None:
+    """The error for a reply that only DynamoDB gives; None for all others."""
+    if not isinstance(error, botocore_errors.ClientError):
+        return None
+    code, message = aws.code_of(error), error.response.get("Error", {}).get("Message", "") or str(error)
+    if code in _MISSING and "specified index" in message.lower():
         return TableMissing(
             f"{place} has no index {INDEX!r}; see what is missing with: thunderagent table check ({message})"
         )
     if code in ("ResourceNotFound", "ResourceNotFoundException", "TableNotFoundException"):
         return TableMissing(f"{place} does not exist; create it with: thunderagent table create")
-    if code in EXPIRED:
-        return CredentialsExpired(
-            f"the AWS credentials for {place} are expired or unknown ({code}: {message}); renew them, "
-            "and check the clock of this machine"
-        )
-    if code in DENIED:
-        return AccessDenied(
-            f"not allowed: dynamodb:{_PERMISSIONS.get(action, action)} on {place}; add the action to the policy "
-            f"({code}: {message})"
-        )
-    if code in THROTTLES:
-        return StoreThrottled(f"{action} was throttled by {place}: {message}{_reasons(error.response)}")
-    if code in PASSING or status >= 500:
-        return StoreUnavailable(f"{place} cannot do {action} now ({code}: {message})")
     if code in ("ValidationError", "ValidationException"):
-        return _of_validation(message, action, place)
+        if "item size" in message.lower():
+            return StoreRejected(
+                f"the row is too large for {place} ({message}): keep the data elsewhere, store a reference to it"
+            )
+        return StoreRejected(f"{action} was not accepted by {place} ({message})")
     if code == "UnknownOperationException":
         return StoreRejected(f"{place} does not know {action} ({message})")
-    return StoreError(f"{action} failed for {place} ({code}: {message})")
-
-
-def _of_validation(message: str, action: str, place: Place) -> StoreError:
-    if "item size" in message.lower():
-        return StoreRejected(
-            f"the row is too large for {place} ({message}): keep the data elsewhere, store a reference to it"
-        )
-    return StoreRejected(f"{action} was not accepted by {place} ({message})")
-
-
-def _is_of_index(message: str) -> bool:
-    return "specified index" in message.lower()
-
-
-def _reasons(response: dict[str, Any]) -> str:
-    """Why DynamoDB throttles, if it says so: a hot index partition wants more shards, an account more quota."""
-    told = [
-        " ".join(filter(None, (reason.get("reason"), reason.get("resource"))))
-        for reason in response.get("ThrottlingReasons", ())
-    ]
-    return f" [{'; '.join(told)}]" if told else ""
+    return None

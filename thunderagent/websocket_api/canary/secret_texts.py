@@ -5,20 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from thunderagent.model.errors import (
-    AccessDenied,
-    ConfigurationError,
-    CredentialsExpired,
-    CredentialsMissing,
-    StoreError,
-    StoreThrottled,
-    StoreUnavailable,
-    ThunderAgentError,
-)
-from thunderagent.stores.dynamo.connection import build, is_loopback, new_session
-from thunderagent.stores.dynamo.errors import DENIED, EXPIRED, THROTTLES, code_of
+from thunderagent.model.errors import ConfigurationError
+from thunderagent.stores.aws import build, code_of, is_loopback, new_session, translate
 
 _HASTY: Final = Config(connect_timeout=1, read_timeout=2, retries={"mode": "standard", "total_max_attempts": 2})
 
@@ -42,7 +32,11 @@ def secret_text(name: str, *, region: str | None = None, endpoint: str | None = 
     try:
         found = build(lambda: _client(where, endpoint)).get_secret_value(SecretId=name)
     except (ClientError, BotoCoreError) as error:
-        raise _problem(error, name) from error
+        if code_of(error) == "ResourceNotFoundException":
+            raise ConfigurationError(f"there is no secret {name} in this region") from error
+        place, remedy = f"the secret {name}", "write secret:NAME?region=eu-central-1"
+        permission = "secretsmanager:GetSecretValue"
+        raise translate(error, "GetSecretValue", place, permission=permission, region=remedy) from error
     text = found.get("SecretString")
     if not isinstance(text, str) or not text.strip():
         raise ConfigurationError(f"the secret {name} has no text: put one with aws secretsmanager put-secret-value")
@@ -53,22 +47,3 @@ def _client(region: str | None, endpoint: str | None) -> Any:
     session = new_session(local=is_loopback(endpoint))
     where = region or session.region_name
     return session.client("secretsmanager", region_name=where, endpoint_url=endpoint, config=_HASTY)
-
-
-def _problem(error: ClientError | BotoCoreError, name: str) -> ThunderAgentError:
-    if isinstance(error, NoRegionError):
-        return ConfigurationError(f"no AWS region for the secret {name}: write secret:NAME?region=eu-central-1")
-    if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-        return CredentialsMissing(f"no usable AWS credentials for the secret {name} ({error}): give an instance role")
-    if not isinstance(error, ClientError):
-        return StoreUnavailable(f"no answer from Secrets Manager for the secret {name}: {error}")
-    code = code_of(error)
-    if code == "ResourceNotFoundException":
-        return ConfigurationError(f"there is no secret {name} in this region")
-    if code in DENIED:
-        return AccessDenied(f"not allowed: secretsmanager:GetSecretValue of the secret {name} ({code})")
-    if code in EXPIRED or code == "InvalidClientTokenId":
-        return CredentialsExpired(f"the AWS credentials for the secret {name} are expired or unknown ({code})")
-    if code in THROTTLES:
-        return StoreThrottled(f"Secrets Manager has too many requests for the secret {name} ({code})")
-    return StoreError(f"Secrets Manager did not give the secret {name} ({code})")
