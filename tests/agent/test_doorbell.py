@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.engine import LONG_S, Recorder, a_job, claimed, put, running, settings
 from tests.support.stands import eventually
-from thunderagent.agent.doorbell import HEARD, HELD, STALE_S, Listener, Rung
+from thunderagent.agent.doorbell import MOST_HELD, MOST_RECEIVED, STALE_S, DoorbellInbox, DoorbellListener
 from thunderagent.agent.heartbeat import BEAT_AGAIN_S, Heartbeat
 from thunderagent.agent.poller import QueuePoller, SlotPool
 from thunderagent.client import Client
@@ -62,7 +62,7 @@ class Setting:
             ("default", STREAM): self.poller("default", STREAM, {"test.stream"}),
             ("other", BATCH): self.poller("other", BATCH, {"test.other"}),
         }
-        self.rung = Rung(self.pollers, self.jobs, store=self.store, rng=random.Random(1))
+        self.inbox = DoorbellInbox(self.pollers, self.jobs, store=self.store)
         for poller in self.pollers.values():
             poller.postpone(3600)
 
@@ -88,12 +88,12 @@ class Setting:
     def ring(self, *rings: DoorbellMessage) -> list[str]:
         """Hear rings, and the ids that are to be claimed in the round after."""
         for ring in rings:
-            self.rung.hear(ring)
+            self.inbox.receive(ring)
         return self.round()
 
     def round(self, *chosen: str) -> list[str]:
-        self.rung.arrive()
-        return [one.candidate.task_id for one in self.rung.claims(lambda one: 300.0, chosen)]
+        self.inbox.process()
+        return [one.candidate.task_id for one in self.inbox.claims(lambda one: 300.0, chosen)]
 
     def woken(self) -> list[str]:
         return [f"{queue} {kind}" for (queue, kind), one in self.pollers.items() if one.due <= self.clock.monotonic()]
@@ -114,29 +114,29 @@ def at() -> Setting:
 
 def test_a_task_that_is_due_is_claimed_by_id_without_a_look_into_the_index(at: Setting) -> None:
     ring = DoorbellMessage.task(put(at.store))
-    at.rung.hear(ring)
-    at.rung.arrive()
-    [wanted] = at.rung.claims(lambda one: 60.0, ())
+    at.inbox.receive(ring)
+    at.inbox.process()
+    [wanted] = at.inbox.claims(lambda one: 60.0, ())
     [lease] = at.store.claim([wanted], owner="me")
     assert (lease.task_id, lease.lease_s, at.store.looks) == ("a", 60.0, 0)
 
 
 def test_a_task_that_is_not_due_is_held_until_it_is(at: Setting) -> None:
     assert at.ring(at.due(in_s=20.0)) == []
-    assert at.rung.idle_s() == pytest.approx(20.0)
+    assert at.inbox.idle_s() == pytest.approx(20.0)
     at.clock.advance(19.9)
     assert at.round() == []
     at.clock.advance(0.2)
-    assert at.rung.idle_s() == 0.0
+    assert at.inbox.idle_s() == 0.0
     assert at.round() == ["a"]
-    assert at.rung.idle_s() == math.inf
+    assert at.inbox.idle_s() == math.inf
 
 
 def test_a_forged_early_due_time_starts_nothing_early(at: Setting) -> None:
     task = put(at.store, created_at=at.clock.now() + 3600)
-    at.rung.hear(at.due(task.task_id, -1.0))
-    at.rung.arrive()
-    wanted = at.rung.claims(lambda one: 300.0, ())
+    at.inbox.receive(at.due(task.task_id, -1.0))
+    at.inbox.process()
+    wanted = at.inbox.claims(lambda one: 300.0, ())
     assert len(wanted) == 1, "it cannot be known"
     assert at.store.claim(wanted, owner="me") == []
     assert at.store.get(["a"])["a"].status is Status.PENDING
@@ -151,9 +151,9 @@ def test_a_forged_job_or_status_wins_nothing(at: Setting) -> None:
         DoorbellMessage.task(Candidate("nobody", "PENDING", task.created_at, "test.job")),
     ]
     for ring in forged:
-        at.rung.hear(ring)
-    at.rung.arrive()
-    wanted = at.rung.claims(lambda one: 300.0, ())
+        at.inbox.receive(ring)
+    at.inbox.process()
+    wanted = at.inbox.claims(lambda one: 300.0, ())
     assert len(wanted) == 3
     assert at.store.claim(wanted, owner="me") == []
 
@@ -163,7 +163,7 @@ def test_doubled_rings_of_a_task_are_one_claim(at: Setting) -> None:
 
 
 def test_what_a_poll_has_found_in_the_same_round_is_not_claimed_twice(at: Setting) -> None:
-    at.rung.hear(at.due())
+    at.inbox.receive(at.due())
     assert at.round("a") == []
 
 
@@ -192,9 +192,9 @@ def test_a_ring_of_yesterday_is_a_look(at: Setting) -> None:
 
 
 def test_a_full_agent_leaves_the_task_to_its_poller(at: Setting) -> None:
-    at.rung.hear(at.due())
-    at.rung.arrive()
-    assert at.rung.claims(lambda one: None, ()) == []
+    at.inbox.receive(at.due())
+    at.inbox.process()
+    assert at.inbox.claims(lambda one: None, ()) == []
     assert at.batch.due <= at.clock.monotonic() + 1.0, "there may be room after all"
     for _ in range(SLOTS):
         at.batch.began()
@@ -213,7 +213,7 @@ def test_rings_fill_the_last_slot_and_then_the_pollers_turn_comes(at: Setting) -
 
 
 def test_of_a_ring_that_all_hear_each_leaves_the_others_their_share(at: Setting) -> None:
-    at.rung.is_shared = True
+    at.inbox.is_shared = True
     claims = []
     for rank in range(3):
         at.batch.share = (rank, 3)
@@ -226,47 +226,47 @@ def test_of_a_ring_that_all_hear_each_leaves_the_others_their_share(at: Setting)
 
 
 def test_many_rings_for_others_are_one_look(at: Setting) -> None:
-    at.rung.is_shared, at.batch.share = True, (0, 1000)
+    at.inbox.is_shared, at.batch.share = True, (0, 1000)
     at.ring(*[at.due(f"t{number}") for number in range(500)])
-    assert len(at.rung._held) == 1
+    assert len(at.inbox._held) == 1
 
 
 def test_a_flood_costs_a_bounded_room_and_the_pollers_look(at: Setting) -> None:
-    for number in range(HEARD + 100):
-        at.rung.hear(at.due(f"t{number}"))
-    assert len(at.rung._heard) == HEARD
+    for number in range(MOST_RECEIVED + 100):
+        at.inbox.receive(at.due(f"t{number}"))
+    assert len(at.inbox._received) == MOST_RECEIVED
     assert len(at.round()) == 100
     assert at.woken() == ["default batch", "default stream", "other batch"]
-    for number in range(HELD + 100):
+    for number in range(MOST_HELD + 100):
         at.ring(at.due(f"t{number}", in_s=1000.0 - number / 100))
-    assert len(at.rung._held) == HELD
-    assert max(at.rung._held)[0] < at.clock.now() + 999.1, "those due last go first"
+    assert len(at.inbox._held) == MOST_HELD
+    assert max(at.inbox._held)[0] < at.clock.now() + 999.1, "those due last go first"
 
 
 def test_a_store_that_does_not_answer_is_not_hurried(at: Setting) -> None:
-    at.rung.is_deaf = True
+    at.inbox.is_muted = True
     assert at.ring(at.due(), DoorbellMessage.look("default")) == []
     assert at.woken() == []
-    at.rung.is_deaf = False
+    at.inbox.is_muted = False
     assert at.round() == []
 
 
 def test_a_full_agent_wants_no_rings_unless_it_serves_the_queue_alone(at: Setting) -> None:
-    assert at.rung.has_room(at.due())
+    assert at.inbox.has_room(at.due())
     for _ in range(SLOTS):
         at.batch.began()
-    assert at.rung.has_room(at.due())
+    assert at.inbox.has_room(at.due())
     at.batch.share = (0, 2)
-    assert not at.rung.has_room(at.due())
-    assert at.rung.has_room(DoorbellMessage.look("default")), "for a stream there is room"
-    assert not at.rung.has_room(at.due(job="test.unknown"))
+    assert not at.inbox.has_room(at.due())
+    assert at.inbox.has_room(DoorbellMessage.look("default")), "for a stream there is room"
+    assert not at.inbox.has_room(at.due(job="test.unknown"))
 
 
 def test_an_agent_wants_no_more_rings_at_once_than_it_has_room_for(at: Setting) -> None:
     at.batch.share = (0, 2)
-    assert [at.rung.has_room(at.due(f"t{number}")) for number in range(5)] == [True] * SLOTS + [False] * 2
+    assert [at.inbox.has_room(at.due(f"t{number}")) for number in range(5)] == [True] * SLOTS + [False] * 2
     at.round()
-    assert at.rung.has_room(at.due())
+    assert at.inbox.has_room(at.due())
 
 
 # Polls that are stretched
@@ -398,14 +398,14 @@ class Bell:
     is_healthy = True
 
     def __init__(self) -> None:
-        self.rung: list[DoorbellMessage] = []
+        self.sent: list[DoorbellMessage] = []
         self.problem: BaseException | None = None
         self.listens = threading.Semaphore(0)
         self.goes_on = threading.Event()
         self.closed = threading.Event()
 
     def ring(self, rings: Sequence[DoorbellMessage]) -> None:
-        self.rung += rings
+        self.sent += rings
 
     def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         self.listens.release()
@@ -431,13 +431,12 @@ class Ears:
         self.bell = bell
         self.heart = Heartbeat(self.at.store, self.at.bus, tick_s=1.0)
         self.woken = threading.Event()
-        self.listener = Listener(
+        self.listener = DoorbellListener(
             bell,
-            self.at.rung,
+            self.at.inbox,
             self.heart,
             self.at.bus,
             owner="me",
-            pollers=self.at.pollers,
             stretch_s=stretch_s,
             wake=self.woken.set,
         )
@@ -521,7 +520,7 @@ def test_a_thread_that_died_is_told_and_started_again(ears: Ears) -> None:
     assert not first.is_alive()
     ears.bell.problem = None
     assert not ears.listener.is_healthy
-    assert ears.listener.is_heard is False
+    assert ears.listener.is_reachable is False
     ears.listener.look_after()
     [died] = ears.record.wait(events.ThreadDied)
     assert (died.thread, died.restarted) == ("doorbell", True)
@@ -529,12 +528,12 @@ def test_a_thread_that_died_is_told_and_started_again(ears: Ears) -> None:
 
 
 def test_a_doorbell_that_was_not_tried_yet_neither_works_nor_fails(ears: Ears) -> None:
-    assert ears.listener.is_heard is None
+    assert ears.listener.is_reachable is None
     ears.bell.problem = DoorbellError("denied")
     ears.listener.start()
-    eventually(lambda: ears.listener.is_heard is False)
+    eventually(lambda: ears.listener.is_reachable is False)
     ears.bell.problem = None
-    eventually(lambda: ears.listener.is_heard is True)
+    eventually(lambda: ears.listener.is_reachable is True)
 
 
 def test_a_doorbell_of_one_machine_leaves_the_pace_of_polls_as_it_is() -> None:
@@ -581,7 +580,7 @@ def test_tasks_that_are_given_back_are_told_to_the_others(ears: Ears) -> None:
     for queue in ("default", "other", "default"):
         ears.at.bus.emit(events.TaskReleased(**{**ABOUT, "queue": queue}))
     ears.listener.close()
-    assert ears.bell.rung == [DoorbellMessage.look("default"), DoorbellMessage.look("other")]
+    assert ears.bell.sent == [DoorbellMessage.look("default"), DoorbellMessage.look("other")]
     assert ears.bell.closed.is_set()
 
 
@@ -589,17 +588,17 @@ def test_a_child_for_which_there_is_no_room_here_is_told_to_the_others_once_a_se
     ears.listener.start()
     child = events.ChildUnparked(task_id="b", parent_id="a", queue="other")
     ears.at.bus.emit(child)
-    assert ears.bell.rung == [], "here is room"
+    assert ears.bell.sent == [], "here is room"
     poller = ears.at.pollers["other", BATCH]
     poller.share = (0, 2)
     for _ in range(SLOTS):
         poller.began()
     for _ in range(5):
         ears.at.bus.emit(child)
-    assert ears.bell.rung == [DoorbellMessage.look("other")]
+    assert ears.bell.sent == [DoorbellMessage.look("other")]
     ears.at.clock.advance(1.1)
     ears.at.bus.emit(events.ChildUnparked(task_id="b", parent_id="a", queue="nobody serves it here"))
-    assert len(ears.bell.rung) == 2
+    assert len(ears.bell.sent) == 2
 
 
 # Who rings
@@ -616,7 +615,7 @@ class Told:
         self.client = Client(self.store, settings(), doorbell=self.bell)
 
     def take(self) -> list[DoorbellMessage]:
-        rung, self.bell.rung = self.bell.rung, []
+        rung, self.bell.sent = self.bell.sent, []
         return rung
 
     def run(self, task: Task, owner: str = "agent-1") -> None:

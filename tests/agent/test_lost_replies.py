@@ -350,7 +350,7 @@ def test_nothing_wakes_an_outcome_before_its_next_attempt(work: Work) -> None:
             assert _when(lambda: told and told[0])
             number, until = 0, told[0][0] + 3.0
             while time.monotonic() < until:
-                stage.agent._in_flight.selector.rung.hear(DoorbellMessage.look("default"))
+                stage.agent._in_flight.selector.inbox.receive(DoorbellMessage.look("default"))
                 stage.agent.wake()
                 number += 1
                 time.sleep(0.002)

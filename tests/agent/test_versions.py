@@ -398,12 +398,12 @@ def test_a_ring_of_newer_code_wins_nothing() -> None:
     """What a doorbell tells of a version that an agent does not have is not even tried."""
     with serving(old_job()) as stage:
         task = stage.client.enqueue(new_job(), NEW, delay_s=0.0)
-        assert not stage.agent._in_flight.selector.rung.has_room(DoorbellMessage.task(task))
-        stage.agent._in_flight.selector.rung.hear(DoorbellMessage.task(task))
+        assert not stage.agent._in_flight.selector.inbox.has_room(DoorbellMessage.task(task))
+        stage.agent._in_flight.selector.inbox.receive(DoorbellMessage.task(task))
         stage.agent.wake()
         stage.record.wait(events.UnknownJobsSeen)
         assert untouched(stage.client.get(task))
-        stage.agent._in_flight.selector.rung.hear(DoorbellMessage.task(replace(task, version=1)))  # forged
+        stage.agent._in_flight.selector.inbox.receive(DoorbellMessage.task(replace(task, version=1)))  # forged
         stage.agent.wake()
         stage.record.wait(events.Polled, len(stage.record.of(events.Polled)) + 3)
         assert untouched(stage.client.get(task))
@@ -411,15 +411,15 @@ def test_a_ring_of_newer_code_wins_nothing() -> None:
 
 def test_a_ring_of_any_version_that_an_agent_takes_is_followed() -> None:
     with serving(new_job(), slots=5) as stage:
-        rung = stage.agent._in_flight.selector.rung
+        inbox = stage.agent._in_flight.selector.inbox
         stage.record.wait(events.Polled)
         cases: list[tuple[Job[Any], Any]] = [(old_job(), OLD), (new_job(), NEW)]
         for one, payload in cases:
             task = Client(stage.store, stage.settings).enqueue(one, payload)  # nobody is woken by it
-            assert rung.has_room(DoorbellMessage.task(task))
-            rung.hear(DoorbellMessage.task(task))
+            assert inbox.has_room(DoorbellMessage.task(task))
+            inbox.receive(DoorbellMessage.task(task))
             stage.end_of(task)
-        assert not rung.has_room(DoorbellMessage.task(replace(task, version=3)))
+        assert not inbox.has_room(DoorbellMessage.task(replace(task, version=3)))
 
 
 def test_a_retry_by_hand_keeps_the_version() -> None:

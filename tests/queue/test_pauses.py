@@ -241,7 +241,7 @@ def test_a_slot_of_a_limit_that_becomes_free_starts_nothing_that_is_paused(at: S
 def test_a_ring_starts_nothing_that_is_paused(at: Steps, way: int) -> None:
     at.client.pauses.pause(**at.names[way])
     task = put(at.store, "a")
-    at.agent._in_flight.selector.rung.hear(DoorbellMessage.task(task))
+    at.agent._in_flight.selector.inbox.receive(DoorbellMessage.task(task))
     assert at.rounds(30) == set()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.doorbell import Rung
+from thunderagent.agent.doorbell import DoorbellInbox
 from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.agent.stream_balance import is_paused
@@ -56,7 +56,7 @@ class CandidateSelector:
         self._monotonic = store.monotonic
         self._rng = rng
         self._served: set[tuple[str, str]] | None = None
-        self.rung = Rung(pollers, jobs, store=store, rng=rng)
+        self.inbox = DoorbellInbox(pollers, jobs, store=store)
         """What was heard of tasks that could be claimed."""
 
     def choose(self, here: Container[str]) -> Selection:
@@ -69,7 +69,7 @@ class CandidateSelector:
             StoreError: the store did not answer.
         """
         chosen, promised = Selection(), Counter[SlotPool]()
-        self.rung.arrive()
+        self.inbox.process()
         chosen.beside = self._in_line(here, promised)
         in_line = {one.candidate.task_id for one in chosen.beside}
         now = self._monotonic()
@@ -86,13 +86,13 @@ class CandidateSelector:
             chosen.looked[served] = look[: max(0, poller.free - promised[poller.pool])]
             promised[poller.pool] += len(chosen.looked[served])
         ids = {one.candidate.task_id for one in chosen.all}
-        chosen.beside += self.rung.claims(lambda one: self._room(one, here, promised), ids)
+        chosen.beside += self.inbox.claims(lambda one: self._room(one, here, promised), ids)
         return chosen
 
     def idle_s(self) -> float:
         """Seconds until there is something to look for; not over 0 for at once."""
         due = min((poller.due for poller in self._pollers.values()), default=math.inf)
-        return min(min(due, self._admission.due) - self._monotonic(), self.rung.idle_s())
+        return min(min(due, self._admission.due) - self._monotonic(), self.inbox.idle_s())
 
     def postpone(self, seconds: float) -> None:
         """The store does not answer: look for nothing before this time is over."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thunderagent.agent.assembly import equip
-from thunderagent.agent.doorbell import Listener
+from thunderagent.agent.doorbell import DoorbellListener
 from thunderagent.agent.executors import Executors, make_executors
 from thunderagent.agent.gatekeeper import Gatekeeper, gated
 from thunderagent.agent.health.outage import Marks, Outage
@@ -182,13 +182,12 @@ class Agent:
             failed=self._house_failed,
             gate=self.gate,
         )
-        self._listener = Listener(
+        self._listener = DoorbellListener(
             doorbell,
-            self._in_flight.selector.rung,
+            self._in_flight.selector.inbox,
             self._heartbeat,
             self.bus,
             owner=self.name,
-            pollers=self._pollers,
             stretch_s=settings.poll_wake_s,
             wake=self._in_flight.wake,
         )

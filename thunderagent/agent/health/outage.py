@@ -100,7 +100,7 @@ class Outage:
             self._marks.moved()
             return
         self._marks.good_round(asked=asked)
-        self._choice.rung.is_deaf = False
+        self._choice.inbox.is_muted = False
         if self._delays is not None:
             self._delays = None
             self._bus.emit(events.StoreRecovered(during="polling", seconds=self._monotonic() - self._since))
@@ -108,7 +108,7 @@ class Outage:
     def failed(self, error: StoreError, *, answered: bool) -> None:
         """Wait longer after each failure, but shortly when a part was answered."""
         self._marks.failed(error, answered=answered)
-        self._choice.rung.is_deaf = True
+        self._choice.inbox.is_muted = True
         if self._delays is None:
             self._since = self._monotonic()
         if self._delays is None or answered:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any, Final
 
-from thunderagent.agent.doorbell import THREAD, Listener
+from thunderagent.agent.doorbell import THREAD, DoorbellListener
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 from thunderagent.agent.health.outage import Marks
 from thunderagent.agent.heartbeat import Heartbeat
@@ -48,7 +48,7 @@ class Vitals:
         pollers: Mapping[Any, QueuePoller],
         in_flight: InFlight,
         heartbeat: Heartbeat,
-        listener: Listener,
+        listener: DoorbellListener,
         pauses: PauseWatcher,
         is_draining: Callable[[], bool],
     ) -> None:
@@ -136,7 +136,7 @@ class Vitals:
             tick_s=tick_s,
             tick_at=place_of(loop.thread_id) if loop is not None and tick_s is not None and tick_s > LONG_S else "",
             dead=self.dead(),
-            doorbell=self._listener.is_heard,
+            doorbell=self._listener.is_reachable,
             queues=tuple(self._queues(now)),
             draining=self._is_draining(),
             paused=self._pauses.is_agent_paused,
