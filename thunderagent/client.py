@@ -28,7 +28,7 @@ from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings, load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import Enqueued, TaskStore
 from thunderagent.telemetry.traces import enqueuing
 

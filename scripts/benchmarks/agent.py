@@ -26,8 +26,8 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.events import Event
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
+from thunderagent.stores import open_store
 from thunderagent.stores.dynamo.engine import DynamoEngine
-from thunderagent.stores.opening import open_store
 from thunderagent.stores.tasks import Beat, Renewal, TaskStore
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.job import stream

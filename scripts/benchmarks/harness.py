@@ -23,10 +23,9 @@ from rich.table import Table
 from thunderagent.client import Client
 from thunderagent.ops import local_engine
 from thunderagent.settings import load_settings
-from thunderagent.stores import open_engine
+from thunderagent.stores import open_engine, open_store
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
-from thunderagent.stores.opening import open_store
 
 LOOPBACK: Final = ("127.0.0.1", "localhost")
 START_S: Final = 60.0

@@ -22,8 +22,8 @@ from benchmarks.harness import BenchFailed, Numbers, Place, Plan, Progress, Sect
 from thunderagent.client import Client
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
+from thunderagent.stores import open_store
 from thunderagent.stores.aws import LOCAL_REGION, build, new_session
-from thunderagent.stores.opening import open_store
 
 WAIT_S: Final = 120.0
 """Longest wait for one task: twice that of an agent which relies on its doorbell."""

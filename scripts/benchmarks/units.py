@@ -23,8 +23,8 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.task import Candidate, Lease, Row
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import load_settings
+from thunderagent.stores import open_store
 from thunderagent.stores.dynamo.expressions import PROJECTED, encode_row
-from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite.engine import MEMORY
 from thunderagent.stores.tasks import Beat, Wanted
 from thunderagent.streams.connection.ending import State

@@ -20,7 +20,7 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.ops.overview import Cost, overview
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.purposes import RequestPurpose
 from thunderagent.telemetry.cloudwatch import CloudWatch
 

@@ -29,7 +29,7 @@ from thunderagent.regions.gate import Gate
 from thunderagent.regions.grant import Grant
 from thunderagent.regions.sentinel import Sentinel
 from thunderagent.settings import load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import Wanted
 from thunderagent.testing import FaultyEngine, memory_store
 

@@ -40,10 +40,10 @@ from thunderagent.model.ticks import every
 from thunderagent.ops.explain import explain
 from thunderagent.ops.overview import overview
 from thunderagent.settings import Settings
+from thunderagent.stores import open_store
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.table import create_table
-from thunderagent.stores.opening import open_store
 from thunderagent.stores.sqlite import sql
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore

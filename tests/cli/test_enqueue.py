@@ -19,7 +19,7 @@ from thunderagent.jobs.context import Cancel, Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model.errors import StoreError
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import run_until_idle
 

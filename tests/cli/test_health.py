@@ -18,7 +18,7 @@ from thunderagent.agent.health.judgement import Health, Reason
 from thunderagent.agent.health.probes import Probes
 from thunderagent.cli import app
 from thunderagent.settings import Settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.testing import FakeClock
 
 HERE: Final = socket.gethostname()

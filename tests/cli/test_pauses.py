@@ -19,7 +19,7 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Lane, Status
 from thunderagent.model.writes.limits import holder, limit_row
 from thunderagent.settings import Settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 
 AGENT: Final = "host-1:4711:0a1b2c3d"
 REPORTS: Final = Lane("reports")

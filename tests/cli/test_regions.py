@@ -19,8 +19,7 @@ from thunderagent.regions.commands import Regions
 from thunderagent.regions.grant import Record, RegionState, scope_id
 from thunderagent.regions.writes import beat, first_row, vacate
 from thunderagent.settings import Settings
-from thunderagent.stores import open_engine
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_engine, open_store
 
 HERE, THERE = "eu-central-1", "eu-west-1"
 

@@ -26,7 +26,7 @@ from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.ops.waiting import link_text
 from thunderagent.settings import Settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.context import StreamContext

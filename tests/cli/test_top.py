@@ -33,7 +33,7 @@ from thunderagent.model.task import Lane
 from thunderagent.ops.overview import AgentView, Cost, Overview, Slots, overview
 from thunderagent.queue.stats import QueueStats
 from thunderagent.settings import Settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.streams.journal import Link
 from thunderagent.telemetry.prices import store_dollars
 

@@ -22,7 +22,7 @@ from tests.support.stands import eventually, patience
 from thunderagent.client import Client
 from thunderagent.model.task import Status
 from thunderagent.settings import load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.cursor import Cursor
 from thunderagent.testing import run_stream

@@ -20,8 +20,8 @@ from thunderagent.model import edge_events, events, fleet_events
 from thunderagent.model.events import Event
 from thunderagent.ops.iam import Resources, Role, policy
 from thunderagent.router.function import DETAIL_TYPE
-from thunderagent.stores.dynamo.differences import EXPIRY, INDEX_KEY, KEY
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
+from thunderagent.stores.dynamo.table import EXPIRY, INDEX_KEY, KEY
 from thunderagent.telemetry import metrics
 from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.logs import LEVELS

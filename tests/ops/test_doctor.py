@@ -28,9 +28,8 @@ from thunderagent.ops.doctor.checks import Doctor, doubts_about_settings
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.ops.doctor.sqlite import AHEAD_S, EMPTY_BYTES, LONG_LOG_BYTES, LOW_BYTES, look_at_file
 from thunderagent.settings import Settings
-from thunderagent.stores import open_engine
+from thunderagent.stores import open_engine, open_store
 from thunderagent.stores.engine import Engine
-from thunderagent.stores.opening import open_store
 from thunderagent.testing.faulty_engine import FaultyEngine
 
 CONF: Final = """

@@ -19,7 +19,7 @@ from thunderagent.model.task import Candidate, Lane, Lease, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.ops.explain import Explanation, explain, similar_ids
 from thunderagent.settings import Settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import Wanted
 
 AGENT: Final = "host-1:4711:0a1b2c3d"

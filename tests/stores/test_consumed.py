@@ -13,9 +13,9 @@ from thunderagent.model.errors import StoreThrottled
 from thunderagent.model.task import Status
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import Settings
+from thunderagent.stores import open_store
 from thunderagent.stores.dynamo.consumed import Consumed, Spent
 from thunderagent.stores.dynamo.engine import DynamoEngine
-from thunderagent.stores.opening import open_store
 from thunderagent.stores.purposes import RequestPurpose
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 

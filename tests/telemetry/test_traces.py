@@ -33,7 +33,7 @@ from thunderagent.model.errors import ConfigurationError, DuplicateTask, ParentN
 from thunderagent.model.task import Task
 from thunderagent.model.traceparent import checked, continuing, trace_id
 from thunderagent.settings import load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.telemetry import traces
 from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
 from thunderagent.telemetry.traces import SPANS_END_S

@@ -46,7 +46,7 @@ from thunderagent.queue.doorbell.sender import DoorbellSender
 from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings, load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
 

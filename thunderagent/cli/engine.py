@@ -42,7 +42,7 @@ def table_create(
 @table_app.command("check")
 def table_check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Compare the table with what it should be; every difference is named with its remedy."""
-    from thunderagent.stores.dynamo.differences import check_table
+    from thunderagent.stores.dynamo.table import check_table
 
     with errors():
         engine = _dynamo(store)

@@ -37,7 +37,7 @@ from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.pauses import Pause, PauseKind
 from thunderagent.queue.stats import overdue_text
 from thunderagent.settings import load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope, warn
 
 NARROW: Final = 80

@@ -16,7 +16,7 @@ from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError
 from thunderagent.regions.commands import Regions
 from thunderagent.regions.grant import TAKER_SHARE, Record, RegionState
 from thunderagent.settings import Settings, load_settings
-from thunderagent.stores.opening import open_store
+from thunderagent.stores import open_store
 from thunderagent.stores.tasks import AgentInfo
 
 ArbiterOption = Annotated[

@@ -1,20 +1,40 @@
-"""Stores: the places that keep the rows. `open_engine` picks one by its URL."""
+"""Stores: the places that keep the rows. `open_engine` picks one by its URL, `open_store` by the settings."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.stores.engine import Engine
+from thunderagent.stores.tasks import TaskStore
+
+if TYPE_CHECKING:
+    from thunderagent.settings import Settings  # pydantic is slow to import, and Lambda functions have no settings
 
 SQLITE_EXAMPLE: Final = "sqlite:///thunderagent.db"
 DYNAMODB_EXAMPLE: Final = "dynamodb://TaskTable?region=eu-central-1"
 _FILE: Final = "sqlite:///"
 _TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 _DYNAMODB_KEYS: Final = ("region", "endpoint")
+
+
+def open_store(settings: Settings, *, for_agent: bool = False) -> TaskStore:
+    """The store of `settings.store`, with the bucket for large texts if one is set. Nothing is contacted yet.
+
+    `for_agent`: short timeouts and few attempts by the SDK, as an agent tries again by itself and must stop in time.
+
+    Raises:
+        ConfigurationError: the URL cannot be understood.
+    """
+    blobs = None
+    if settings.blob_bucket:
+        from thunderagent.stores.s3 import S3Texts  # boto3 is slow to import and an embedded store does not need it
+
+        blobs = S3Texts(settings.blob_bucket, hasty=for_agent)
+    return TaskStore(open_engine(settings.store, hasty=for_agent), blobs=blobs)
 
 
 def open_engine(url: str, *, hasty: bool = False) -> Engine:

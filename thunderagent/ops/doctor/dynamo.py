@@ -12,7 +12,10 @@ from thunderagent.model.task import Row, Status
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.stores.aws import is_loopback
 from thunderagent.stores.dynamo import expressions
-from thunderagent.stores.dynamo.differences import (
+from thunderagent.stores.dynamo.engine import DynamoEngine
+from thunderagent.stores.dynamo.errors import Place, Refused
+from thunderagent.stores.dynamo.expressions import INDEX
+from thunderagent.stores.dynamo.table import (
     EXPIRY,
     Difference,
     describe,
@@ -22,9 +25,6 @@ from thunderagent.stores.dynamo.differences import (
     of_index,
     of_keys,
 )
-from thunderagent.stores.dynamo.engine import DynamoEngine
-from thunderagent.stores.dynamo.errors import Place, Refused
-from thunderagent.stores.dynamo.expressions import INDEX
 
 # The table
 

@@ -19,7 +19,7 @@ from thunderagent.ops.doctor.checks import judge_clock
 from thunderagent.ops.doctor.dynamo import look_at_table
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.ops.doctor.services import SIGN_IN, Unanswered
-from thunderagent.stores.dynamo.differences import describe, index_of, of_backups, of_expiry
+from thunderagent.stores.dynamo.table import describe, index_of, of_backups, of_expiry
 
 TABLES: Final = ("AWS::DynamoDB::Table", "AWS::DynamoDB::GlobalTable")
 TABLE_UNITS, INDEX_UNITS = 3, 5

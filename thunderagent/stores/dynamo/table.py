@@ -7,26 +7,21 @@ recovery. What an engine on your own machine lacks of the last two is told, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from thunderagent.model.errors import NotAllowed, StoreError, StoreUnavailable, TableMissing
-from thunderagent.stores.dynamo.differences import (
-    EXPIRY,
-    INDEX_KEY,
-    KEY,
-    Difference,
-    check_table,
-    describe,
-    index_of,
-    of_backups,
-    of_expiry,
-)
+from thunderagent.model.errors import AccessDenied, NotAllowed, StoreError, StoreUnavailable, TableMissing
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED
 
-__all__ = ("Difference", "check_table", "create_table", "delete_table")
+EXPIRY: Final = "expireAt"
+KEY: Final = [{"AttributeName": "taskId", "KeyType": "HASH"}]
+INDEX_KEY: Final = [
+    {"AttributeName": "status", "KeyType": "HASH"},
+    {"AttributeName": "createdAt", "KeyType": "RANGE"},
+]
 
 WAIT_S: Final = 300.0
 _LOOK_S: Final = 1.0
@@ -41,6 +36,15 @@ _THE_INDEX: Final = {
     "KeySchema": INDEX_KEY,
     "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(PROJECTED)},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing in which a table is not as it should be; a warning does not keep agents from working."""
+
+    what: str
+    remedy: str
+    is_warning: bool = False
 
 
 def create_table(
@@ -120,6 +124,128 @@ def delete_table(engine: DynamoEngine, *, wait_s: float = WAIT_S, sleep: Callabl
             _pause(engine, "still there", deadline, sleep)
 
 
+def check_table(engine: DynamoEngine) -> list[Difference]:
+    """Everything in which the table is not as it should be, each with its remedy; empty: all is well.
+
+    Raises:
+        StoreUnavailable: DynamoDB did not answer.
+    """
+    try:
+        table = describe(engine)
+    except TableMissing as error:
+        return [Difference(f"{engine.connection.place} does not exist", str(error))]
+    except AccessDenied as error:
+        return [Difference(f"the table cannot be looked at: {error}", _allow("DescribeTable"))]
+    found = list(of_keys(engine, table))
+    found += of_index(engine, index_of(table))
+    found += of_expiry(engine)
+    found += of_backups(engine)
+    return found
+
+
+def describe(engine: DynamoEngine) -> dict[str, Any]:
+    """The table as DynamoDB describes it.
+
+    Raises:
+        TableMissing: it does not exist.
+        AccessDenied: the permission is missing.
+    """
+    table: dict[str, Any] = engine.connection.call("DescribeTable", TableName=engine.table)["Table"]
+    return table
+
+
+def index_of(table: dict[str, Any]) -> dict[str, Any] | None:
+    """The description of our index in that of the table."""
+    indexes = table.get("GlobalSecondaryIndexes", ())
+    return next((index for index in indexes if index["IndexName"] == INDEX), None)
+
+
+def of_keys(engine: DynamoEngine, table: dict[str, Any]) -> Iterator[Difference]:
+    """How the keys of the table and of its index differ."""
+    types = {kind["AttributeName"]: kind["AttributeType"] for kind in table["AttributeDefinitions"]}
+    if table["KeySchema"] != KEY or types.get("taskId") != "S":
+        yield Difference(
+            f"the key of {engine.connection.place} is {_named(table['KeySchema'], types)}, not taskId (S)",
+            "a key cannot be changed: name another table in THUNDERAGENT_STORE and create it with: "
+            "thunderagent table create",
+        )
+    index = index_of(table)
+    if index and (index["KeySchema"] != INDEX_KEY or (types.get("status"), types.get("createdAt")) != ("S", "N")):
+        yield Difference(
+            f"the key of the index {INDEX} is {_named(index['KeySchema'], types)}, not status (S), createdAt (N)",
+            _again(engine),
+        )
+
+
+def of_index(engine: DynamoEngine, index: dict[str, Any] | None) -> Iterator[Difference]:
+    """How the index differs from what agents read; None: there is none."""
+    if index is None:
+        yield Difference(f"there is no index {INDEX}", "add it with: thunderagent table create")
+        return
+    if index.get("IndexStatus", "ACTIVE") != "ACTIVE":
+        yield Difference(f"the index {INDEX} is {index['IndexStatus']}", "wait until it is ACTIVE")
+    projection = index["Projection"]
+    has = set(projection.get("NonKeyAttributes", ()))
+    if projection["ProjectionType"] == "ALL":
+        yield Difference(
+            f"the index {INDEX} projects ALL attributes: each heartbeat is billed twice",
+            _again(engine),
+            is_warning=True,
+        )
+    elif missing := [name for name in PROJECTED if name not in has]:
+        yield Difference(f"the index {INDEX} does not project {', '.join(missing)}", _again(engine))
+    elif more := sorted(has - set(PROJECTED)):
+        yield Difference(
+            f"the index {INDEX} projects {', '.join(more)} too: changing it is billed twice",
+            _again(engine),
+            is_warning=True,
+        )
+
+
+def of_expiry(engine: DynamoEngine) -> Iterator[Difference]:
+    """How the time to live of the table differs."""
+    remedy = "switch it on with: thunderagent table create"
+    try:
+        reply = engine.connection.call("DescribeTimeToLive", TableName=engine.table)
+    except StoreUnavailable:
+        raise
+    except AccessDenied:
+        yield Difference("time to live cannot be looked at", _allow("DescribeTimeToLive"), is_warning=True)
+        return
+    except StoreError as error:
+        yield Difference(f"this engine has no time to live: {error}", "delete old tasks by hand", is_warning=True)
+        return
+    told = reply["TimeToLiveDescription"]
+    if told.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+        yield Difference("time to live is off: ended tasks stay for ever", remedy)
+    elif told.get("AttributeName") != EXPIRY:
+        yield Difference(
+            f"time to live is on {told.get('AttributeName')}, not {EXPIRY}",
+            f"switch it off, wait an hour (DynamoDB asks for that), then {remedy}",
+        )
+
+
+def of_backups(engine: DynamoEngine) -> Iterator[Difference]:
+    """How the backups of the table differ."""
+    try:
+        reply = engine.connection.call("DescribeContinuousBackups", TableName=engine.table)
+    except StoreUnavailable:
+        raise
+    except AccessDenied:
+        yield Difference(
+            "point-in-time recovery cannot be looked at", _allow("DescribeContinuousBackups"), is_warning=True
+        )
+        return
+    except StoreError as error:
+        yield Difference(f"this engine has no point-in-time recovery: {error}", "none is needed", is_warning=True)
+        return
+    told = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
+    if told.get("PointInTimeRecoveryStatus") != "ENABLED":
+        yield Difference(
+            "point-in-time recovery is off", "switch it on with: thunderagent table create", is_warning=True
+        )
+
+
 def _pause(engine: DynamoEngine, state: str, deadline: float, sleep: Callable[[float], None]) -> None:
     if time.monotonic() >= deadline:
         raise StoreUnavailable(f"{engine.connection.place} is {state}: look again with: thunderagent table check")
@@ -172,3 +298,19 @@ def _switch_on(
             except StoreError as error:
                 progress(f"{name} could not be switched on: {error}")
             break
+
+
+def _named(schema: list[dict[str, str]], types: dict[str, str]) -> str:
+    return ", ".join(f"{key['AttributeName']} ({types.get(key['AttributeName'], '?')})" for key in schema)
+
+
+def _allow(action: str) -> str:
+    return f"allow dynamodb:{action} to see it"
+
+
+def _again(engine: DynamoEngine) -> str:
+    return (
+        "while no agent runs, delete the index with: aws dynamodb update-table "
+        f'--table-name {engine.table} --global-secondary-index-updates \'[{{"Delete":{{"IndexName":"{INDEX}"}}}}]\' '
+        "and add it with: thunderagent table create"
+    )
