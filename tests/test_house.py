@@ -32,6 +32,29 @@ ORDER: Final = (
 
 FLOORS: Final = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 
+INSIDE: Final[dict[str, tuple[str, ...]]] = {
+    "queue": (
+        "doorbell.message limits.permits pauses sweeps unique",
+        "doorbell.port dependents limits.waitlist",
+        "doorbell.memory doorbell.sender doorbell.sqs doorbell.unix enqueue limits.freed stats schedules.scheduler",
+        "doorbell commands pause_commands schedules.commands",
+        "stream_commands",
+    ),
+    "streams": (
+        "cursor connection.ending connection.resolver",
+        "connection.endpoint connection.governor connection.track connection.verdicts journal",
+        "connection.options",
+        "connection.buffer connection.liveness connection.transport",
+        "connection.connection connection.sequencer",
+        "connection.pump",
+        "connection.feed",
+        "context",
+        "job",
+    ),
+}
+"""Floors inside a room, from bottom to top; a folder's name is its `__init__`. Modules on one floor do not import
+each other."""
+
 LONGEST: Final = 500
 LONGER: Final[dict[str, tuple[int, str]]] = {
     "stores.tasks": (
@@ -130,6 +153,29 @@ def test_nothing_imports_a_lambda_function() -> None:
     found = {dotted.removeprefix("thunderagent.") for name in MODULES for _, dotted in imported(tree(name))}
     assert MODULES.keys() >= LAMBDA
     assert not LAMBDA & found
+
+
+def ours(name: str) -> set[str]:
+    """The modules of ours that a module imports."""
+    found = {dotted.removeprefix("thunderagent").removeprefix(".") for _, dotted in imported(tree(name))}
+    return {one or "__init__" for one in found} & MODULES.keys() - {name}
+
+
+@pytest.mark.parametrize("room", INSIDE)
+def test_imports_inside_a_room_only_go_down(room: str) -> None:
+    floors = {f"{room}.{one}": floor for floor, several in enumerate(INSIDE[room]) for one in several.split()}
+    inside = {name for name in MODULES if name.startswith(f"{room}.") and ours(name) | floors.keys() & {name}}
+    assert inside == floors.keys(), "each module that imports others of ours has its floor, and no other"
+    wrong = [f"{name} imports {one}" for name in inside for one in ours(name) & inside if floors[one] >= floors[name]]
+    assert wrong == []
+
+
+def test_imports_make_no_circle() -> None:
+    """Outside of agent/, whose order is not above yet."""
+    left = {name: ours(name) for name in MODULES if room(name) != "agent"}
+    while lowest := {name for name, below in left.items() if not below & left.keys()}:
+        left = {name: below for name, below in left.items() if name not in lowest}
+    assert left == {}
 
 
 def test_expressions_of_dynamodb_are_written_in_one_file() -> None:

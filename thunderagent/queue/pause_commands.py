@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.jobs.job import Job
-from thunderagent.model.arguments import SHORTEST_S, check, iterated, seconds_problem, text_problem
+from thunderagent.model.arguments import check, iterated, seconds_problem, text_problem
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreError, WaitTimeout
 from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.pacing import wait_delays
@@ -23,6 +23,7 @@ from thunderagent.queue.pauses import (
     Pause,
     PauseKind,
     change_controls,
+    check_pause,
     drain_entry,
     drains_of,
     info_of,
@@ -49,7 +50,6 @@ NAMED: Final = 10
 """Agents that an error names; of the others it gives their number."""
 
 LONGEST_NAME: Final = 256
-LONGEST_REASON: Final = 200
 
 _A: Final = {PauseKind.JOB: "a job", PauseKind.AGENT: "an agent"}
 _Info = Mapping[str, Any]
@@ -290,18 +290,6 @@ def _named(queue: str | None, job: Job[Any] | str | None, agent: str | None) -> 
     if kind is PauseKind.JOB and plain_job(name) != name:
         raise ConfigurationError(f"a pause is of all versions of a job: name {plain_job(name)!r}, without a version")
     return kind, name
-
-
-def check_pause(for_s: float | None, reason: str | None) -> None:
-    """Check how long a pause is to last, and why.
-
-    Raises:
-        ConfigurationError: not for a number of seconds that makes sense, or the reason is not one short line.
-    """
-    check(
-        None if for_s is None else seconds_problem("for_s", for_s, least=SHORTEST_S),
-        None if reason is None else text_problem("the reason", reason, most=LONGEST_REASON),
-    )
 
 
 def _with(row: Row | None, wanted: Pause, now: float) -> _Info | None:

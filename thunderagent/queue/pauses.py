@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from thunderagent.model.arguments import SHORTEST_S, check, seconds_problem, text_problem
 from thunderagent.model.errors import NotAllowed
 from thunderagent.model.rows import as_map, as_number, is_number
 from thunderagent.model.task import Row, timestamp
@@ -23,6 +24,8 @@ DRAIN: Final = "drain:"
 
 OLD_S: Final = 86400.0
 """Age of a request to drain at which the next change of the row drops it: its agent is gone."""
+
+LONGEST_REASON: Final = 200
 
 TRIES: Final = 20
 """Attempts to change the row while others change it."""
@@ -90,6 +93,18 @@ def read_pauses(store: TaskStore) -> dict[str, Pause]:
     now = store.clock.now()
     found = pauses_of(store.engine.get([CONTROL_ID]).get(CONTROL_ID))
     return {key: pause for key, pause in found.items() if not pause.is_over(now)}
+
+
+def check_pause(for_s: float | None, reason: str | None) -> None:
+    """Check the length of a pause and its reason.
+
+    Raises:
+        ConfigurationError: the seconds make no sense, or the reason is not one short line.
+    """
+    check(
+        None if for_s is None else seconds_problem("for_s", for_s, least=SHORTEST_S),
+        None if reason is None else text_problem("the reason", reason, most=LONGEST_REASON),
+    )
 
 
 def drain_entry(*, since: float, reason: str | None) -> dict[str, Any]:

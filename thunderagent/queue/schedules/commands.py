@@ -20,7 +20,7 @@ from thunderagent.model.task import Row, Task, timestamp
 from thunderagent.model.ticks import between
 from thunderagent.model.writes.schedules import SCHEDULE_STATUS, change_schedule
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.pause_commands import check_pause
+from thunderagent.queue.pauses import check_pause
 from thunderagent.queue.schedules.scheduler import KEPT_S, is_open
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
