@@ -34,14 +34,15 @@ NAMES: Final = (*PLACED, "units", "reconnects")
 DEFAULT: Final = ("throughput", "latency", "units", "reconnects")
 LOOPS: Final = ("asyncio", "uvloop")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 notes = Console(stderr=True, highlight=False)
 
 
-def _option(panel: str, text: str, default: object, *names: str, **more: Any) -> Any:
+def _option(panel: str, text: str, default: object, **more: Any) -> Any:
     """An option whose default depends on `--quick`."""
-    return typer.Option(*names, help=f"{text}. [dim]\\[default: {default}][/]", rich_help_panel=panel, **more)
+    text = f"{text} (default: {default})."
+    return typer.Option(help=text, rich_help_panel=panel, show_default=False, **{"metavar": "N", **more})
 
 
 _tasks = partial(_option, "Throughput and latency")
@@ -51,39 +52,39 @@ _clients = partial(_option, "Reconnects")
 
 @app.command()
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to measure.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="What to measure.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small numbers, to see that everything works.")] = False,
     store: Annotated[
-        str, typer.Option(help="sqlite, ministack, http://127.0.0.1:PORT of a local DynamoDB, or the URL of a store.")
+        str, typer.Option(metavar="STORE", help="sqlite, ministack, or http://127.0.0.1:PORT of a local DynamoDB.")
     ] = FULL.store,
     naive: Annotated[bool, typer.Option(help="Measure the naive loops too.")] = True,
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
     tasks: Annotated[int | None, _tasks("Tasks that are drained", FULL.tasks, min=20)] = None,
     samples: Annotated[int | None, _tasks("Tasks of the latency, each way", FULL.samples, min=2)] = None,
     agents: Annotated[list[str] | None, _tasks("Numbers of agents; repeatable", 1, metavar="N|A..B")] = None,
-    connections: Annotated[list[int] | None, _streams("Of one process; repeatable", 700, min=1, max=20_000)] = None,
-    tls: Annotated[bool, _streams("Measure with TLS too", "without", "--tls")] = False,
-    loop: Annotated[list[str] | None, _streams("asyncio or uvloop; repeatable", "asyncio")] = None,
-    only: Annotated[str, _streams("Phases, with commas between", "all")] = ",".join(PHASES),
+    connections: Annotated[
+        list[int] | None, _streams("Connections of one process; repeatable", 700, min=1, max=20_000)
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Measure with TLS too.", rich_help_panel="Streams")] = False,
+    loop: Annotated[list[str] | None, _streams("asyncio or uvloop; repeatable", "asyncio", metavar="LOOP")] = None,
+    only: Annotated[str, _streams("Phases, with commas between", ",".join(PHASES), metavar="PHASES")] = ",".join(
+        PHASES
+    ),
     clients: Annotated[list[int] | None, _clients("Clients that come back; repeatable", 30_000, min=1)] = None,
 ) -> None:
     """Measure ThunderAgent on this machine, beside what it is compared with.
 
-    \b
-    throughput   tasks a second, CPU, memory and requests of agents, beside a naive loop
-    latency      from an enqueue to its handler: with the doorbell, and with polls
-    streams      memory, CPU, reconnects and takeovers of WebSocket streams, beside a naive loop
-    units        write and read units of a task and of a stream, by the rules of DynamoDB
-    reconnects   clients of the WebSocket API that lose their region at one moment: a simulation
+    * **throughput**: tasks a second, CPU, memory and requests of agents, beside a naive loop
+    * **latency**: from an enqueue to its handler, with the doorbell and with polls
+    * **streams**: memory, CPU, reconnects and takeovers of WebSocket streams, beside a naive loop
+    * **units**: write and read units of a task and of a stream, by the rules of DynamoDB
+    * **reconnects**: clients of the WebSocket API that lose their region at one moment, a simulation
 
     Without a name: all but streams, which takes nine minutes. Rates and times depend on this machine and on what else
     it does; ratios, counts and units travel. Exit codes: 0 measured, though a goal may be missed; 1 something could
     not be measured; 2 wrong options.
 
-    \b
-    scripts/bench throughput --agents 1..4 --json bench.json
-    scripts/bench throughput latency --store ministack --tasks 800
-    scripts/bench streams --connections 700 --connections 2000 --tls --loop asyncio --loop uvloop
+    Example: scripts/bench throughput latency --store ministack --tasks 800 --agents 1..4 --json bench.json
     """
     wanted = _known(names or DEFAULT, NAMES, "NAME")
     changes: dict[str, Any] = {
