@@ -61,7 +61,7 @@ def bench(
     file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers there.")] = None,
     tasks: Annotated[int | None, _tasks("Tasks that are drained", FULL.tasks, min=20)] = None,
     samples: Annotated[int | None, _tasks("Tasks of the latency, each way", FULL.samples, min=2)] = None,
-    agents: Annotated[list[str] | None, _tasks("Numbers of agents; repeatable", 1, metavar="N|A..B")] = None,
+    agents: Annotated[list[int] | None, _tasks("Agents at once; repeatable", 1, min=1, max=32)] = None,
     connections: Annotated[
         list[int] | None, _streams("Connections of one process; repeatable", 700, min=1, max=20_000)
     ] = None,
@@ -84,7 +84,7 @@ def bench(
     it does; ratios, counts and units travel. Exit codes: 0 measured, though a goal may be missed; 1 something could
     not be measured; 2 wrong options.
 
-    Example: scripts/bench throughput latency --store ministack --tasks 800 --agents 1..4 --json bench.json
+    Example: scripts/bench throughput latency --store ministack --tasks 800 --agents 1 --agents 4 --json bench.json
     """
     wanted = _known(names or DEFAULT, NAMES, "NAME")
     changes: dict[str, Any] = {
@@ -92,10 +92,10 @@ def bench(
         "naive": naive,
         "tasks": tasks,
         "samples": samples,
-        "agents": _numbers(agents or ["1"]),
+        "agents": tuple(agents or ()),
         "connections": tuple(connections or ()),
         "tls": (False, True) if tls else (False,),
-        "loops": _loops(loop or LOOPS[:1]),
+        "loops": _known(loop or LOOPS[:1], LOOPS, "--loop"),
         "phases": _known([name.strip() for name in only.split(",")], PHASES, "--only"),
         "clients": tuple(clients or ()),
     }
@@ -145,25 +145,6 @@ def _known(given: Sequence[str], known: Sequence[str], option: str) -> tuple[str
             text = f"{name!r} is not known{meant(name, known) or ';'} Known: {', '.join(known)}"
             raise typer.BadParameter(text, param_hint=option)
     return tuple(dict.fromkeys(given))
-
-
-def _loops(given: Sequence[str]) -> tuple[str, ...]:
-    if "uvloop" in (loops := _known(given, LOOPS, "--loop")) and not find_spec("uvloop"):
-        raise typer.BadParameter("uvloop is not installed: pip install uvloop", param_hint="--loop")
-    return loops
-
-
-def _numbers(given: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of agents from texts such as `2` and `1..4`."""
-    numbers: list[int] = []
-    for text in given:
-        first, _, last = text.partition("..")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            raise typer.BadParameter(f"{text!r} is neither a number nor a range such as 1..4", param_hint="--agents")
-        numbers += range(int(first), int(last or first) + 1)
-    if not numbers or not all(1 <= number <= 32 for number in numbers):
-        raise typer.BadParameter("1 to 32 agents can be measured", param_hint="--agents")
-    return tuple(numbers)
 
 
 if __name__ == "__main__":

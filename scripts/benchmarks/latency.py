@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Final
-from urllib.parse import urlsplit
 
 from benchmarks import harness
 from benchmarks.agent import Number, note
-from benchmarks.harness import BenchFailed, Numbers, Place, Plan, Progress, Section
+from benchmarks.harness import Numbers, Place, Plan, Progress, Section
 from thunderagent.client import Client
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
@@ -138,8 +137,6 @@ def wake_queue(place: Place, way: Way) -> Iterator[dict[str, str]]:
     session = new_session(local=True)
     sqs = build(lambda: session.client("sqs", region_name=LOCAL_REGION, endpoint_url=place.endpoint))
     url: str = sqs.create_queue(QueueName=f"wake-{time.monotonic_ns()}")["QueueUrl"]
-    if urlsplit(url).hostname not in harness.LOOPBACK:
-        raise BenchFailed(f"the local engine has its queue elsewhere: {url}")
     try:
         yield {"wake_queue_url": url}
     finally:

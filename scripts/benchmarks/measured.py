@@ -45,8 +45,7 @@ class Counts:
         self._rss: list[tuple[int, int]] = []
         self._runs = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - in memory it would be measured too
         self._first: dict[str, float] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._wanted: asyncio.Event | None = None
+        self._is_watched = False
 
     # Tasks
 
@@ -76,15 +75,14 @@ class Counts:
 
     async def tick(self) -> None:
         """A timer in the event loop, once it is asked for: how late it is shows how long the loop stood still."""
-        loop = self._loop = asyncio.get_running_loop()
-        self._wanted = asyncio.Event()
         self.has_timer = True
-        await self._wanted.wait()
         while True:
-            due = loop.time() + TIMER_S
-            await asyncio.sleep(TIMER_S)
-            self.stall_s = max(self.stall_s, loop.time() - due)
-            self.ticks += 1
+            pause_s = TIMER_S if self._is_watched else 1.0
+            due = time.monotonic() + pause_s
+            await asyncio.sleep(pause_s)
+            if self._is_watched:
+                self.stall_s = max(self.stall_s, time.monotonic() - due)
+                self.ticks += 1
 
     # Answers
 
@@ -105,9 +103,7 @@ class Counts:
             case "mark":
                 self.stall_s = self.beat_late_s = 0.0
             case "watch":
-                assert self._loop is not None
-                assert self._wanted is not None
-                self._loop.call_soon_threadsafe(self._wanted.set)
+                self._is_watched = True
             case _:
                 raise ValueError(f"{do} is not known here")
         return {}

@@ -18,8 +18,7 @@ import sqlite3
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -159,23 +158,6 @@ Queue = DynamoQueue | SqliteQueue
 def open_queue(url: str) -> Queue:
     """The queue of a store's URL."""
     return SqliteQueue(url.removeprefix("sqlite:///")) if url.startswith("sqlite") else DynamoQueue(url)
-
-
-def fill(url: str, single: int, bulk: int, in_time: Callable[[], None]) -> tuple[float, float]:
-    """Put tasks one by one and then many; seconds that each took."""
-    tasks = open_queue(url)
-
-    def ids(number: int) -> Iterator[str]:
-        for _ in range(number):
-            in_time()
-            yield uuid.uuid4().hex
-
-    began = time.perf_counter()
-    for task_id in ids(single):
-        tasks.put(task_id)
-    between = time.perf_counter()
-    tasks.put_many(ids(bulk))
-    return between - began, time.perf_counter() - between
 
 
 def drain(tasks: Queue) -> None:

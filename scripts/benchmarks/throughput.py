@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from benchmarks import harness, naive
 from benchmarks.agent import Number, nothing
-from benchmarks.harness import BenchFailed, Child, Numbers, Place, Plan, Progress, Section
+from benchmarks.harness import Child, Numbers, Place, Plan, Progress, Section
 from benchmarks.units import TASK_UNITS
-from thunderagent.client import Client
 from thunderagent.stores.dynamo.engine import DynamoEngine
 
 SLOTS: Final = 10
@@ -60,64 +59,52 @@ def _goals(plan: Plan, agents: int) -> harness.Goals:
 def _agents(place: Place, plan: Plan, number: int) -> Numbers:
     url, before = place.fresh(), harness.load_now()
     client = harness.client_of(url)
+
+    def put_many(numbers: range) -> None:
+        for answer in client.enqueue_many(nothing, (Number(n=number) for number in numbers)):
+            if answer.error:
+                raise answer.error
+
     consumed = client.store.engine.consumed if isinstance(client.store.engine, DynamoEngine) else None
     settings = {"store": url, "queues": {"default": SLOTS}, "poll_max_s": IDLE_S, "poll_idle_s": IDLE_S}
-    try:
-        single, bulk = _split(plan)
-        filled = _fill(client, single, bulk)
-        put = (consumed.requests, consumed.write_units + consumed.refused) if consumed else (0, 0.0)
-        with harness.children(place.subfolder("agents")) as start:
-            agents = [start("agent", {"settings": settings}) for _ in range(number)]
-            states = _drained(agents, lambda states: _sum(states, "ended") >= plan.tasks)
-            numbers = _numbers(agents, states, plan, filled)
-        if consumed:
-            numbers |= _requests(states, plan, *put)
-        return numbers | {"load of the machine before": before, "load after": harness.load_now()}
-    finally:
-        client.close()
+    filled = _fill(plan, lambda number: client.enqueue(nothing, Number(n=number)), put_many)
+    put = (consumed.requests, consumed.write_units + consumed.refused) if consumed else (0, 0.0)
+    client.close()
+    with harness.children(place.subfolder("agents")) as start:
+        agents = [start("agent", {"settings": settings}) for _ in range(number)]
+        states = _drained(agents, lambda states: _sum(states, "ended") >= plan.tasks)
+        numbers = filled | _numbers(agents, states, plan) | (_requests(states, plan, *put) if consumed else {})
+    return numbers | {"load of the machine before": before, "load after": harness.load_now()}
 
 
 def _naive(place: Place, plan: Plan, number: int) -> Numbers:
     url = place.fresh()
-    filled = naive.fill(url, *_split(plan), _in_time())
+    tasks = naive.open_queue(url)
+    filled = _fill(
+        plan,
+        lambda number: tasks.put(f"task-{number:06}"),
+        lambda numbers: tasks.put_many(f"task-{number:06}" for number in numbers),
+    )
     with harness.children(place.subfolder("naive")) as start:
         loops = [start("naive", {"store": url}) for _ in range(number)]
         states = _drained(loops, lambda states: all(one["is_done"] for one in states))
-        numbers = _numbers(loops, states, plan, filled)
+        numbers = filled | _numbers(loops, states, plan)
     return numbers | (_requests(states, plan, plan.tasks, 2.0 * plan.tasks) if place.endpoint else {})
 
 
-def _split(plan: Plan) -> tuple[int, int]:
-    """Tasks that are put one by one, and those that are put at once."""
+def _fill(plan: Plan, put: Callable[[int], object], put_many: Callable[[range], object]) -> Numbers:
+    """Put tasks one by one, then the others at once."""
     single = max(1, min(LARGEST_SINGLE, plan.tasks // 10))
-    return single, plan.tasks - single
-
-
-def _in_time() -> Callable[..., None]:
-    """Raises when it is called too late."""
-    end = time.monotonic() + DEADLINE_S
-
-    def check(_: int = 0) -> None:
-        if time.monotonic() > end:
-            raise BenchFailed(f"the tasks could not be put in {DEADLINE_S:g} s")
-
-    return check
-
-
-def _fill(client: Client, single: int, bulk: int) -> tuple[float, float]:
-    """Enqueue one by one, then many; seconds that each took."""
-    check, began = _in_time(), time.perf_counter()
+    began = time.perf_counter()
     for number in range(single):
-        check()
-        client.enqueue(nothing, Number(n=number))
+        put(number)
     between = time.perf_counter()
-    payloads = (Number(n=number) for number in range(bulk))
-    answers = client.enqueue_many(nothing, payloads, on_progress=check)
+    put_many(range(single, plan.tasks))
     ended = time.perf_counter()
-    for answer in answers:
-        if answer.error:
-            raise answer.error
-    return between - began, ended - between
+    return {
+        "enqueue, single /s": single / (between - began),
+        "enqueue, bulk /s": (plan.tasks - single) / (ended - between),
+    }
 
 
 def _drained(processes: Sequence[Child], done: Callable[[list[dict[str, Any]]], bool]) -> States:
@@ -127,15 +114,12 @@ def _drained(processes: Sequence[Child], done: Callable[[list[dict[str, Any]]], 
     return harness.until(processes, "done with all tasks", done, DEADLINE_S)
 
 
-def _numbers(processes: Sequence[Child], states: States, plan: Plan, filled: tuple[float, float]) -> Numbers:
-    single, bulk = _split(plan)
+def _numbers(processes: Sequence[Child], states: States, plan: Plan) -> Numbers:
     seconds = max(one["last_ended"] for one in states) - min(one["first_started"] for one in states if one["ran"])
     ended = _sum(states, "ended")
     growths = [one["growth_kib"] for one in states if one["growth_kib"] is not None]
     runs = Counter(task_id for process in processes for task_id in process.ask("runs")["runs"])
     return {
-        "enqueue, single /s": single / filled[0],
-        "enqueue, bulk /s": bulk / filled[1],
         "drain, tasks/s": ended / seconds,
         "CPU, ms/task": _sum(states, "drain_cpu_s") * 1000 / ended,
         "failed claims/task": (_sum(states, "tried") - _sum(states, "won")) / ended,
