@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 
 from tests.docs.test_reference import DOCS, ROOT
+from tests.test_house import FLOORS, ORDER
 from thunderagent.model.task import TRANSITIONS, Status
 
 PAGES: Final = (ROOT / "README.md", ROOT / "examples" / "market-feed" / "README.md", *sorted(DOCS.rglob("*.md")))
@@ -63,6 +64,15 @@ def test_every_module_that_is_named_exists(page: Path) -> None:
         assert (ROOT / path).is_file(), path
     for name in re.findall(r"(?:from|import) (thunderagent(?:\.[a-z_]+)+)|`(thunderagent(?:\.\w+){2,})`", text):
         assert resolve_name(name[0] or name[1]) is not None
+
+
+def test_the_rooms_of_the_architecture_are_those_of_the_house() -> None:
+    page = (DOCS / "inside" / "architecture.md").read_text(encoding="utf-8")
+    rooms = re.findall(r"^\| (\d+) \| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)
+    assert {room: int(floor) - 1 for floor, room in rooms} | {"__main__": len(ORDER) - 1} == FLOORS
+    assert [int(floor) for floor, _ in rooms] == sorted(int(floor) for floor, _ in rooms)
+    for module in re.findall(r"`([a-z_/]+\.py)`", page):
+        assert (ROOT / module).is_file() or (ROOT / "thunderagent" / module).is_file(), module
 
 
 def test_the_drawn_life_of_a_task_is_the_table_of_transitions() -> None:
