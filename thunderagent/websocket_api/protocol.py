@@ -1,8 +1,6 @@
 """The protocol of the WebSocket API: names, limits, texts in pieces. JSON in text frames, the same in both directions.
 
-Client to server: `getState`, `setState`, `ping`, `chunk`, told apart by `action`. Server to client: `state`, `saved`,
-`conflict`, `changed`, `pong`, `push`, `probe`, `error`, `chunk`, told apart by `type`. What a side does not know it
-leaves alone.
+A client's message has an `action`, a server's message a `type`. Each side ignores what it does not know.
 """
 
 from __future__ import annotations
@@ -17,29 +15,29 @@ from typing import Any, Final
 from thunderagent.model.errors import MessageTooLarge, ThunderAgentError
 
 SUBPROTOCOL: Final = "thunderagent.v1"
-"""What a client offers that cannot set headers, beside its token, and what the server selects."""
+"""Subprotocol that the server selects; a client without headers offers it beside its token."""
 BEARER: Final = "bearer."
-"""What stands before the token in the other subprotocol that such a client offers."""
+"""Begins the other subprotocol of such a client, which ends with its token."""
 
 FRAME_BYTES: Final = 32_000
-"""A longer text goes in chunks; a frame of Amazon's API Gateway may have 32 KiB."""
+"""A longer text goes in chunks: a frame of Amazon's API Gateway may have 32 KiB."""
 MESSAGE_BYTES: Final = 128 * 1024
-"""A longer text is refused: more is no message of API Gateway, in however many pieces."""
+"""A longer text is refused, in chunks too."""
 STATE_BYTES: Final = 120 * 1024
-"""A state, as JSON text; a message must hold it with what stands around it."""
+"""Largest state as JSON text: a message must hold it with the other members."""
 MOST_CHUNKS: Final = 64
-"""Pieces of one text."""
+"""Most chunks of one text."""
 ID_LETTERS: Final = 128
 """Longest id of a message or a change."""
 CHANGES_KEPT: Final = 50
-"""Changes of a state that are recognised when they come once more."""
+"""Changes of a state that are recognised when they come again."""
 
 
 _CHUNK_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Action(StrEnum):
-    """What a client asks for."""
+    """Action of a client's message."""
 
     GET_STATE = "getState"
     SET_STATE = "setState"
@@ -48,53 +46,49 @@ class Action(StrEnum):
 
 
 class Kind(StrEnum):
-    """What the server says."""
+    """Type of a server's message."""
 
     STATE = "state"
     SAVED = "saved"
     CONFLICT = "conflict"
     CHANGED = "changed"
-    """Another connection of the user has made a change. It is not sure to come."""
+    """Another connection of the user has made a change. It may be lost."""
     PONG = "pong"
     PUSH = "push"
     PROBE = "probe"
-    """Tells nothing: the server only finds out whether the connection is still there."""
+    """Says nothing: the server finds out whether the connection still lives."""
     ERROR = "error"
     CHUNK = "chunk"
 
 
 class Problem(StrEnum):
-    """What an error is about. `unavailable` and `throttled` pass: try again after `retry_after_s`. Others do not."""
+    """Kind of an error. `unavailable` and `throttled` pass: try again after `retry_after_s`. The others do not."""
 
     UNKNOWN_ROUTE = "unknown_route"
     BAD_REQUEST = "bad_request"
     TOO_LARGE = "too_large"
     UNAVAILABLE = "unavailable"
     THROTTLED = "throttled"
-    """The connection or its user sends too much: nothing was done, and nothing is to be sent for so long."""
+    """The connection or its user sends too much: nothing was done, and the client must pause."""
     INTERNAL = "internal"
 
 
 class ChunkRefused(ThunderAgentError):
-    """The piece of a message does not fit to those before it."""
+    """The chunk does not fit the chunks before it."""
 
 
 def encode(message: Mapping[str, Any]) -> str:
-    """A message as the text that is sent."""
+    """The text of a message."""
     return json.dumps(message, separators=(",", ":"), ensure_ascii=False)
 
 
 def size(text: str) -> int:
-    """Bytes of a text on the wire; half a surrogate pair counts as it is written out."""
+    """Bytes of a text on the wire; half a surrogate pair counts too."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def check_size(text: str) -> None:
-    """Refuse a text that no message may have.
-
-    Raises:
-        MessageTooLarge: with the size, and what to do.
-    """
+    """Raise `MessageTooLarge` for a text over `MESSAGE_BYTES`."""
     if (found := size(text)) > MESSAGE_BYTES:
         raise MessageTooLarge(
             f"the message has {found} bytes, at most {MESSAGE_BYTES} can be sent: store the data and send a reference"
@@ -102,15 +96,15 @@ def check_size(text: str) -> None:
 
 
 def frames(text: str, chunk_id: str, *, to_server: bool = False) -> list[str]:
-    """The text of a message as the texts of its frames: itself, or chunks that give it when their `data` is joined.
+    """The frames of a message: its text alone, or chunks whose joined `data` is the text.
 
     Args:
-        text: of one message, JSON.
-        chunk_id: tells these chunks from those of another message of the connection; `[A-Za-z0-9_-]`, up to 64 letters.
-        to_server: as a client sends them.
+        text: one message as JSON.
+        chunk_id: unique for the connection; `[A-Za-z0-9_-]`, up to 64 letters.
+        to_server: the sender is a client.
 
     Raises:
-        MessageTooLarge: it is over what can be sent at all.
+        MessageTooLarge: the text is over `MESSAGE_BYTES`.
     """
     check_size(text)
     if size(text) <= FRAME_BYTES:
@@ -135,7 +129,7 @@ def read_chunk(message: Mapping[str, Any]) -> Chunk:
     """The chunk in a message.
 
     Raises:
-        ChunkRefused: it is none; says what is wrong.
+        ChunkRefused: it is none.
     """
     chunk_id, index, of, data = (message.get(name) for name in ("id", "index", "of", "data"))
     if not isinstance(chunk_id, str) or not _CHUNK_ID.fullmatch(chunk_id):
@@ -148,10 +142,10 @@ def read_chunk(message: Mapping[str, Any]) -> Chunk:
 
 
 class Joiner:
-    """Puts chunks together again, those of several messages side by side. For the receiving end of a connection.
+    """Joins the chunks that a connection receives.
 
     Args:
-        most: messages that may be incomplete at once; with one more the oldest is forgotten.
+        most: messages that may be incomplete at once; one more drops the oldest.
     """
 
     def __init__(self, most: int = 4) -> None:
@@ -159,10 +153,10 @@ class Joiner:
         self._parts: dict[str, dict[int, Chunk]] = {}
 
     def add(self, chunk: Mapping[str, Any]) -> str | None:
-        """The text of the message that this chunk completes, else None. A chunk that comes twice changes nothing.
+        """The text of the message that this chunk completes, else None. A repeated chunk changes nothing.
 
         Raises:
-            ChunkRefused: it is none, or does not fit to those before it; its message is forgotten.
+            ChunkRefused: it is none, or does not fit the chunks before it; its message is dropped.
         """
         piece = read_chunk(chunk)
         known = self._parts.pop(piece.id, {})
@@ -179,12 +173,12 @@ class Joiner:
         return join(known[number].data for number in range(piece.of))
 
     def clear(self) -> None:
-        """Forget what is incomplete, as a new connection begins."""
+        """Forget incomplete messages when a new connection begins."""
         self._parts.clear()
 
 
 def join(pieces: Iterable[str]) -> str:
-    """The text of pieces in their order; a letter that was cut in two is whole again."""
+    """The text of pieces in their order. Halves of a surrogate pair become one letter."""
     text = "".join(pieces)
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
@@ -209,7 +203,7 @@ def merge_patch(state: Any, patch: Any) -> Any:
 
 
 def _pieces(text: str, room: int) -> list[str]:
-    """The text cut so that each piece takes at most so many bytes within a JSON text."""
+    """The text in pieces that each take at most `room` bytes within a JSON text."""
     pieces, start = [], 0
     while start < len(text):
         length = min(room, len(text) - start)

@@ -1,7 +1,6 @@
 """Pushes messages to the connections of a user through the management API of Amazon's API Gateway.
 
-Whom a connection belongs to says the table of connections, which the handlers of the WebSocket API keep. A connection
-that turns out to be gone is taken out of it.
+The handlers of the WebSocket API keep the table of connections. A push takes connections that are gone out of it.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from thunderagent.websocket_api.protocol import Kind, encode, frames
 from thunderagent.websocket_api.records import connections_id, forget_connection, holders_of, remove_connection
 
 AT_ONCE: Final = 8
-"""Connections that a process pushes to at one moment."""
+"""Connections that a process pushes to at once."""
 PUSH_S: Final = 10.0
-"""Longest time that a push may take; connections that were not reached by then are not."""
+"""Longest time of a push; connections that were not reached by then do not get it."""
 
 _REGION: Final = re.compile(r"\.execute-api\.([a-z0-9-]+)\.")
 _GONE: Final = frozenset({"GoneException", "410"})
@@ -43,8 +42,8 @@ class ManagementApi:
     """The management API of one WebSocket API and stage. Safe in threads and after a fork.
 
     Args:
-        endpoint: `https://API.execute-api.REGION.amazonaws.com/STAGE`; on this machine http will do.
-        region: for signing; None: as the endpoint says, else that of the environment.
+        endpoint: `https://API.execute-api.REGION.amazonaws.com/STAGE`; on this machine also http.
+        region: for signing; None: that of the endpoint, else that of the environment.
 
     Raises:
         ConfigurationError: the endpoint is not such a URL.
@@ -89,7 +88,7 @@ class ManagementApi:
         return True
 
     def close(self) -> None:
-        """Close the sockets; a later call opens new ones."""
+        """Close the sockets. A later call opens new ones."""
         with self._guard:
             made, self._client = self._client, None
         if made is not None and made[0] == os.getpid():
@@ -127,10 +126,8 @@ class ManagementApi:
 class Broadcast:
     """Sends texts to the connections of a user, several at a time. Safe in threads and after a fork.
 
-    A connection that turns out to be gone is taken out of the table.
-
     Args:
-        post: sends a text to a connection by its id, and answers whether it is still there.
+        post: sends a text to a connection by its id. False: it is gone.
         timeout_s: longest time for all connections together.
         monotonic: seconds.
     """
@@ -154,17 +151,17 @@ class Broadcast:
 
         Args:
             connections: the table of connections.
-            user: whose connections.
+            user: the owner of the connections.
             texts: one frame each.
-            but: the connection that is left out.
+            but: a connection that is left out.
 
         Returns:
-            the number of connections that took them.
+            The number of connections that took them.
 
         Raises:
             StoreError: the table of connections did not answer; nothing was sent.
-            PushFailed: there are connections and none took them, for a reason that may pass.
-            ThunderAgentError: the same for a reason that does not, such as `AccessDenied`.
+            PushFailed: no connection took them, for a reason that may pass.
+            ThunderAgentError: no connection took them, for a reason that does not pass, such as `AccessDenied`.
         """
         row_id = connections_id(user)
         ids = sorted(one for one in holders_of(connections.get([row_id]).get(row_id)) if one != but)
@@ -180,7 +177,7 @@ class Broadcast:
         return self._count(connections, user, sent)
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """End the threads."""
         with self._guard:
             pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
@@ -223,10 +220,10 @@ class Broadcast:
 
 
 class Pusher:
-    """Pushes messages to users. Safe in threads and after a fork; nothing is contacted before the first push.
+    """Pushes messages to users. Safe in threads and after a fork; it opens nothing before the first push.
 
     Args:
-        post: sends a text to a connection by its id, and answers whether it is still there.
+        post: sends a text to a connection by its id. False: it is gone.
         connections: opens the table of connections.
         timeout_s: longest time of a push.
         monotonic: seconds.
@@ -249,24 +246,24 @@ class Pusher:
     def push(self, user: str, message: Any) -> int:
         """Push a message to every connection of a user; it arrives as `{"type": "push", "id": …, "message": …}`.
 
-        The id is the same on all of them: a client that has two for a moment, as it replaces one, drops one of two.
+        All connections get the same id: a client with two of them, while it replaces one, drops the second message.
 
         Returns:
-            the number of connections that took it. 0 is no error: the user is not connected.
+            The number of connections that took it. 0 is no error: the user is not connected.
 
         Raises:
             ValueError: the message is not JSON data.
             MessageTooLarge: it is over 128 KiB; nothing was sent.
             StoreError: the table of connections did not answer; nothing was sent.
-            PushFailed: there are connections and none took it, for a reason that may pass.
-            ThunderAgentError: the same for a reason that does not, such as `AccessDenied`.
+            PushFailed: no connection took it, for a reason that may pass.
+            ThunderAgentError: no connection took it, for a reason that does not pass, such as `AccessDenied`.
         """
         push_id = uuid.uuid4().hex
         text = encode({"type": Kind.PUSH, "id": push_id})[:-1] + f',"message":{dump_json(message, "the message")}}}'
         return self._broadcast.send(self._ready(), user, frames(text, push_id))
 
     def close(self) -> None:
-        """Let go of threads and connections."""
+        """End threads and connections."""
         with self._guard:
             engine, is_ours = self._engine, self._pid == os.getpid()
             self._engine = None
@@ -286,7 +283,7 @@ def make_pusher(endpoint: str, connections: str) -> Pusher:
     """The extension `push`, for the endpoint of the management API and the URL of the table of connections.
 
     Raises:
-        ConfigurationError: one of them cannot be what it is.
+        ConfigurationError: the endpoint is no such URL.
     """
     return Pusher(ManagementApi(endpoint).post, lambda: open_engine(connections, hasty=True))
 

@@ -1,7 +1,7 @@
-"""The rows of the WebSocket API and every conditional write of them: states of users, connections, texts in pieces.
+"""The rows of the WebSocket API and every conditional write of them: states of users, connections, chunks.
 
-They lie in tables of their own with the key of the task table, so every engine serves them. The state of a user lies in
-a table that is replicated to the other region, all else in one of the region, with `expireAt`.
+Their tables have the key of the task table, so every engine serves them. The table of states is replicated to the other
+region. Each region has its own table of connections and chunks, whose rows have `expireAt`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from thunderagent.model.rows import as_map, is_number
 from thunderagent.model.task import Row, timestamp
 
 MOST_CONNECTIONS: Final = 50
-"""Connections of one user at once."""
+"""Most connections of one user at once."""
 MOST_OPEN: Final = 4
-"""Texts of one connection of which chunks are missing."""
+"""Most incomplete messages of one connection."""
 CONNECTION_S: Final = 2 * 3600.0 + 600.0
-"""How long the row of a connection stays: API Gateway ends each after two hours, and may not tell."""
+"""Life of a connection's row: API Gateway ends a connection after two hours, and may not say so."""
 CHUNKS_S: Final = 60.0
-"""How long chunks wait for the others of their message."""
+"""How long chunks wait for the rest of their message."""
 
 
 # States. `fence` is the version, `info` has the last changes with the versions that they made.
 
 
 def state_id(user: str) -> str:
-    """Id of the row of a user's state."""
     return f"user:{user}"
 
 
@@ -45,10 +44,8 @@ def state_row(user: str, text: str, *, changes: Mapping[str, int], region: str, 
 
 
 def save_state(seen: Row, text: str, *, changes: Mapping[str, int], region: str, now: float) -> Write:
-    """The next version of a state, made of the row as it was seen.
-
-    The writer and the time too: a row that another region has replaced meanwhile may have the same version.
-    """
+    """The next version of a state, upon the row that was seen."""
+    # Another region may have replaced it by a row of the same version: so the writer and the time must hold too.
     still: list[Condition] = [Is("fence", seen["fence"])]
     still += [Is(name, seen[name]) if name in seen else Absent(name) for name in ("lastAgent", "updatedAt")]
     return Write(
@@ -71,32 +68,31 @@ def save_state(seen: Row, text: str, *, changes: Mapping[str, int], region: str,
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of tokens, kept as one number: the time, in milliseconds, at which it will be full again (GCRA)."""
+    """A token bucket, kept as one number: the time, in milliseconds, at which it is full again (GCRA)."""
 
     name: str
     """The attribute."""
     rate: float
-    """Tokens that come in a second."""
+    """Tokens a second."""
     burst: float
     """Tokens of a full bucket."""
 
     def wait_s(self, row: Mapping[str, Any], number: float, now: float) -> float:
-        """Seconds until so many tokens are there; 0: they are."""
+        """Seconds until so many tokens are there."""
         full_at = self._full_at(row, now)
         return max(0.0, (full_at + self._ms(number) - self._ms(self.burst)) / 1000 - now)
 
     def is_full(self, row: Mapping[str, Any], now: float) -> bool:
-        """Whether nothing is taken out."""
         return self._full_at(row, now) <= _ms(now)
 
     def take(self, number: float, *, now: float, was_full: bool, into_debt: bool = False) -> dict[str, Any]:
-        """What a write sets, increases and requires that takes tokens.
+        """The parts of a write that takes tokens.
 
         Args:
             number: of tokens.
             now: epoch seconds.
-            was_full: how the bucket was seen. The write is refused when it was not so, or has too few tokens.
-            into_debt: take them if there is one at least.
+            was_full: how the bucket was seen. The write is refused if that is wrong, or tokens are missing.
+            into_debt: one token is enough.
         """
         at, cost = _ms(now), self._ms(number)
         if was_full:
@@ -121,18 +117,16 @@ _CLOCKS_MS: Final = 60_000
 
 
 def spend(row_id: str, bucket: Bucket, number: float, *, now: float, was_full: bool, into_debt: bool = False) -> Write:
-    """Take tokens out of a bucket. Doing it again takes them again, which costs their owner a moment."""
+    """Take tokens out of a bucket. A repeated write takes them again, which costs their owner a moment."""
     taken = bucket.take(number, now=now, was_full=was_full, into_debt=into_debt)
     return Write(verb="spend", task_id=row_id, **taken | {"require": (Present("taskId"), *taken["require"])})
 
 
 def connection_id_of(connection: str) -> str:
-    """Id of the row of a connection."""
     return f"connection:{connection}"
 
 
 def connections_id(user: str) -> str:
-    """Id of the row that lists the connections of a user."""
     return f"connections:{user}"
 
 
@@ -147,7 +141,7 @@ def connection_row(connection: str, user: str, *, now: float) -> Row:
 
 
 def connections_row(user: str, connections: Iterable[str], connects: Bucket, *, now: float) -> Row:
-    """The list of a user who has had no connection for long."""
+    """The first list of a user's connections."""
     return {
         "taskId": connections_id(user),
         "holders": frozenset(connections),
@@ -158,7 +152,7 @@ def connections_row(user: str, connections: Iterable[str], connects: Bucket, *, 
 
 
 def add_connection(user: str, connection: str, connects: Bucket, *, now: float, was_full: bool) -> Write:
-    """List a connection; refused when the user has as many as one may have, or connects too often."""
+    """List a connection; refused for a user with `MOST_CONNECTIONS`, or one that connects too often."""
     taken = connects.take(1, now=now, was_full=was_full)
     return Write(
         verb="add connection",
@@ -173,7 +167,7 @@ def add_connection(user: str, connection: str, connects: Bucket, *, now: float, 
 def replace_connections(
     user: str, seen: frozenset[str], then: frozenset[str], connects: Bucket, *, now: float, was_full: bool
 ) -> Write:
-    """List the connections that live in the place of those that were seen."""
+    """Replace the list that was seen by the connections that live."""
     taken = connects.take(1, now=now, was_full=was_full)
     kept = {"holders": then} if then else {}
     return Write(
@@ -187,7 +181,7 @@ def replace_connections(
 
 
 def remove_connection(user: str, connection: str) -> Write:
-    """Take a connection out of the list; doing it again changes nothing."""
+    """Take a connection out of the list. A repeated write changes nothing."""
     return Write(
         verb="remove connection",
         task_id=connections_id(user),
@@ -197,7 +191,7 @@ def remove_connection(user: str, connection: str) -> Write:
 
 
 def forget_connection(connection: str, user: str) -> Write:
-    """The row of a connection that is over goes."""
+    """Delete the row of a connection that has ended."""
     return Write(
         verb="forget connection",
         task_id=connection_id_of(connection),
@@ -206,16 +200,16 @@ def forget_connection(connection: str, user: str) -> Write:
     )
 
 
-# Texts in pieces. A message that is not complete has a row with its pieces, `holders`; its connection lists them.
+# Chunks. An incomplete message has a row with its pieces, `holders`; its connection lists such messages.
 
 
 def chunks_id(connection: str, chunk_id: str) -> str:
-    """Id of the row of a message of which chunks are missing."""
+    """Id of the row of an incomplete message."""
     return f"chunks:{connection}:{chunk_id}"
 
 
 def chunks_row(connection: str, chunk_id: str, piece: str, *, of: int, now: float) -> Row:
-    """The row of a message of which the first chunk has come."""
+    """The row of a message after its first chunk."""
     return {
         "taskId": chunks_id(connection, chunk_id),
         "holders": frozenset((piece,)),
@@ -226,7 +220,7 @@ def chunks_row(connection: str, chunk_id: str, piece: str, *, of: int, now: floa
 
 
 def add_chunk(connection: str, chunk_id: str, piece: str, *, of: int) -> Write:
-    """Add a piece to those that have come; the same once more changes nothing. Refused when the message was taken."""
+    """Add a piece; a repeated write changes nothing. Refused when the message was taken."""
     return Write(
         verb="add chunk",
         task_id=chunks_id(connection, chunk_id),
@@ -236,9 +230,9 @@ def add_chunk(connection: str, chunk_id: str, piece: str, *, of: int) -> Write:
 
 
 def take_chunks(connection: str, chunk_id: str, taker: str, *, of: int) -> Write:
-    """Take a message whose pieces are all there; of several who see that, one handles it.
+    """Take a complete message: one of several takers handles it.
 
-    What is left of the row tells a piece that is delivered once more, and an answer that was lost: the taker is unique.
+    The empty row stays. It shows that a late piece was delivered twice, and after a lost reply who the taker was.
     """
     return Write(
         verb="take chunks",
@@ -250,7 +244,7 @@ def take_chunks(connection: str, chunk_id: str, taker: str, *, of: int) -> Write
 
 
 def begin_chunks(connection: str, chunk_id: str) -> Write:
-    """Say that a message of this connection comes in pieces; refused when too many do."""
+    """List an incomplete message of a connection; refused when it has `MOST_OPEN`."""
     return Write(
         verb="begin chunks",
         task_id=connection_id_of(connection),
@@ -260,7 +254,7 @@ def begin_chunks(connection: str, chunk_id: str) -> Write:
 
 
 def end_chunks(connection: str, chunk_id: str) -> Write:
-    """Say that it is complete, or will not be completed."""
+    """Take a message out of that list."""
     return Write(
         verb="end chunks",
         task_id=connection_id_of(connection),
@@ -270,13 +264,12 @@ def end_chunks(connection: str, chunk_id: str) -> Write:
 
 
 def changes_of(row: Mapping[str, Any] | None) -> dict[str, int]:
-    """The last changes of a state with the versions that they made. A row made by hand may have anything there."""
+    """The last changes of a state with their versions. A row made by hand may have anything there."""
     changes = as_map(as_map((row or {}).get("info")).get("changes"))
     return {str(name): int(made) for name, made in changes.items() if is_number(made)}
 
 
 def holders_of(row: Mapping[str, Any] | None) -> frozenset[str]:
-    """The members of a row's set."""
     holders = (row or {}).get("holders")
     return frozenset(map(str, holders)) if isinstance(holders, (set, frozenset)) else frozenset()
 

@@ -1,14 +1,4 @@
-"""A client of the WebSocket API that survives the loss of its connection, of its server and of a region.
-
-client       Client: what an application talks to
-session      its connections, on the engine of the streams
-replica      the state as this client sees it, and its changes that a server may have lost: pure
-submitter    brings changes to the server
-talk         requests, answers, chunks
-credentials  a URL and a token for each attempt
-events       what happens, why a client ended, and how the application learns it
-options      every number, and what the ends of connections mean
-"""
+"""A client of the WebSocket API that survives the loss of its connection, of its server and of a region."""
 
 from thunderagent.model.errors import ChangeRefused, ClientClosed, TooManyChanges, VersionConflict
 from thunderagent.streams.connection.endpoint import Attempt

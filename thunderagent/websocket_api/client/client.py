@@ -1,4 +1,4 @@
-"""The client: state, changes and pushes over as many connections as it takes."""
+"""The client of the WebSocket API: state, changes and pushes, over one connection after the other."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from thunderagent.websocket_api.client.talk import ASK_AGAIN_S
 
 
 class Client:
-    """A client of the WebSocket API. `async with Client(url, token) as client`; for one event loop.
+    """A client of the WebSocket API: `async with Client(url, token) as client`. For one event loop.
 
-    It connects by itself and stays connected. What is set while there is no server waits; what a server of another
-    region has lost is sent again.
+    It connects by itself and stays connected. Changes wait while there is no server. Changes that a server of another
+    region has lost are sent again.
 
     Args:
-        url: of the API, `wss://…`; several, tried in turn; or a function that gives one for each attempt. Names are
-            looked up for each attempt, so that a fail-over by DNS is followed.
-        token: for each attempt; `attempt.auth_failed` tells the function that the last one was not accepted.
+        url: of the API, `wss://…`; several, tried in turn; or a function that returns one for each attempt. Names are
+            looked up for each attempt, so the client follows a fail-over by DNS.
+        token: a token, or a function that returns one for each attempt. `attempt.auth_failed`: the last was refused.
         on_push: called with each message that was pushed; may be a coroutine function.
         on_state: called with the state and its version when they have changed.
         fleet: clients that may lose their connections together; the option of the same name.
@@ -95,7 +95,7 @@ class Client:
         await self.close()
 
     def start(self) -> None:
-        """Begin to connect; `async with` does it."""
+        """Begin to connect, as `async with` does."""
         if self._running is None and self.closed is None:
             loop = asyncio.get_running_loop()
             self._handing = loop.create_task(
@@ -107,7 +107,7 @@ class Client:
         """End, within `flush_s` and four times `close_timeout_s`.
 
         Args:
-            flush_s: wait so long for changes to be acknowledged.
+            flush_s: longest wait for acknowledgements of changes.
         """
         if flush_s and self.closed is None:
             with suppress(TimeoutError, ClientClosed):
@@ -118,7 +118,7 @@ class Client:
         return await self.wait_closed()
 
     async def wait_closed(self) -> CloseReason:
-        """Wait until the client has ended, by itself too, and say why."""
+        """Wait for the end of the client and return its reason."""
         await self._session.wait_ended()
         if self._running is not None and asyncio.current_task() is not self._handing:
             await asyncio.wait((self._running,))
@@ -134,17 +134,17 @@ class Client:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state with the changes that are not acknowledged yet; a copy."""
+        """A copy of the state, with the changes that are not acknowledged yet."""
         return copy.deepcopy(self._replica.state)
 
     @property
     def version(self) -> int:
-        """The version that a server told last; 0 before there was one."""
+        """The last version that a server sent; 0 before the first."""
         return self._replica.version
 
     @property
     def region(self) -> str | None:
-        """The region of the server that told it."""
+        """The region of that server."""
         return self._replica.region
 
     @property
@@ -153,43 +153,43 @@ class Client:
         return self._replica.unacknowledged
 
     async def get(self, timeout_s: float | None = 30.0) -> dict[str, Any]:
-        """Ask the server for the state, waiting for one if there is none.
+        """Ask the server for the state, and wait for a server if there is none.
 
         Raises:
-            TimeoutError: no server has answered in time.
+            TimeoutError: no server answered in time.
             ClientClosed: the client has ended.
         """
-        async with _bound(timeout_s, "no server has told the state; the client goes on"):
+        async with _bound(timeout_s, "no server has sent the state; the client goes on"):
             while not await self._session.read(await self._session.connection()):  # noqa: ASYNC110
                 await asyncio.sleep(ASK_AGAIN_S)
         return self.state
 
     async def set(self, patch: Mapping[str, Any], *, version: int | None = None, timeout_s: float | None = None) -> int:
-        """Change the state, and wait until a server has acknowledged it; the version that it made.
+        """Change the state, wait until a server acknowledges it, and return the version that it made.
 
-        The patch overwrites what other clients have made of the same members, and a list is one value. What is
-        computed from the state belongs into `update`.
+        The patch overwrites the same members of other clients, and a list is one value. To compute from the state, use
+        `update`.
 
         Args:
-            patch: a JSON merge patch (RFC 7396): members that are None are removed, objects are merged.
-            version: make the change upon this version of the state alone; None: upon every version.
-            timeout_s: how long to wait; None: until it is acknowledged or the client ends.
+            patch: a JSON merge patch (RFC 7396): None removes a member, objects are merged.
+            version: the only version of the state that the change may be made upon; None: any.
+            timeout_s: longest wait; None: until it is acknowledged or the client ends.
 
         Raises:
-            TimeoutError: not acknowledged yet; the change stays, and is sent as soon as that is possible.
-            ChangeRefused: the server will never take it.
-            VersionConflict: the state has another version than the one that was given.
+            TimeoutError: not acknowledged yet; the change stays and will be sent.
+            ChangeRefused: no server will take it.
+            VersionConflict: the state has another version than `version`.
             TooManyChanges, MessageTooLarge, TypeError, ValueError, ClientClosed: see `submit`.
         """
         return await self._acknowledged(self.submit(patch, version=version), timeout_s)
 
     def submit(self, patch: Mapping[str, Any], *, version: int | None = None) -> asyncio.Future[int]:
-        """Change the state without waiting; what this answers is done when `set` would have returned.
+        """Change the state without waiting. The future is done when `set` would return.
 
         Raises:
-            TooManyChanges: too many wait for a server already.
-            MessageTooLarge: it is over what can be sent.
-            TypeError, ValueError: it is no object of JSON, or too deep, or the version is none.
+            TooManyChanges: too many changes wait for a server.
+            MessageTooLarge: the patch cannot be sent.
+            TypeError, ValueError: the patch is no JSON object or too deep, or the version is none.
             ClientClosed: the client has ended.
         """
         if not isinstance(patch, Mapping):
@@ -199,32 +199,32 @@ class Client:
         return self._add(patch, version)
 
     async def update(self, make: Make, *, timeout_s: float | None = None) -> int:
-        """Change the state by what a function makes of it, and wait as `set` does.
+        """Change the state by a function of it, and wait as `set` does.
 
-        The function gets the state, a copy, and gives a merge patch. It is called again upon every state that it has
-        not seen, until a server has taken a patch that was made of the state it has: nothing is overwritten that the
-        function has not seen. So it computes, quickly, and does nothing else.
+        The function gets a copy of the state and returns a merge patch. It is called again for each new state until a
+        server takes a patch for the state that it has. So it overwrites nothing that it has not seen. It must only
+        compute, and quickly.
 
             await client.update(lambda state: {"todo": [*state.get("todo", []), "milk"]})
 
         Args:
-            make: gives the patch for a state. What it raises ends the update, and nothing is changed.
-            timeout_s: how long to wait; None: until it is acknowledged or the client ends.
+            make: returns the patch for a state. Its error ends the update; then nothing changes.
+            timeout_s: longest wait; None: until it is acknowledged or the client ends.
 
         Raises:
-            Exception: what the function raised.
-            ChangeRefused: the server will never take it, or nobody knows any more whether it was made.
+            Exception: an error of the function.
+            ChangeRefused: no server will take it, or it is unknown whether it was made.
             TimeoutError, TooManyChanges, MessageTooLarge, TypeError, ValueError, ClientClosed: see `set`.
         """
         if not callable(make):
-            raise TypeError(f"update takes a function that gives a patch for a state, and no {type(make).__name__}")
+            raise TypeError(f"update takes a function that returns a patch for a state, and no {type(make).__name__}")
         return await self._acknowledged(self._add(make), timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until a server has every change, those that were lost and are sent again too.
+        """Wait until a server has every change, also those that are sent again.
 
         Raises:
-            TimeoutError: some are not; they stay.
+            TimeoutError: some are not acknowledged; they stay.
             ClientClosed: the client has ended.
         """
         async with _bound(timeout_s, "some changes are not acknowledged yet; they stay"):
@@ -242,7 +242,7 @@ class Client:
 
     @property
     def latency_s(self) -> float | None:
-        """How long the last ping took; None before there was one."""
+        """Seconds of the last ping; None before the first."""
         return self._session.latency_s
 
     @property
@@ -254,20 +254,20 @@ class Client:
         """Wait until a connection is live and the state is known.
 
         Raises:
-            TimeoutError: it took longer; the client goes on.
+            TimeoutError: there is none yet; the client goes on.
             ClientClosed: the client has ended.
         """
         async with _bound(timeout_s, "there is no connection; the client goes on connecting"):
             await self._session.connection()
 
     def reconnect(self, reason: str = "asked to") -> None:
-        """Leave the connection and connect again at once, for example when the network has changed."""
+        """Drop the connection and connect again at once, for example when the network has changed."""
         connection = self._session.pump.connection
         if connection is not None:
             connection.cut(Cause.ASKED, reason)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event from the first step of the iteration on; it ends behind `Closed`."""
+        """Every event from the begin of the iteration to `Closed`."""
         subscription = self._publisher.subscribe()
         try:
             async for event in subscription:
@@ -310,7 +310,6 @@ class Client:
         self._publisher.publish_state()
 
     async def _run(self) -> None:
-        """Everything that runs, and its end."""
         session, timeout_s = self._session, self.options.close_timeout_s
         parts = (session.pump.run(), session.take_all(), session.catch_up(), self._submitter.run(), self._asked.wait())
         tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(part) for part in parts]

@@ -1,4 +1,4 @@
-"""The endpoint of an attempt with a token of its own."""
+"""The endpoint and the token of each attempt to connect."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.streams.connection.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
 
 TokenSource = str | Callable[[Attempt], str | Awaitable[str]]
-"""A token, or better a function that gives one for each attempt; `attempt.auth_failed`: the last was refused."""
+"""A token, or better a function that returns one for each attempt. `attempt.auth_failed`: the last was refused."""
 
 
 class Credentials:
-    """Gives the endpoint of each attempt, with the token in the header; neither is kept.
+    """Makes the endpoint of each attempt, with the token in a header. It keeps neither.
 
     Args:
-        url: asked for each attempt, as `token` is.
-        token: its `sub` must not change: what is not acknowledged yet would go to another user.
+        url: asked for each attempt.
+        token: asked for each attempt. Its `sub` must not change, or changes on their way would go to another user.
     """
 
     __slots__ = ("_token", "_url", "_user")
@@ -31,11 +31,10 @@ class Credentials:
         self._user: object = None
 
     async def endpoint(self, attempt: Attempt) -> Endpoint:
-        """Where to connect now.
+        """The endpoint of an attempt.
 
         Raises:
-            ConfigurationError: the URL is none of a WebSocket, the token cannot stand in a header, or is another
-                user's.
+            ConfigurationError: the URL is no WebSocket URL, the token does not fit a header, or its user is another.
         """
         endpoint = await resolve_endpoint(self._url, attempt)
         given: object = self._token(attempt) if callable(self._token) else self._token
@@ -45,7 +44,7 @@ class Credentials:
             what = (
                 "no text" if not isinstance(given, str) else "empty" if not given else "of letters that no header takes"
             )
-            raise ConfigurationError(f"the token is {what}: the token function is to give the text of a JWT")
+            raise ConfigurationError(f"the token is {what}: the token function must return the text of a JWT")
         user = _user_of(given)
         if self._user is not None and user != self._user:
             raise ConfigurationError("the token is another user's: close this client, and make one for that user")
@@ -54,7 +53,7 @@ class Credentials:
 
 
 def _user_of(token: str) -> object:
-    """The `sub` that a JWT claims; only the server can tell whether it is true. None: it is no JWT."""
+    """The `sub` that a JWT claims, which only the server can verify. None: it is no JWT."""
     try:
         claims = token.split(".")[1]
         return json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]
@@ -63,11 +62,7 @@ def _user_of(token: str) -> object:
 
 
 def check_source(url: object) -> None:
-    """Refuse what can never give a URL.
-
-    Raises:
-        ConfigurationError: it is no text, no list of texts and no function.
-    """
+    """Raise `ConfigurationError` for a URL that is no text, no list of texts and no function."""
     listed = [url] if isinstance(url, (str, Endpoint)) else url
     is_list = isinstance(listed, Sequence) and listed and all(isinstance(one, (str, Endpoint)) for one in listed)
     if isinstance(url, bytes) or not (callable(url) or is_list):

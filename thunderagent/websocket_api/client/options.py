@@ -1,4 +1,4 @@
-"""Every number of a client, and what the end of a connection means to it."""
+"""The options of a client, and its verdict on the end of a connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.verdicts import RETRY, SPREAD, Verdict
 
 CONNECTS_A_SECOND: Final = 500.0
-"""New connections that API Gateway takes in a second, of an account in a region, unless a quota was raised.
+"""New connections a second that API Gateway takes for an account in a region, unless a quota was raised.
 
 https://docs.aws.amazon.com/apigateway/latest/developerguide/apigateway-execution-service-websocket-limits-table.html
 """
@@ -42,46 +42,46 @@ class ClientOptions:
     """How a client connects, watches its connection, and what it keeps.
 
     Raises:
-        ConfigurationError: the options cannot work; all problems are listed.
+        ConfigurationError: the options cannot work; lists all problems.
     """
 
     heartbeat_s: float = 30.0
-    """Time between two pings; each is a request to the API, and is paid for. API Gateway cuts after 10 idle minutes."""
+    """Time between two pings. Each is a paid request to the API. API Gateway cuts after 10 idle minutes."""
     missed_pongs: int = 2
-    """So many pings without an answer end a connection: with 2, a dead server is found within two heartbeats."""
+    """Pings without an answer that end a connection: with 2, a dead server is found within two heartbeats."""
     request_timeout_s: float = 10.0
-    """How long an answer may take; then the request is sent again, which changes nothing twice."""
+    """Longest wait for an answer. Then the request is sent again, which changes nothing twice."""
     open_timeout_s: float = 10.0
-    """For the functions that give token and URL, and again for TCP, TLS and the handshake together."""
+    """Longest time for the functions of token and URL, and again for TCP, TLS and the handshake together."""
     close_timeout_s: float = 2.0
-    """How long the end of a connection may take."""
+    """Longest time for the end of a connection."""
     backoff_base_s: float = 0.5
-    """Upper end of the random delay before the first retry; doubles with each."""
+    """Upper end of the random delay before the first retry. It doubles with each retry."""
     backoff_cap_s: float = 60.0
     """Upper end of the random delay before any retry."""
     stable_after_s: float = 30.0
-    """A connection that lived so long is progress: delays and counts of refusals start afresh."""
+    """Life of a connection that counts as progress: delays and refusals begin again at 0."""
     rotate_after_s: float = 6300.0
-    """Replace the connection at this age, less up to a tenth: API Gateway ends each after 2 h."""
+    """Age at which a connection is replaced, less up to a tenth: API Gateway ends each after 2 h."""
     fleet: int = 1
     """Clients that lose their connections together: their first retries are spread over `fleet` / 500 s."""
     refusals: int = 20
-    """So many refusals of fresh tokens without progress end the client: about 7 minutes, longer than a fail-over."""
+    """Refusals of fresh tokens without progress that end the client: about 7 minutes, longer than a fail-over."""
     max_unacknowledged: int = 100
     """Changes that wait for a server; `set` refuses one more."""
     keep_acknowledged: int = 100
-    """Acknowledged changes that are kept, for a server that has lost them."""
+    """Acknowledged changes that are kept in case a server loses them."""
     keep_acknowledged_bytes: int = 1 << 20
     """The same in bytes of their JSON."""
     recheck_s: float = 60.0
-    """Acknowledged changes that were as young as this when their region was heard of last are shown to a server of
-    another region, which may not have them."""
+    """Age of acknowledged changes, at the last answer of their region, up to which a server of another region gets them
+    again: it may not have them."""
     max_events: int = 256
-    """Events that wait for a slow handler; then the oldest push is dropped, which is told."""
+    """Events that wait for a slow handler; one more drops the oldest push, and an event says so."""
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
-    """For wss; None takes one with the certificate authorities of the system."""
+    """For wss; None: the certificate authorities of the system."""
     proxy: str | bool = True
-    """True: from the environment; False: none; or its URL."""
+    """True: that of the environment; False: none; or its URL."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -104,7 +104,7 @@ class ClientOptions:
 
     @property
     def streaming(self) -> StreamOptions:
-        """The options of the engine that holds the connection."""
+        """The options of the connection."""
         return StreamOptions(
             open_timeout_s=self.open_timeout_s,
             subscribe_timeout_s=self.request_timeout_s,
@@ -124,14 +124,14 @@ class ClientOptions:
         )
 
     def verdict(self, end: ConnectionEnd) -> Verdict | None:
-        """What to do after an end; None leaves it to the profile of API Gateway.
+        """The verdict on an end; None: that of the profile of API Gateway.
 
-        A region that fails answers with anything, and the next attempt may reach another one: nothing but a
-        configuration that cannot work ends the client at once.
+        A failing region may answer anything, and the next attempt may reach another region. So only a configuration
+        that cannot work ends the client at once.
         """
         if is_refusal(end):
             return Verdict(refresh=True, fatal_after=self.refusals, fatal_after_s=0.0)
-        if end.status == _THROTTLED:  # everybody comes back at once: not RETRY, whose first delays are in vain then
+        if end.status == _THROTTLED:  # all clients come back at once: the short first delays of RETRY are in vain
             return SPREAD
         if end.status is not None and 400 <= end.status < 500:
             return Verdict(fatal_after=self.refusals, fatal_after_s=0.0)
@@ -141,7 +141,7 @@ class ClientOptions:
 
 
 def is_refusal(end: ConnectionEnd) -> bool:
-    """True when the peer did not accept the credentials."""
+    """Whether the peer refused the credentials."""
     if end.cause is Cause.HTTP:
         return end.status in _REFUSED_STATUSES
     return end.cause is Cause.CLOSED and end.code in _REFUSED_CODES

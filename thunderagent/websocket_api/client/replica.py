@@ -1,11 +1,11 @@
-"""The state of a user as a client sees it, and the changes that a server may not have: pure, without a connection.
+"""The state of a user as a client sees it, and the changes that a server may not have. No input or output.
 
-A change is a JSON merge patch with an id. It is sent under the same id until a server has acknowledged it, so a server
-that has it already does not change anything again. What was acknowledged is kept for a while, as a server of another
-region may be behind: an asynchronously replicated table loses the last writes of a region that is gone.
+A change is a JSON merge patch with an id. It is sent under this id until a server acknowledges it, so no server makes
+it twice. Acknowledged changes are kept for a while: an asynchronously replicated table loses the last writes of a
+region that is lost.
 
-The patch of an update comes from a function of the state. It is made again upon every state that the function has not
-seen, so a change of another client is never overwritten by a value that was computed without it.
+The patch of an update comes from a function of the state. The function is called again for each new state, so no change
+of another client is overwritten by a value that was computed without it.
 """
 
 from __future__ import annotations
@@ -21,52 +21,50 @@ from thunderagent.websocket_api.client.options import ClientOptions
 from thunderagent.websocket_api.protocol import CHANGES_KEPT, Action, check_size, encode, merge_patch, size
 
 DEEPEST: Final = 64
-"""Objects and lists within each other in a patch."""
+"""Most objects and lists inside each other in a patch."""
 
 Make = Callable[[dict[str, Any]], Mapping[str, Any]]
-"""Gives the patch of an update for a state."""
+"""Returns the patch of an update for a state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of the state."""
-
     id: str
     patch: Mapping[str, Any]
-    """A JSON merge patch (RFC 7396): members that are null are removed, objects are merged."""
+    """A JSON merge patch (RFC 7396): null removes a member, objects are merged."""
     size: int
     """Bytes of the patch's JSON."""
     version: int | None = None
-    """The version that it made; None until a server has acknowledged it."""
+    """The version that it made; None until a server acknowledges it."""
     region: str | None = None
     """The region of that server."""
     at: float = 0.0
-    """When, in monotonic seconds."""
+    """Monotonic seconds of that."""
     is_check: bool = False
-    """It is sent again only to be sure: what the server shows has it, unless it was lost."""
+    """It is sent again to be sure: the server's state has it unless it was lost."""
     make: Make | None = None
-    """Gives the patch of an update."""
+    """The function of an update."""
     base: Mapping[str, Any] | None = None
-    """The state for which it gave the present one."""
+    """The state for which it returned `patch`."""
     problem: Exception | None = None
-    """What it raised for the present state, which may have the change already."""
+    """Its error for the present state, which may have the change already."""
     expected: int | None = None
-    """The change may be made upon this version alone; None: upon every version."""
+    """The only version that the change may be made upon; None: any."""
     unanswered: int | None = None
-    """The version upon which it may be made: with which it was sent first, if no answer has told more since."""
+    """The version upon which it may have been made: that of the first request without an answer."""
 
     @property
     def is_shown(self) -> bool:
-        """True when the state is shown with it."""
+        """Whether the state includes it."""
         return not self.is_check and self.problem is None
 
 
 def text_of_patch(patch: object) -> str:
-    """The JSON of a patch. What is none is refused before it is in the tail, where it would be for ever.
+    """The JSON of a patch. A patch that no server can take would stay in the tail for ever.
 
     Raises:
-        TypeError, ValueError: it is no object of JSON, or too deep.
-        MessageTooLarge: it is over what can be sent.
+        TypeError, ValueError: it is no JSON object, or too deep.
+        MessageTooLarge: it cannot be sent.
     """
     if not isinstance(patch, Mapping):
         raise TypeError(f"the patch is a {type(patch).__name__}; a JSON merge patch of a state is an object")
@@ -80,18 +78,18 @@ def text_of_patch(patch: object) -> str:
             for inner in (one.values() if isinstance(one, dict) else one)
         ]
     if level:
-        raise ValueError(f"the patch has objects in objects over {DEEPEST} deep; a state is to be flatter")
+        raise ValueError(f"the patch has objects in objects over {DEEPEST} deep; make the state flatter")
     message = {"action": Action.SET_STATE, "id": "0" * 16, "version": 1 << 53, "patch": patch, "change": "0" * 36}
     check_size(encode(message))
     return encode(patch)
 
 
 class Replica:
-    """The state, its version, and the changes on their way. One change is under way at a time, the head of the tail.
+    """The state, its version, and the tail of changes on their way. Only the first of them, the head, is sent.
 
     Args:
         options: how much is kept.
-        failed: called for an update whose function raised, or gave no patch, for a new state.
+        failed: called for an update whose function raised for a new state, or returned no patch.
     """
 
     def __init__(
@@ -102,10 +100,9 @@ class Replica:
         self.confirmed: dict[str, Any] = {}
         """The state as a server has it."""
         self.version = 0
-        """The version of `confirmed`."""
         self.region: str | None = None
         """The region of the server that answered last."""
-        self._heard_at = float("-inf")  # the region was there then
+        self._heard_at = float("-inf")  # the last answer of the region
         self._tail: deque[Change] = deque()
         self._log: deque[Change] = deque()
         self._log_bytes = 0
@@ -113,7 +110,7 @@ class Replica:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state with our changes that are not acknowledged."""
+        """The confirmed state with the changes of this client."""
         state = self.confirmed
         for change in self._tail:
             if change.is_shown:
@@ -122,26 +119,25 @@ class Replica:
 
     @property
     def head(self) -> Change | None:
-        """The change to send next; it stays the head until a server has answered it."""
+        """The change to send; it stays the head until a server answers it."""
         return self._tail[0] if self._tail else None
 
     @property
     def unacknowledged(self) -> tuple[Change, ...]:
-        """Changes that no server has, oldest first: not acknowledged, or lost since."""
+        """Changes that no server has, oldest first: not acknowledged, or lost."""
         return tuple(change for change in self._tail if not change.is_check)
 
     @property
     def is_full(self) -> bool:
-        """True when no more changes are taken."""
         return sum(change.version is None for change in self._tail) >= self._options.max_unacknowledged
 
     def add(self, change_id: str, patch: Mapping[str, Any] | Make, *, expected: int | None = None) -> Change:
-        """Put a change at the end of the tail.
+        """Add a change to the tail.
 
         Args:
             change_id: its id.
-            patch: the patch, or a function that gives it for a state.
-            expected: the change may be made upon this version alone.
+            patch: the patch, or a function that returns it for a state.
+            expected: the only version that the change may be made upon.
 
         Raises:
             TypeError, ValueError, MessageTooLarge: see `text_of_patch`.
@@ -182,19 +178,19 @@ class Replica:
         if change.problem is None:
             return self.version
         assert change.unanswered is not None
-        return change.unanswered  # it only asks: upon the version that is there now it is not made
+        return change.unanswered  # only asks: the server does not make it upon its present version
 
     def is_in_doubt(self, change: Change) -> bool:
-        """True when no server knows any more whether a change is made, and making it twice would be wrong."""
+        """Whether no server can know any more if a change was made, and making it twice would be wrong."""
         is_plain = change.make is None and change.expected is None
         return not is_plain and change.unanswered is not None and self.version - change.unanswered > CHANGES_KEPT
 
     def heard(self, now: float) -> None:
-        """The region has answered something at this monotonic second."""
+        """The region answered at this monotonic second."""
         self._heard_at = now
 
     def saved(self, change_id: str, version: int, region: str | None, now: float) -> bool:
-        """A server has this change, which made this version; True when the state has to be read anew."""
+        """A server has saved a change as this version. True: the state must be read again."""
         self.heard(now)
         change = next((one for one in self._tail if one.id == change_id), None)
         if change is None:
@@ -219,12 +215,12 @@ class Replica:
             region: where it was made.
 
         Returns:
-            True when the state has to be read: what lies between is not known.
+            True if changes before it are missing: the state must be read.
         """
         if version <= self.version and region == self.region:
             return False
         if any(one.id == change_id for one in self._tail):
-            return False  # our own, over a second connection: its answer is on the way
+            return False  # sent by this client over a second connection: its answer is on the way
         if version != self.version + 1 or patch is None or region != self.region:
             return True
         self.confirmed, self.version = merge_patch(self.confirmed, patch), version
@@ -234,24 +230,24 @@ class Replica:
     def observed(
         self, state: Mapping[str, Any], version: int, region: str | None, now: float, *, is_behind: bool = False
     ) -> tuple[int, bool]:
-        """A server shows its state.
+        """A server has sent its state.
 
         Args:
             state: the state.
             version: its version.
             region: where the server is.
             now: monotonic seconds.
-            is_behind: the server says that it is behind what we knew when we asked.
+            is_behind: the server has an earlier version than the request named.
 
         Returns:
-            The number of acknowledged changes that were lost, and True; if none was for certain, the number of those
-            that are sent again to be sure, and False.
+            The number of acknowledged changes that were lost, and True. If none is certainly lost: the number of
+            changes that are sent again to be sure, and False.
         """
         has_moved = region != self.region and self.region is not None
-        # How old a change was when its region was heard of last: the way to another may have taken minutes.
+        # Changes are as old as at the last answer of their region: the way to another region may take minutes.
         last_heard, self._heard_at = self._heard_at, now
         if version < self.version and not is_behind and not has_moved:
-            return 0, False  # an answer that was overtaken by another
+            return 0, False  # a later answer came first
         lost = [one for one in self._log if (one.version or 0) > version]
         doubtful = [
             one
@@ -272,16 +268,16 @@ class Replica:
     def conflict(
         self, sent: int, state: Mapping[str, Any], version: int, region: str | None, now: float
     ) -> tuple[int, bool]:
-        """A server refused a change, as it has another version than the one that we `sent`."""
+        """A server refused a change: its version is not the one that was `sent`."""
         if version < self.version and version >= sent and region == self.region:
-            return 0, False  # we have learnt more since
+            return 0, False  # a later version is known
         return self.observed(state, version, region, now, is_behind=version < sent)
 
     def _remove(self, change_id: str) -> None:
         self._tail = deque(change for change in self._tail if change.id != change_id)
 
     def _make_again(self) -> None:
-        """Let each update give its patch for the state before it. One that cannot goes, unless it may be made."""
+        """Make the patch of each update for the state before it. A failing update goes unless a server may have it."""
         state, tail, failed = self.confirmed, deque[Change](), list[tuple[Change, Exception]]()
         for change in self._tail:
             self._is_making = True
@@ -310,7 +306,7 @@ class Replica:
 
 
 def _made(change: Change, state: Mapping[str, Any]) -> Change:
-    """The change with its patch for this state. One that was made for it already stays: it may be under way."""
+    """The change with its patch for this state; the same change if it has that already: it may be on its way."""
     if change.make is None or (change.base is not None and change.base == state):
         return change
     try:

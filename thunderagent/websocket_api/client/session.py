@@ -1,4 +1,4 @@
-"""Connections of a client, one after the other: each begins with the state, and then brings answers and pushes."""
+"""The connections of a client, one after the other. Each begins with the state and then brings answers and pushes."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ _BYTES: Final = 8 << 20
 
 
 class Session:
-    """Keeps a connection, on the engine of the streams.
+    """Keeps a connection, with the machinery of streams.
 
     Args:
-        url: asked for each attempt, as `token` is.
+        url: asked for each attempt.
+        token: asked for each attempt.
         options: every number.
-        replica: where states go.
-        publisher: where events go.
+        replica: gets states.
+        publisher: gets events.
         governor: gives turns to connect.
-        again: called when changes are to be sent again.
-        rng: the chance in pauses.
+        again: called when changes must be sent again.
+        rng: jitter of pauses.
     """
 
     def __init__(
@@ -89,22 +90,21 @@ class Session:
             pings=lambda connection: Beats(self.talk, connection, self._heard),
         )
         self.last_end: ConnectionEnd | None = None
-        """How the last connection or attempt ended."""
+        """The end of the last connection or attempt."""
         self.latency_s: float | None = None
-        """How long the last ping took."""
+        """Seconds of the last ping."""
         self.closed: CloseReason | None = None
-        """Why nothing more will come; None while that is not so."""
+        """Why the session has ended; None while it lives."""
 
     @property
     def is_live(self) -> bool:
-        """True while a connection is live."""
         return self._live.is_set()
 
     async def connection(self) -> Connection:
-        """A live connection, as soon as there is one.
+        """Wait for a live connection.
 
         Raises:
-            ClientClosed: there will be none.
+            ClientClosed: the session has ended.
         """
         while True:
             self.check()
@@ -119,27 +119,23 @@ class Session:
                     one.cancel()
 
     async def wait_ended(self) -> None:
-        """Wait until nothing more will come."""
+        """Wait for the end of the session."""
         await self._ended.wait()
 
     def check(self) -> None:
-        """Raise when nothing more will come.
-
-        Raises:
-            ClientClosed: with the reason.
-        """
+        """Raise `ClientClosed` if the session has ended."""
         if self.closed is not None:
             raise ClientClosed(f"the client has ended: {self.closed}")
 
     def end(self, reason: CloseReason) -> None:
-        """Nothing more will come, and whoever waits is told."""
+        """End the session; all waits end."""
         self.closed = reason
         self._live.clear()
         self.talk.lost()
         self._ended.set()
 
     async def take_all(self) -> None:
-        """Take what connections bring, for ever; nothing here waits for handlers."""
+        """Take all messages until the task is cancelled. Handlers cannot hold it up."""
         while True:
             raw = self._buffer.get()
             if raw is None:
@@ -148,7 +144,7 @@ class Session:
                 self._receive(raw)
 
     async def catch_up(self) -> None:
-        """Read the state each time that a notice of a change lacks what is needed, for ever."""
+        """Read the state whenever a notice of a change is not enough, until the task is cancelled."""
         failures = 0
         while True:
             await self._behind.wait()
@@ -161,12 +157,12 @@ class Session:
             failures += 1
 
     async def read(self, connection: Connection) -> bool:
-        """Ask for the state; False when that was not answered, or with an error."""
+        """Ask for the state. False: there was no answer, or an error."""
         answer = await self.talk.ask(connection, Action.GET_STATE, known_version=self._replica.version)
         return self._observe(answer)
 
     def again(self, changes: int, is_certain: bool) -> None:
-        """So many acknowledged changes are to be sent again."""
+        """Send acknowledged changes again, if there are any."""
         if changes:
             self._publisher.publish_resubmission(changes, is_certain=is_certain)
             self._send_again()
@@ -175,21 +171,21 @@ class Session:
     # Inside
 
     async def _greet(self, connection: Connection, _: Cursor | None) -> None:
-        """A connection was opened: learn the state over it before it is used."""
+        """Learn the state over a new connection before it is used."""
         while is_throttled(answer := await self._first(connection)):
             pass
         if not self._observe(answer):
             problem = answer and (answer.get("error") or answer.get("type"))
             raise ConnectionError(f"getState was answered with {str(problem)[:100]!r}")
         old = self.pump.connection
-        if old is not None:  # once it answers, what was sent over it before this one was there has come
+        if old is not None:  # its answer comes behind all that the server sent over it before
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.close_timeout_s):
                     await self.talk.ask(old, Action.PING)
 
     async def _first(self, connection: Connection) -> Message | None:
-        """The answer to the first request over a connection, whose messages nobody else takes yet."""
-        await self.talk.pause()  # the connection before may have been refused
+        """The answer to the first request over a connection, before `take_all` reads from it."""
+        await self.talk.pause()  # the last connection may have been throttled
         request = self.talk.begin(connection)
         try:
             await self.talk.send(request, Action.GET_STATE, known_version=self._replica.version)
@@ -200,7 +196,6 @@ class Session:
             self.talk.forget(request)
 
     def _moved(self, state: State, reason: str) -> None:
-        """The pump is in another state."""
         if state is State.PAUSED or reason == CAUGHT_UP:
             return
         if state is not State.LIVE:

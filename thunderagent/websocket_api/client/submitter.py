@@ -1,4 +1,4 @@
-"""Brings changes to the server: one at a time, again and again under the same id until a server has it."""
+"""Sends changes to the server, one at a time, each under the same id until a server has it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from thunderagent.websocket_api.client.talk import Message, pause_of, text_of
 from thunderagent.websocket_api.protocol import CHANGES_KEPT, Action, Kind, Problem
 
 OVERTAKEN: Final = Backoff(base_s=0.05, cap_s=2.0)
-"""Before it sends a change again that those of others have overtaken twice."""
+"""Delay before a change is sent again that changes of others have overtaken twice."""
 
 
 INTERNAL_TRIES: Final = 5
-"""So often a change is sent that the server cannot handle for a reason of its own."""
+"""Attempts for a change that fails for an internal reason of the server."""
 TOO_BIG_TRIES: Final = 2
-"""So often a change is sent with which the connection ends as with a message that is too big."""
+"""Attempts for a change with which the connection ends as if it were too big."""
 _TOO_BIG: Final = 1009
 _IN_DOUBT: Final = (
     f"whether the change was made is not known: its answer was lost, and more than {CHANGES_KEPT} changes of others "
@@ -34,13 +34,13 @@ Settled = Callable[[Change, int | Exception], None]
 
 
 class Submitter:
-    """Sends the head of the tail for as long as it is not cancelled.
+    """Sends the head of the tail until it is cancelled.
 
     Args:
-        replica: whose tail it is.
+        replica: has the tail.
         session: has the connection.
-        settled: told of each change that a server has, with its version, or refused for good.
-        rng: the chance in pauses.
+        settled: called for each change with its version, or with the error of its final refusal.
+        rng: jitter of pauses.
     """
 
     def __init__(self, replica: Replica, session: Session, *, settled: Settled, rng: random.Random) -> None:
@@ -52,11 +52,11 @@ class Submitter:
         self._failures = self._conflicts = self._internal = self._too_big = 0
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Look for a change to send."""
         self._some.set()
 
     async def run(self) -> None:
-        """Send for ever."""
+        """Send until the task is cancelled."""
         while True:
             self._some.clear()
             change = self._replica.head
@@ -84,7 +84,7 @@ class Submitter:
                 await asyncio.sleep(pause_s)
 
     async def _answered(self, connection: Connection, change: Change, sent: int, answer: Message | None) -> float:
-        """Take an answer, and say how long to wait before what comes next."""
+        """Handle an answer and return the seconds to wait."""
         match answer:
             case None:
                 return self._passing()
@@ -116,12 +116,12 @@ class Submitter:
         if is_final or self._internal >= INTERNAL_TRIES:
             self._give_up(change, ChangeRefused(f"{problem}: {answer.get('message') or 'no reason given'}"))
             return 0.0
-        if problem == Problem.THROTTLED and change.unanswered is None:  # nothing was done, now or before
+        if problem == Problem.THROTTLED and change.unanswered is None:  # no attempt has done anything
             self._replica.sent(change.id, None)
         return pause_of(answer) + self._passing()
 
     def _as_too_large(self, answer: Message | None) -> Message | None:
-        """The connection ended as this change was too big for somebody on the way; the second time that is its end."""
+        """The connection ended as if this change were too big; the second time it is refused."""
         self._too_big += 1
         if self._too_big < TOO_BIG_TRIES:
             return answer
@@ -134,7 +134,7 @@ class Submitter:
         self._settled(change, error)
 
     def _start_afresh(self) -> None:
-        """The next change has nothing to do with what happened to this one."""
+        """Forget the failures of this change before the next one."""
         self._failures = self._conflicts = self._internal = self._too_big = 0
 
     def _passing(self) -> float:

@@ -1,4 +1,4 @@
-"""Requests and their answers over whatever connection is live, in one piece or in chunks."""
+"""Requests and their answers over the live connection, in chunks if they are long."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thunderagent.streams.connection.connection import Connection
 from thunderagent.websocket_api.protocol import Action, ChunkRefused, Joiner, Kind, Problem, encode, frames
 
 LONGEST_PAUSE_S: Final = 30.0
-"""An API that asks a client for a longer pause is asked again after this."""
+"""Longest pause that the API can ask for."""
 
 ASK_AGAIN_S: Final = 0.1
-"""Before it asks again for a state that it was not told."""
+"""Delay before a client asks again for a state that it did not get."""
 
 
 Message = dict[str, Any]
@@ -26,8 +26,6 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A request that was sent, or is being sent."""
-
     id: str
     connection: Connection
     answer: asyncio.Future[Message | None]
@@ -35,11 +33,11 @@ class Request:
 
 
 class Talk:
-    """Sends requests, joins chunks, and gives each answer to who waits for it.
+    """Sends requests, joins chunks, and finds the request of each answer.
 
     Args:
-        timeout_s: how long sending a request and its answer may take together.
-        on_throttled: called with the seconds of a pause that the server asks for, as too much was sent.
+        timeout_s: longest time for sending a request and its answer together.
+        on_throttled: called with the seconds of a pause that the server asks for.
     """
 
     def __init__(self, timeout_s: float, on_throttled: Callable[[float], None] = lambda pause_s: None) -> None:
@@ -50,16 +48,13 @@ class Talk:
         self._open: dict[str, Request] = {}
         self._joiner = Joiner()
         self.strange = 0
-        """Messages that were not understood."""
+        """Messages that could not be read."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     async def ask(self, connection: Connection, action: Action, **members: Any) -> Message | None:
-        """The answer to a request; None when the connection ended first, or it took too long.
-
-        It is sent when the pause is over that the server has asked for.
-        """
+        """The answer to a request, after a pause if the server asked for one; None: it did not come."""
         await self.pause()
         request = self.begin(connection)
         try:
@@ -72,13 +67,13 @@ class Talk:
             self.forget(request)
 
     async def pause(self) -> None:
-        """Wait until the server takes messages again."""
+        """Wait for the end of a pause that the server asked for."""
         loop = asyncio.get_running_loop()
         while (left_s := self._quiet_until - loop.time()) > 0:  # noqa: ASYNC110 - the time moves, and sets no event
             await asyncio.sleep(left_s)
 
     def begin(self, connection: Connection) -> Request:
-        """Expect an answer; `forget` the request when it is over."""
+        """Expect an answer; `forget` the request afterwards."""
         request = Request(
             id=str(next(self._numbers)), connection=connection, answer=asyncio.get_running_loop().create_future()
         )
@@ -86,10 +81,10 @@ class Talk:
         return request
 
     async def send(self, request: Request, action: Action, **members: Any) -> None:
-        """Send a request, in chunks if it is long. They have its id, so an error of one of them answers it.
+        """Send a request, in chunks if it is long. Chunks have its id: an error of one of them answers it.
 
         Raises:
-            MessageTooLarge: it is over what can be sent at all.
+            MessageTooLarge: it cannot be sent.
             websockets.exceptions.ConnectionClosed: the connection has ended.
         """
         text = encode({"action": action, "id": request.id, **members})
@@ -97,11 +92,10 @@ class Talk:
             await request.connection.send(frame)
 
     def forget(self, request: Request) -> None:
-        """Nobody waits for the answer any more."""
         self._open.pop(request.id, None)
 
     def take(self, raw: str | bytes) -> Message | None:
-        """What came that is no answer to a request: a push, an error; None if it was one, or is not complete yet."""
+        """Read what came. Returns a message that answers no request, such as a push; None for all else."""
         message = self._read(raw)
         if message is not None and message.get("type") == Kind.CHUNK:
             message = self._joined(message)
@@ -120,7 +114,7 @@ class Talk:
         return None
 
     def lost(self, live: Connection | None = None) -> None:
-        """Requests on other connections than the live one will not be answered."""
+        """End the requests over all connections but the live one: they will not be answered."""
         for request in list(self._open.values()):
             if request.connection is not live and not request.answer.done():
                 request.answer.set_result(None)
@@ -145,16 +139,16 @@ class Talk:
 
 
 def is_throttled(answer: Message | None) -> bool:
-    """Whether the server asks for a pause instead of an answer, as too much was sent."""
+    """Whether the server asks for a pause instead of an answer."""
     return answer is not None and answer.get("type") == Kind.ERROR and answer.get("error") == Problem.THROTTLED
 
 
 def pause_of(answer: Message) -> float:
-    """Seconds that an error asks to wait, within bounds; 0: it asks for none."""
+    """Seconds that an error asks to wait, at most `LONGEST_PAUSE_S`."""
     asked = answer.get("retry_after_s")
     return float(min(asked, LONGEST_PAUSE_S)) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
 def text_of(value: object) -> str | None:
-    """A value that is to be a text; None if it is something else."""
+    """The value if it is a text, else None."""
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""The replies of the WebSocket API as data, and how Lambda hands them to API Gateway."""
+"""The replies of the WebSocket API as data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 from thunderagent.websocket_api.protocol import Kind, Problem
 
 RETRY_AFTER_S: Final = 2.0
-"""What a client is told to wait when the store does not answer."""
+"""Pause that a client is asked for when the store does not answer."""
 
 LEAST_PAUSE_S: Final = 1.0
-"""The shortest pause that a client is asked for which sends too much."""
+"""Shortest pause that a client is asked for when it sends too much."""
 
 CHUNK_LOST: Final = f"a chunk could not be kept; send the whole message again in {RETRY_AFTER_S:g} s, under another id"
-"""What a client is told then: whether the chunk is there after all, nobody knows."""
+"""It is unknown whether the chunk is kept after all."""
 
 MessageId = str | int | None
 Reply = dict[str, Any]
@@ -30,7 +30,7 @@ class Refusal(Exception):
 
 
 def state(message_id: MessageId, value: Mapping[str, Any], version: int, region: str, *, ahead: bool) -> Reply:
-    """What `getState` is answered with. `ahead`: the client has seen a later version than there is."""
+    """The answer to `getState`. `ahead`: the client has seen a later version than the store has."""
     return {
         "type": Kind.STATE,
         "id": message_id,
@@ -42,39 +42,35 @@ def state(message_id: MessageId, value: Mapping[str, Any], version: int, region:
 
 
 def saved(message_id: MessageId, version: int, region: str) -> Reply:
-    """A change is saved; the version that it made."""
+    """A change is saved as this version."""
     return {"type": Kind.SAVED, "id": message_id, "version": version, "region": region}
 
 
 def conflict(message_id: MessageId, value: Mapping[str, Any], version: int, region: str) -> Reply:
-    """A change is not saved, as the client did not know the present version, which is told."""
+    """A change is not saved: the client did not know the present version."""
     return {"type": Kind.CONFLICT, "id": message_id, "state": value, "version": version, "region": region}
 
 
 def changed(version: int, change: str, region: str) -> Reply:
-    """The notice of a change for the user's other connections; with its `patch` they need not ask for the state."""
+    """The notice of a change for the user's other connections. With its `patch` they need not ask for the state."""
     return {"type": Kind.CHANGED, "version": version, "change": change, "region": region}
 
 
 def pong(message_id: MessageId, region: str) -> Reply:
-    """What `ping` is answered with."""
     return {"type": Kind.PONG, "id": message_id, "region": region}
 
 
 def error(message_id: MessageId, problem: Problem, message: str) -> Reply:
-    """What is wrong and what to do about it."""
     reply: Reply = {"type": Kind.ERROR, "id": message_id, "error": problem, "message": message}
     return reply | ({"retry_after_s": RETRY_AFTER_S} if problem is Problem.UNAVAILABLE else {})
 
 
 def unavailable(message_id: MessageId) -> Reply:
-    """The store does not answer now."""
     message = f"the state cannot be reached now; try again in {RETRY_AFTER_S:g} s, a change under the same change id"
     return error(message_id, Problem.UNAVAILABLE, message)
 
 
 def throttled(message_id: MessageId, wait_s: float) -> Reply:
-    """The client sends too much."""
     pause_s = max(LEAST_PAUSE_S, round(wait_s, 1))
     message = (
         f"Too many messages: wait {pause_s:g} s, then send this one again. A client that continues is disconnected."
@@ -83,7 +79,7 @@ def throttled(message_id: MessageId, wait_s: float) -> Reply:
 
 
 def http(status: int, body: str | None = None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a Lambda function answers API Gateway with; the body, if there is one, goes to the client."""
+    """The answer of a Lambda function to API Gateway, which sends the body to the client."""
     answer: dict[str, Any] = {"statusCode": status}
     if headers:
         answer["headers"] = dict(headers)

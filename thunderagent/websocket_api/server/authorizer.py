@@ -1,7 +1,7 @@
-"""The authorizer of `$connect`: lets those connect who have a good token, and tells the API whose it is.
+"""The authorizer of `$connect`: checks the token of a client and names its user.
 
-A token comes in the header `Authorization: Bearer …`, or from browsers, which cannot set headers, as a subprotocol
-beside `thunderagent.v1`. Never in the query string unless that is allowed: URLs end up in logs.
+A token comes in the header `Authorization: Bearer …`. Browsers cannot set headers: theirs is a subprotocol beside
+`thunderagent.v1`. A token in the query string must be allowed: URLs end up in logs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUERY_NAMES: Final = ("token", "access_token")
 
 
 class Unauthorized(Exception):
-    """API Gateway answers the client with 401 for an error of exactly this text."""
+    """API Gateway answers 401 for an error of exactly this text."""
 
     def __init__(self) -> None:
         super().__init__("Unauthorized")
@@ -31,7 +31,7 @@ class Authorizer:
     Args:
         verifier: checks tokens.
         query_token: take one in the query string too.
-        bus: told of those who may not connect, and why.
+        bus: gets the refusals with their reasons.
     """
 
     def __init__(self, verifier: Verifier, *, query_token: bool = False, bus: EventBus | None = None) -> None:
@@ -40,10 +40,10 @@ class Authorizer:
         self._query_token = query_token
 
     def authorize(self, event: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of a REQUEST authorizer: who it is, and that they may connect; or that they may not (403).
+        """The answer of a REQUEST authorizer: the user may connect, or may not (403).
 
         Raises:
-            Unauthorized: without a good token (401): a fresh one will do.
+            Unauthorized: there is no good token (401); a fresh one helps.
             KeysUnavailable: the keys of the issuer cannot be read (500).
         """
         try:
@@ -93,7 +93,7 @@ def _policy(user: str, effect: str, event: Mapping[str, Any], context: Mapping[s
 
 
 def header(event: Mapping[str, Any], name: str) -> str | None:
-    """A header in whatever letters its name came; of several the last."""
+    """A header by its name in lower case; the last of several."""
     found = [
         value
         for key, value in (event.get("headers") or {}).items()
@@ -109,7 +109,7 @@ def offered_protocols(event: Mapping[str, Any]) -> list[str]:
 
 
 def user_of(event: Mapping[str, Any]) -> str | None:
-    """The user whom the authorizer found; None: there was no authorizer."""
+    """The user that the authorizer found; None: there was no authorizer."""
     found = (event.get("requestContext") or {}).get("authorizer")
     user = found.get("principalId") if isinstance(found, Mapping) else None
     return user if isinstance(user, str) and user else None

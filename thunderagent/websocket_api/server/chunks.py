@@ -1,8 +1,7 @@
-"""Messages that come in pieces. Each piece may meet another process: they gather in a row of the connection table.
+"""Messages in chunks. Each chunk may reach another process, so they gather in a row of the connection table.
 
-The pieces of a message are the members of one set, so that a piece that is delivered twice is there once, and the
-write that adds the last one tells that it did. Who takes the message leaves an empty row, for a piece that comes late.
-Rows go by themselves.
+The chunks of a message are members of one set: a repeated chunk is there once, and the write of the last one says so.
+The taker of the message leaves an empty row for chunks that come late. Rows expire.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from thunderagent.websocket_api.records import (
 _TRIES = 4
 _DIGITS = 3
 _HALVES = "!"
-"""What marks a piece with half a letter, which no store can keep: it is written out."""
+"""Marks a piece with half a surrogate pair, which no store can keep: it is escaped."""
 
 
 class Chunks:
@@ -51,7 +50,7 @@ class Chunks:
         """The text of the message that this chunk completes, once; else None.
 
         Raises:
-            ChunkRefused: it does not fit to those before it, or too many messages of the connection are incomplete.
+            ChunkRefused: it does not fit the chunks before it, or too many messages of the connection are incomplete.
             StoreError: the store did not answer.
         """
         row = self._put(connection, chunk)
@@ -61,7 +60,7 @@ class Chunks:
         indexes = {index for index, _ in pieces}
         problem = None
         if len(pieces) > len(indexes):
-            problem = f"the chunks with the id {chunk.id!r} contradict each other: send the message anew"
+            problem = f"the chunks with the id {chunk.id!r} contradict each other: send the message again"
         elif sum(size(data) for _, data in pieces) > MESSAGE_BYTES:
             problem = f"the chunks with the id {chunk.id!r} have over {MESSAGE_BYTES} bytes: no message may have more"
         elif len(indexes) < chunk.of:
@@ -72,7 +71,7 @@ class Chunks:
         return join(data for _, data in sorted(pieces)) if is_ours else None
 
     def _put(self, connection: str, chunk: Chunk) -> Row | None:
-        """Add the piece; the row with all that have come, None if they have been taken."""
+        """Add a piece; the row with all pieces so far, None if the message was taken."""
         piece = _written(chunk)
         for _ in range(_TRIES):
             applied = self._apply(add_chunk(connection, chunk.id, piece, of=chunk.of))
@@ -82,14 +81,14 @@ class Chunks:
                 if "heldBy" in row:
                     return None
                 if row.get("limitMax") != chunk.of or len(holders_of(row)) > chunk.of:
-                    text = f"the chunks with the id {chunk.id!r} contradict each other: send the message anew"
+                    text = f"the chunks with the id {chunk.id!r} contradict each other: send the message again"
                     raise ChunkRefused(text)
                 continue  # it has come just now
             self._begin(connection, chunk.id)
             [applied] = self._engine.put([chunks_row(connection, chunk.id, piece, of=chunk.of, now=self._now())])
             if _checked(applied).won and applied.row is not None:
                 return applied.row
-        raise ChunkRefused(f"the chunks with the id {chunk.id!r} come and go: send the message anew")
+        raise ChunkRefused(f"the chunks with the id {chunk.id!r} come and go: send the message again")
 
     def _begin(self, connection: str, chunk_id: str) -> None:
         for _ in range(2):
@@ -97,14 +96,14 @@ class Chunks:
             if applied.won or chunk_id in holders_of(applied.row):
                 return
             if applied.row is None:
-                raise ChunkRefused("the connection is not known any more: connect anew")
+                raise ChunkRefused("the connection is not known any more: connect again")
             self._drop_stale(connection, holders_of(applied.row))
         raise ChunkRefused(
             f"{MOST_OPEN} messages of this connection wait for chunks; complete one, or wait {CHUNKS_S:g} s"
         )
 
     def _drop_stale(self, connection: str, chunk_ids: Iterable[str]) -> None:
-        """Take out of the connection's list what was completed, or will not be."""
+        """Take messages out of the connection's list that were completed, or have expired."""
         ids = {chunks_id(connection, one): one for one in chunk_ids}
         rows, now = self._engine.get(list(ids)), self._now()
         for row_id, chunk_id in ids.items():
@@ -115,7 +114,7 @@ class Chunks:
     def _take(self, connection: str, chunk: Chunk) -> bool:
         taker = uuid.uuid4().hex
         applied = self._apply(take_chunks(connection, chunk.id, taker, of=chunk.of))
-        with suppress(StoreError):  # whoever finds the list full looks
+        with suppress(StoreError):  # `_drop_stale` does it later
             self._apply(end_chunks(connection, chunk.id))
         return applied.won or (applied.row or {}).get("heldBy") == taker
 
@@ -130,7 +129,7 @@ def _checked(applied: Applied) -> Applied:
 
 
 def _written(chunk: Chunk) -> str:
-    """A piece as a member of a set: its number, so that equal pieces stay two, and its text."""
+    """A piece as a member of a set: its number, so that equal texts stay two members, and its text."""
     try:
         chunk.data.encode()
         mark, data = "", chunk.data

@@ -1,8 +1,8 @@
-"""The connections of users: who is connected, and for how long it is believed.
+"""The connections of users.
 
-A connection has a row from before it is listed to after it is taken from the list. `$disconnect` may never come: rows
-go by themselves after more than the two hours that a connection can last, and whoever finds the list of a user full
-looks which of them still have a row, and sends to those to find out which are still there.
+The row of a connection is older than its place in the list of its user, and is deleted after it. `$disconnect` may
+never come, so rows expire after more than the two hours of a connection. A connect that finds the list full looks which
+connections still have a row, and probes those.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from thunderagent.websocket_api.records import (
 from thunderagent.websocket_api.server.throttle import CONNECT_BURST, CONNECT_RATE, MOST_ROWS, Throttled
 
 FLOOD_CONNECTS: Final = 20.0
-"""Connects that closing a connection for flooding costs its user: after five such in a row the next one has to wait."""
+"""Connects that a flooding connection costs its user: after five such in a row the next one must wait."""
 
 PROBE_S: Final = 5.0
 """How long a connect may look for connections that are gone."""
 _TRIES: Final = 5
-"""How often a list is replaced that changes meanwhile."""
+"""Attempts to replace a list that changes meanwhile."""
 
 
 class Connections:
@@ -46,7 +46,7 @@ class Connections:
     Args:
         engine: the table of connections.
         now: epoch seconds.
-        post: sends a text to a connection, and answers whether it is still there; None: a row is believed.
+        post: sends a text to a connection and returns whether it lives; None: rows are trusted.
         monotonic: seconds.
         rate: connects of a user in a second.
     """
@@ -66,10 +66,10 @@ class Connections:
         self._monotonic = monotonic
         self._connects = Bucket("handoffUntil", rate, CONNECT_BURST)
         self._until: dict[str, float] = {}
-        """Users who connect too often, and until when: what they try meanwhile costs no write."""
+        """Until when users that connect too often are refused without a write."""
 
     def open(self, connection: str, user: str) -> bool:
-        """List a connection. False: the user has as many as one may have, and all of them may live.
+        """List a connection. False: the user has `MOST_CONNECTIONS`, and all of them may live.
 
         Raises:
             Throttled: the user connects too often.
@@ -123,11 +123,11 @@ class Connections:
         return False
 
     def _forget(self, connection: str, user: str) -> None:
-        with suppress(StoreError):  # it goes by itself, later
+        with suppress(StoreError):  # it expires
             self._engine.apply([forget_connection(connection, user)])
 
     def flooded(self, user: str) -> None:
-        """A connection of the user was closed as it floods: that costs `FLOOD_CONNECTS`.
+        """Charge the user `FLOOD_CONNECTS` for a connection that was closed for flooding.
 
         Raises:
             StoreError: the store did not answer.
@@ -141,7 +141,7 @@ class Connections:
                 return
 
     def close(self, connection: str, user: str) -> None:
-        """Take a connection that is over from the list; doing it again changes nothing.
+        """Take a connection out of the list. A repeated call changes nothing.
 
         Raises:
             StoreError: the store did not answer.
@@ -150,7 +150,7 @@ class Connections:
             _checked(applied)
 
     def of(self, user: str) -> frozenset[str]:
-        """The connections that are listed. Some may be over.
+        """The connections that are listed. Some may have ended.
 
         Raises:
             StoreError: the store did not answer.
@@ -168,14 +168,14 @@ class Connections:
         )
 
     def _answering(self, connections: frozenset[str]) -> frozenset[str]:
-        """Those that take a probe, or of which nobody knows; within a bounded time."""
+        """The connections that take a probe, or are not known to be gone, within `PROBE_S`."""
         if self._post is None:
             return connections
         until, gone = self._monotonic() + PROBE_S, list[str]()
         for one in sorted(connections):
             if self._monotonic() >= until:
                 break
-            with suppress(ThunderAgentError):  # it may be there
+            with suppress(ThunderAgentError):  # it may live
                 if not self._post(one, encode({"type": Kind.PROBE})):
                     gone.append(one)
         return connections.difference(gone)

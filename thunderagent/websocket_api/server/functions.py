@@ -1,7 +1,4 @@
-"""The two Lambda functions of the WebSocket API. Nothing imports this module: it imports all the others.
-
-Each function is made of its environment for the first event, and kept.
-"""
+"""The two Lambda functions of the WebSocket API, each made for its first event. Nothing imports this module."""
 
 from __future__ import annotations
 
@@ -51,24 +48,11 @@ def handle(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
 
 
 def make_authorizer() -> Authorizer:
-    """The authorizer of the environment.
-
-    Raises:
-        ConfigurationError: a setting is missing or cannot work.
-    """
     settings = load(AuthorizerSettings)
     return Authorizer(make_verifier(settings), query_token=settings.query_token, bus=_logged())
 
 
 def make_api(event: Mapping[str, Any]) -> WebSocketApi:
-    """The handler of the environment.
-
-    Args:
-        event: one of the API, which tells its id and stage.
-
-    Raises:
-        ConfigurationError: a setting is missing or cannot work.
-    """
     settings = load(ApiSettings)
     management = ManagementApi(settings.endpoint or management_endpoint(event))
     return WebSocketApi(
@@ -83,7 +67,7 @@ def make_api(event: Mapping[str, Any]) -> WebSocketApi:
 
 
 def management_endpoint(event: Mapping[str, Any]) -> str:
-    """Where API Gateway takes pushes, as AWS names it. The domain of the event may be the user's own: it takes none."""
+    """Where API Gateway takes pushes, as AWS names it. The domain of an event may be a custom one, which takes none."""
     about = event.get("requestContext") or {}
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region or not about.get("apiId") or not about.get("stage"):
@@ -93,7 +77,7 @@ def management_endpoint(event: Mapping[str, Any]) -> str:
 
 
 def _logged() -> EventBus:
-    """A bus whose events become log lines, as agents write them with the same settings."""
+    """A bus whose events become log lines, by the settings of agents."""
     try:
         settings = load_settings()
         configure_logging(settings.log_level, as_json=settings.log_json, redact=settings.log_redact, stream=sys.stderr)

@@ -1,9 +1,8 @@
 """The handler of all routes of the WebSocket API: `$connect`, `$disconnect`, and every message.
 
-A message is always answered, and none closes the connection but one of too many. A reply that fits into one frame is
-what the function returns; one that does not is pushed in chunks. State belongs to the user, whom the authorizer has
-found, and never to the connection: the user's other connections are notified of a change before its reply goes, as a
-function that has returned does nothing more.
+Every message is answered, and only a flood of messages closes a connection. The function returns a reply of one frame
+and pushes a longer one in chunks. State belongs to the user that the authorizer found, not to the connection. A change
+is notified to the user's other connections before its reply goes: a function that has returned does nothing more.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from thunderagent.websocket_api.server.state import Conflict, Saved, States
 from thunderagent.websocket_api.server.throttle import Rates, Throttle, Throttled
 
 Post = Callable[[str, str], bool]
-"""Sends a text to a connection by its id; False: it is gone."""
+"""Sends a text to a connection by its id. False: it is gone."""
 
 PROTOCOL_HEADER: Final = "Sec-WebSocket-Protocol"
 NOTIFY_S: Final = 2.0
-"""How long the reply to a change waits while the user's other connections are notified of it."""
+"""Longest time that the reply to a change waits for its notices."""
 
 
 class WebSocketApi:
@@ -54,11 +53,11 @@ class WebSocketApi:
     Args:
         states: the table of states.
         connections: the table of connections of this region.
-        region: what every reply tells, and what is noted as the writer of a state.
-        post: sends replies of several frames, and finds out whether a connection is still there.
-        end: closes a connection; answers whether it was still there.
+        region: its name in replies, and the writer of states.
+        post: sends replies of several frames, and probes.
+        end: closes a connection. False: it was gone.
         now: epoch seconds; None: those of the table of states.
-        bus: told of what was refused and what failed.
+        bus: gets refusals and failures.
         rates: what a user may do at most.
     """
 
@@ -87,11 +86,11 @@ class WebSocketApi:
         self._listed = connections
 
     def close(self) -> None:
-        """Let go of the threads that notify."""
+        """End the threads that notify."""
         self._others.close()
 
     def handle(self, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Handle one event; whatever it is, the answer is one that API Gateway understands."""
+        """The answer to any event, in the form of API Gateway."""
         about = event.get("requestContext") or {}
         connection, user = str(about.get("connectionId", "")), user_of(event)
         match about.get("eventType"):
@@ -106,7 +105,7 @@ class WebSocketApi:
 
     def _connect(self, event: Mapping[str, Any], connection: str, user: str | None) -> dict[str, Any]:
         if user is None:
-            return self._refused(connection, 401, "no authorizer has told the user: give $connect the authorizer")
+            return self._refused(connection, 401, "the event names no user: give $connect the authorizer")
         try:
             if not self._connections.open(connection, user):
                 reason = f"the user {user!r} has {MOST_CONNECTIONS} connections, which is all that one may have"
@@ -141,23 +140,23 @@ class WebSocketApi:
                 self._throttle.check(connection, user)
         except Throttled as error:
             return self._throttled(_text(event), connection, user or "", error)
-        except StoreError as error:  # better one too many than none
+        except StoreError as error:  # a store without an answer refuses no message
             self._store_failed("a look at the limits", error)
         reply = self._reply(_text(event), connection, user)
         return answers.http(200) if reply is None else self._send(connection, user or "", reply)
 
     def _throttled(self, text: str | None, connection: str, user: str, error: Throttled) -> dict[str, Any]:
-        """Ask the client for a pause; one that goes on regardless is disconnected."""
+        """Ask the client for a pause; one that does not stop is disconnected."""
         try:
             message_id = requests.id_of(requests.read(text or ""))
         except Refusal:
             message_id = None
         reply = answers.throttled(message_id, error.wait_s)
         if error.is_first:  # a line for each would be a flood too
-            told = edge_events.MessageRefused(
-                connection=connection, user=user, error=Problem.THROTTLED, reason=reply["message"]
+            reason = reply["message"]
+            self.bus.emit(
+                edge_events.MessageRefused(connection=connection, user=user, error=Problem.THROTTLED, reason=reason)
             )
-            self.bus.emit(told)
         if not error.is_flood:
             return answers.http(200, encode(reply))
         self.bus.emit(edge_events.ConnectionFlooded(connection=connection, user=user))
@@ -190,7 +189,7 @@ class WebSocketApi:
         except StoreError as error:
             self._store_failed("a message", error)
             return answers.unavailable(message_id)
-        except Exception as error:  # an error reply is better than API Gateway's, which says nothing
+        except Exception as error:  # the error reply of API Gateway would say nothing
             return self._failure(error, connection, user or "", message_id)
 
     def _answer(
@@ -219,7 +218,7 @@ class WebSocketApi:
             return self._chunks.add(connection, read_chunk(data))
         except ChunkRefused as error:
             raise Refusal(Problem.BAD_REQUEST, str(error), message_id) from None
-        except StoreError as error:  # whether this chunk is there is not known
+        except StoreError as error:  # the chunk may be kept
             self._store_failed("a chunk", error)
             raise Refusal(Problem.UNAVAILABLE, answers.CHUNK_LOST, message_id) from None
 
@@ -241,9 +240,9 @@ class WebSocketApi:
                 raise Refusal(Problem.TOO_LARGE, text, wanted.id)
 
     def _notify_others(self, changed: Reply, patch: Mapping[str, Any] | None, connection: str, user: str) -> None:
-        """Notify the user's other connections of a change, which is saved whatever becomes of this."""
+        """Notify the user's other connections of a change. It is saved, even if this fails."""
         text = encode(changed if patch is None else changed | {"patch": patch})
-        if size(text) > FRAME_BYTES:  # one post for each connection: without the patch they ask
+        if size(text) > FRAME_BYTES:  # one post for each connection: without the patch it asks for the state
             text = encode(changed)
         try:
             self._others.send(self._listed, user, [text], but=connection)
@@ -252,21 +251,21 @@ class WebSocketApi:
             self.bus.emit(edge_events.NotificationFailed(user=user, version=changed["version"], error=reason))
 
     def _send(self, connection: str, user: str, reply: Reply) -> dict[str, Any]:
-        """The reply as the answer of the function, or pushed when it takes several frames."""
+        """Return a reply as the answer of the function; push one of several frames."""
         try:
             texts = frames(encode(reply), uuid.uuid4().hex)
             if len(texts) == 1:
                 return answers.http(200, texts[0])
             for text in texts:
                 if not self._post(connection, text):
-                    break  # the client has gone: it asks anew when it comes back
+                    break  # the client is gone: it asks again when it comes back
             return answers.http(200)
         except Exception as error:
             return answers.http(200, encode(self._failure(error, connection, user, reply.get("id"))))
 
     def _failure(self, error: Exception, connection: str, user: str, message_id: MessageId) -> Reply:
-        told = f"{type(error).__name__}: {error}"
-        self.bus.emit(edge_events.MessageFailed(connection=connection, user=user, error=told))
+        text = f"{type(error).__name__}: {error}"
+        self.bus.emit(edge_events.MessageFailed(connection=connection, user=user, error=text))
         if isinstance(error, (StoreError, PushFailed)):
             return answers.unavailable(message_id)
         text = "the message could not be handled, which is not your fault; the log of the API says why"
@@ -277,7 +276,7 @@ class WebSocketApi:
 
 
 def _text(event: Mapping[str, Any]) -> str | None:
-    """The text of a message; None: it is none."""
+    """The text of a message; None: it is not UTF-8."""
     body = event.get("body")
     if not isinstance(body, str):
         return None

@@ -1,7 +1,7 @@
-"""The public keys of an issuer of tokens (JWKS): read from a text or a URL, and kept for a bounded time.
+"""The public keys of an issuer of tokens (JWKS), read from a text or a URL and kept for a bounded time.
 
-A key that nobody knows makes the keys be read anew, so that a new key of the issuer works at once; but not for every
-token that names one, or forged tokens would make the API a tool against the issuer.
+A token with an unknown key makes the keys be read again, so that a new key of the issuer works at once. That happens
+once in `REFETCH_S`: forged tokens must not make the API flood the issuer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ConfigurationError, StoreUnavailable
 
 MAX_AGE_S: Final = 600.0
-"""After so long keys are read anew."""
+"""Age at which keys are read again."""
 STALE_S: Final = 3600.0
-"""So old they may get while the issuer does not answer; then nobody can connect."""
+"""Age at which keys expire while the issuer does not answer; then no client can connect."""
 REFETCH_S: Final = 30.0
-"""Shortest time between two reads for keys that are not known, and between attempts while the issuer is away."""
+"""Shortest time between two reads for unknown keys, and between attempts while the issuer is away."""
 RETRY_S: Final = 1.0
-"""The same while there are no keys at all, so that nobody can connect."""
+"""The same while there are no keys, and no client can connect."""
 FETCH_S: Final = 4.0
-"""Longest time that a read may take."""
+"""Longest time of a read."""
 MOST_BYTES: Final = 512 * 1024
 
 Jwk = Mapping[str, Any]
@@ -40,7 +40,7 @@ class Keys:
 
     Args:
         fetch: reads the JWKS as text; see `fetch_url`.
-        monotonic: seconds of a clock that nobody sets.
+        monotonic: seconds.
     """
 
     def __init__(self, fetch: Callable[[], str], *, monotonic: Callable[[], float] = since_boot) -> None:
@@ -52,10 +52,10 @@ class Keys:
         self._read_at = self._tried_at = float("-inf")
 
     def find(self, kid: str | None) -> Jwk | None:
-        """The key of this name; without a name the only one there is. None: there is no such key.
+        """The key of this `kid`, or without one the only key. None: there is no such key.
 
         Raises:
-            KeysUnavailable: they cannot be read, or what was read is none.
+            KeysUnavailable: the keys cannot be read.
         """
         with self._guard:
             age = self._monotonic() - self._read_at
@@ -75,7 +75,7 @@ class Keys:
         return next((key for key in keys if key.get("kid") == kid), None)
 
     def _try_to_read(self) -> bool:
-        """Read them unless that was tried just now."""
+        """Read the keys unless that was tried just now."""
         now = self._monotonic()
         if now - self._tried_at < (REFETCH_S if self._keys is not None else RETRY_S):
             return False
@@ -90,7 +90,7 @@ class Keys:
 
 
 def read_jwks(text: str) -> list[Jwk]:
-    """The public keys for signatures in a JWKS. Symmetric keys are left out: whoever can check could sign.
+    """The public keys for signatures in a JWKS. Symmetric keys are left out: they can sign too.
 
     Raises:
         ValueError: it is no JWKS, or has no such key.
@@ -113,17 +113,15 @@ def read_jwks(text: str) -> list[Jwk]:
 
 
 def fetch_url(url: str, *, monotonic: Callable[[], float] = since_boot) -> Callable[[], str]:
-    """What reads the JWKS at a URL, within a bounded time and size.
+    """A function that reads the JWKS at a URL, within a bounded time and size.
 
     Raises:
-        ConfigurationError: the URL is not https; on this machine http will do.
+        ConfigurationError: the URL is not https, nor http on this machine.
     """
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
     if not (parts.scheme == "https" or is_local) or not parts.hostname:
-        raise ConfigurationError(
-            f"the JWKS URL {url!r} must begin with https://: whoever changes the keys signs tokens"
-        )
+        raise ConfigurationError(f"the JWKS URL {url!r} must begin with https://: who changes the keys signs tokens")
 
     def fetch() -> str:
         until = monotonic() + FETCH_S
@@ -142,7 +140,7 @@ def fetch_url(url: str, *, monotonic: Callable[[], float] = since_boot) -> Calla
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead to http, or to another's keys."""
+    """A redirect could lead to http, or to other keys."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

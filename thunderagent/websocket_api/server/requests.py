@@ -1,4 +1,4 @@
-"""Messages of clients as typed data; what does not fit is refused with a sentence that says what would."""
+"""Messages of clients as typed data. A refusal says what would be right."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thunderagent.websocket_api.protocol import ID_LETTERS, MESSAGE_BYTES, Actio
 from thunderagent.websocket_api.server.answers import MessageId, Refusal
 
 DEEPEST: Final = 64
-"""Objects and lists within each other in a patch."""
+"""Most objects and lists inside each other in a patch."""
 
 M = TypeVar("M", bound="Message")
 
 
 class Message(BaseModel):
-    """What every message may have. Further fields are left alone: a newer client may send them."""
+    """A message. Unknown fields are ignored: a newer client may send them."""
 
     model_config = ConfigDict(extra="ignore", strict=True, hide_input_in_errors=True)
 
@@ -25,14 +25,10 @@ class Message(BaseModel):
 
 
 class GetState(Message):
-    """Ask for the state."""
-
     known_version: int = Field(0, ge=0, lt=2**53)
 
 
 class SetState(Message):
-    """Change the state."""
-
     version: int = Field(ge=0, lt=2**53)
     change: str = Field(min_length=1, max_length=ID_LETTERS)
     patch: dict[str, Any]
@@ -42,7 +38,7 @@ def read(text: str) -> dict[str, Any]:
     """The message in a text.
 
     Raises:
-        Refusal: the text is too large, or no JSON object.
+        Refusal: the text is too large or no JSON object.
     """
     if (found := size(text)) > MESSAGE_BYTES:
         raise Refusal(Problem.TOO_LARGE, f"the message has {found} bytes; at most {MESSAGE_BYTES} are taken")
@@ -56,7 +52,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def id_of(data: dict[str, Any]) -> MessageId:
-    """The id of a message, to be echoed.
+    """The id of a message, which its reply repeats.
 
     Raises:
         Refusal: it is none.
@@ -88,7 +84,7 @@ def typed(kind: type[M], data: dict[str, Any], message_id: MessageId) -> M:
 
 
 def unknown(action: object, message_id: MessageId) -> Refusal:
-    """The refusal of an action that there is not."""
+    """The refusal of an unknown action."""
     known = ", ".join(Action)
     shown = repr(action)[:80] if isinstance(action, str) else "none"
     return Refusal(
@@ -115,12 +111,12 @@ def _check_text(text: str, name: str, message_id: MessageId) -> None:
 def _listing(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return "the message is nested too deeply"
-    told = [f"{'.'.join(map(str, one['loc'])) or 'message'}: {one['msg']}" for one in error.errors()[:5]]
-    return "; ".join(told).encode("ascii", "replace").decode()
+    problems = [f"{'.'.join(map(str, one['loc'])) or 'message'}: {one['msg']}" for one in error.errors()[:5]]
+    return "; ".join(problems).encode("ascii", "replace").decode()
 
 
 def _depth(value: Any) -> int:
-    """How deep a value is, without recursion."""
+    """The depth of a value, at most `DEEPEST` + 1; without recursion."""
     deepest, left = 0, [(value, 1)]
     while left:
         one, depth = left.pop()

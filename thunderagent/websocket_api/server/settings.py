@@ -18,8 +18,6 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 class AuthorizerSettings(BaseSettings):
-    """What the authorizer needs."""
-
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", hide_input_in_errors=True)
 
     issuer: str
@@ -27,16 +25,14 @@ class AuthorizerSettings(BaseSettings):
     audience: str
     """The `aud` of good tokens."""
     jwks_url: str = ""
-    """Where the issuer publishes its public keys, `https://…/.well-known/jwks.json`."""
+    """URL of the public keys of the issuer, `https://…/.well-known/jwks.json`."""
     jwks: str = ""
-    """The keys themselves as JSON, in the place of the URL."""
+    """The keys as JSON, instead of the URL."""
     query_token: bool = False
     """Take tokens in the query string too, where they end up in logs."""
 
 
 class ApiSettings(BaseSettings):
-    """What the handler of the routes needs."""
-
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", hide_input_in_errors=True)
 
     state_store: str
@@ -44,13 +40,13 @@ class ApiSettings(BaseSettings):
     connection_store: str
     """URL of the table of connections of this region."""
     region: str
-    """The region, as replies tell it."""
+    """The region that replies name."""
     endpoint: str = ""
-    """Of the management API; empty: as AWS names it, by the id of the API and its stage."""
+    """URL of the management API; empty: as AWS names it, by the id of the API and its stage."""
     user_rate: float = Field(USER_RATE, ge=1)
-    """Messages of a user in a second; a connection may send half of them."""
+    """Messages of a user in a second; one connection may send half of them."""
     user_burst: float = Field(USER_BURST, ge=2 * LOT)
-    """Messages of a user at one moment; the same. Three times the rate is taken at least."""
+    """Messages of a user at one moment, at least three times the rate; one connection may send half of them."""
     connect_rate: float = Field(CONNECT_RATE, gt=0)
     """Connects of a user in a second."""
 
@@ -59,17 +55,17 @@ def load(kind: type[S]) -> S:
     """The settings of the environment.
 
     Raises:
-        ConfigurationError: a setting is missing or no value for it.
+        ConfigurationError: a setting is missing or wrong.
     """
     try:
         return kind()
     except ValidationError as error:
-        told = "; ".join(f"{PREFIX}{'.'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors())
-        raise ConfigurationError(f"the environment of the WebSocket API: {told}") from None
+        texts = [f"{PREFIX}{'.'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in error.errors()]
+        raise ConfigurationError(f"the environment of the WebSocket API: {'; '.join(texts)}") from None
 
 
 def make_verifier(settings: AuthorizerSettings) -> Verifier:
-    """What checks the tokens of an issuer.
+    """The verifier of an issuer's tokens.
 
     Raises:
         ConfigurationError: the keys are missing or cannot work.

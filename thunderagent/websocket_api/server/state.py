@@ -1,4 +1,4 @@
-"""The state of a user: read, and changed under the version that the client has seen, once for each change id."""
+"""The state of a user: a change applies to the version that the client has seen, and once for its id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A state as the store has it; version 0 is the empty state of a user who has none."""
+    """A state as the store has it. Version 0 is the empty state of a new user."""
 
     value: dict[str, Any]
     version: int = 0
@@ -32,14 +32,14 @@ class Saved:
 
     version: int
     is_new: bool = field(default=True, compare=False)
-    """False: it was there already, perhaps with another patch than the one that came now."""
+    """False: it was there already, perhaps with another patch."""
     is_last: bool = field(default=True, compare=False)
-    """No change came after it, so the user's other connections may not have heard of it."""
+    """No change came after it: the user's other connections may not know it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The change is not saved: the state is another than the client has seen."""
+    """The change is not saved: the state has another version."""
 
     held: Held
 
@@ -56,7 +56,7 @@ class States:
 
     Args:
         engine: the table of states.
-        region: what is noted as the writer.
+        region: the writer of states.
         now: epoch seconds.
     """
 
@@ -70,17 +70,17 @@ class States:
 
         Raises:
             StoreError: the store did not answer.
-            Unreadable: somebody has written the row by hand, and it is no state.
+            Unreadable: the row, perhaps written by hand, is no state.
         """
         return _held(self._row(user))
 
     def save(self, user: str, *, version: int, change: str, patch: Mapping[str, Any]) -> Saved | Conflict | TooLarge:
-        """Merge a patch into the state, if it still has the version that the client has seen.
+        """Merge a patch into the state, if it still has this version.
 
-        A change that is in the state already, as its reply was lost or it was delivered twice, is saved.
+        A change whose id is in the state already counts as saved: its reply was lost, or it was delivered twice.
 
         Raises:
-            StoreError: the store did not answer. The change may be saved; the same once more finds out.
+            StoreError: the store did not answer. The change may be saved; the same call finds out.
             ValueError: the patch is not JSON data.
             Unreadable: the row is no state.
         """
@@ -103,7 +103,7 @@ class States:
             if applied.won:
                 return Saved(version + 1)
             if applied.row is None:
-                row = None  # somebody has deleted it
+                row = None  # deleted meanwhile
             elif applied.row.get("fence") == version and row is not None:
                 return self._known(applied.row, version, change) or Conflict(_held(applied.row))
             else:
@@ -111,7 +111,7 @@ class States:
         return Conflict(_held(row))
 
     def _known(self, row: Row | None, version: int, change: str) -> Saved | Conflict | None:
-        """The answer that the row has to a change; None: it can be made."""
+        """The answer of the row to a change; None: it can be made."""
         made = changes_of(row).get(change)
         if made is not None:
             return Saved(made, is_new=False, is_last=made == (row or {}).get("fence"))
@@ -124,7 +124,7 @@ class States:
 
 
 _LOOKS: Final = 3
-"""How often a row is looked at that somebody deletes meanwhile."""
+"""Attempts to change a row that is deleted meanwhile."""
 
 
 def _held(row: Row | None) -> Held:
@@ -143,6 +143,5 @@ def _held(row: Row | None) -> Held:
 
 
 def _latest(changes: Mapping[str, int], change: str, version: int) -> dict[str, int]:
-    """The last changes with a new one."""
     kept = sorted(changes.items(), key=lambda one: one[1])[-(CHANGES_KEPT - 1) :]
     return {**dict(kept), change: version}

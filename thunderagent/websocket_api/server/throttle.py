@@ -1,8 +1,8 @@
-"""Bounds what a connection and a user may send, over all instances of the function, by token buckets in their rows.
+"""Limits of what a connection and a user may send to all instances of the function: token buckets in their rows.
 
-An instance counts messages in memory and books them in lots. A few messages cost no write; a lot costs one write for
-the connection and one for the user. After a refusal the instance refuses from memory until a lot fits again. So each
-instance lets at most `LOT - 1` messages in `FORGET_S` through beyond a limit.
+An instance counts messages in memory and books them in lots. A lot costs one write for the connection and one for the
+user. After a refusal the instance refuses from memory until a lot fits again. So each instance lets at most `LOT - 1`
+messages in `FORGET_S` through beyond a limit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ USER_RATE: Final = 50.0
 USER_BURST: Final = 250.0
 CONNECT_RATE: Final = 5.0
 CONNECT_BURST: Final = 2.0 * MOST_CONNECTIONS
-"""Connects of a user at one moment: all that one may have, each beside the one that it replaces."""
+"""Connects of a user at one moment: each connection beside the one that it replaces."""
 LOT: Final = 5
 """Messages that are booked together."""
 FORGET_S: Final = 10.0
-"""Messages of less than a lot are forgotten after so long, and so are refusals."""
+"""Age at which messages of less than a lot, and refusals, are forgotten."""
 FLOOD: Final = 20
-"""A connection that sends so many messages within `FORGET_S` that one instance refuses is closed."""
+"""Messages of a connection that one instance refuses within `FORGET_S` before it closes the connection."""
 MOST_ROWS: Final = 10_000
-"""Rows that an instance remembers; then it forgets the oldest."""
+"""Rows that an instance remembers; it forgets the oldest."""
 _CLOCKS_S: Final = 3.0
-"""A bucket holds so many seconds of its rate at least: clocks of instances differ, as `Date` tells whole seconds."""
+"""Seconds of its rate that a bucket holds at least: clocks of instances differ, because `Date` has whole seconds."""
 _TRIES: Final = 3
 
 
@@ -46,7 +46,7 @@ class Rates:
 
 
 class Throttled(Exception):
-    """A limit is reached. `wait_s`: until more is taken; `is_flood`: the sender goes on regardless."""
+    """A limit is reached. `wait_s`: until more is taken; `is_flood`: the sender does not stop."""
 
     def __init__(self, wait_s: float, *, is_flood: bool = False, is_first: bool = True) -> None:
         super().__init__(f"the limit is reached for {wait_s:.1f} s")
@@ -58,24 +58,22 @@ class Throttled(Exception):
 
 @dataclass(slots=True)
 class _Count:
-    """What an instance knows of a row."""
-
     since: float
     messages: int = 0
     refused: int = 0
     until: float = 0.0
     was_full: bool = True
-    """The bucket, when it was seen last: then the write that books is mostly done at the first try."""
+    """The bucket when it was seen last: a right guess saves a second write."""
 
 
 class Throttle:
-    """The limits of messages, as one instance of the function keeps them. Safe in threads.
+    """The limits of messages in one instance of the function. Safe in threads.
 
     Args:
         engine: the table of connections.
         now: epoch seconds.
         rate: messages of a user in a second; one connection may send half of them.
-        burst: messages of a user at one moment; one connection half. At least 3 times the rate is taken.
+        burst: messages of a user at one moment, at least 3 times the rate; one connection may send half of them.
     """
 
     def __init__(self, engine: Engine, now: Callable[[], float], *, rate: float, burst: float) -> None:
@@ -92,11 +90,11 @@ class Throttle:
 
         Raises:
             Throttled: it is one too many.
-            StoreError: the store did not answer; nobody knows.
+            StoreError: the store did not answer.
         """
         row_id = connection_id_of(connection)
         try:
-            self._wait(connections_id(user))  # so that it costs the connection neither a write nor tokens
+            self._wait(connections_id(user))  # first: a refusal costs the connection neither a write nor tokens
             self._take(row_id, self._of_connection)
             self._take(connections_id(user), self._of_user)
         except Throttled as error:
@@ -122,7 +120,7 @@ class Throttle:
             count.messages = 0
         if (left := self._book(row_id, bucket, count)) > 0:
             with self._guard:
-                count.until, count.messages = self._now() + left, LOT - 1  # the next message is to be booked at once
+                count.until, count.messages = self._now() + left, LOT - 1  # the next message is booked at once
             raise Throttled(left)
 
     def _book(self, row_id: str, bucket: Bucket, count: _Count) -> float:
@@ -132,7 +130,7 @@ class Throttle:
             [applied] = self._engine.apply([spend(row_id, bucket, LOT, now=now, was_full=count.was_full)])
             if applied.error is not None:
                 raise applied.error
-            if applied.row is None:  # nobody is known to be connected
+            if applied.row is None:  # the connection is not known
                 break
             count.was_full = bucket.is_full(applied.row, now)
             if applied.won:

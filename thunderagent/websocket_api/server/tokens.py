@@ -1,4 +1,4 @@
-"""Checks the tokens (JWT) of clients: who signed them, for whom, and until when; the user is their `sub`."""
+"""Checks the tokens (JWT) of clients: signature, issuer, audience and time. The user is the `sub`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,27 @@ except ImportError as missing:  # an extra
     raise ConfigurationError("tokens are checked with PyJWT: pip install 'thunderagent[wsapi]'") from missing
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""All with a key pair. With a shared secret, or without a signature, whoever can check a token could make one."""
+"""All have a key pair. With a shared secret, or without a signature, the API could make tokens too."""
 LEEWAY_S: Final = 30.0
-"""How far the clocks of issuer and API may be apart."""
+"""Greatest difference between the clocks of issuer and API."""
 LEAST_RSA_BITS: Final = 2048
-"""Shorter RSA keys are refused: NIST allows none since 2014, and a token that is forged once opens every state."""
+"""Shorter RSA keys are refused: NIST allows none since 2014, and one forged token opens every state."""
 LONGEST_TOKEN: Final = 8192
-"""Letters; API Gateway takes no more of all headers together than 10 KB."""
+"""Letters; API Gateway takes 10 KB of all headers together."""
 
 _USER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~@|:+=/-]{0,127}")
 
 
 class TokenRefused(Exception):
-    """The client has no token that counts; the reason does not contain it."""
+    """The client has no good token. The reason does not contain it."""
 
 
 class UserRefused(TokenRefused):
-    """The token is good, but its user cannot be one."""
+    """The token is good, but its `sub` cannot be a user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose token it is."""
-
     user: str
     expires_at: float
 
@@ -66,10 +64,10 @@ class Verifier:
         self._now = now
 
     def verify(self, token: str) -> Identity:
-        """Whose token it is.
+        """The user of a token.
 
         Raises:
-            TokenRefused: it does not count; says why.
+            TokenRefused: the token is no good.
             UserRefused: its `sub` cannot be the id of a user.
             KeysUnavailable: the keys of the issuer cannot be read.
         """
@@ -93,7 +91,7 @@ class Verifier:
                 issuer=self._issuer,
                 options={
                     "require": ["exp", "iss", "aud", "sub"],
-                    "verify_exp": False,  # below, by the clock that we were given
+                    "verify_exp": False,  # below, by `now`
                     "verify_nbf": False,
                     "verify_iat": False,
                 },
