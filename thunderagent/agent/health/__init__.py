@@ -1,1 +1,1 @@
-"""How an agent is: what is seen of it, the judgement, and the ways in which that is told."""
+"""Health of an agent: what is seen of it, the judgement, and the outlets of the judgement."""

@@ -1,6 +1,6 @@
-"""The file in which an agent says how it is, for scripts that cannot reach the store: `<folder>/<pid>.json`.
+"""The health file of an agent, for scripts that cannot reach the store: `<folder>/<pid>.json`.
 
-It is written again each second. One that is old is that of an agent that was killed, or whose monitor has died.
+It is written again each second. An old file is that of an agent that was killed, or whose monitor has died.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class HealthFile:
 
     Args:
         folder: made if it is not there.
-        now: epoch seconds of the host's clock, by which the age of a file is told.
+        now: epoch seconds of the host's clock.
 
     Raises:
         ConfigurationError: nothing can be written there.
@@ -40,23 +40,23 @@ class HealthFile:
             raise ConfigurationError(
                 f"THUNDERAGENT_HEALTH_FOLDER is {folder!r}, in which no file can be written: {error}"
             ) from error
-        self._forget_the_dead()
+        self._remove_stale()
 
     def write(self, facts: Mapping[str, Any], *, every_s: float) -> None:
-        """Say how it is, in one piece: a reader sees the file before or after.
+        """Replace the file in one step: a reader sees the old one or the new one.
 
         Args:
             facts: JSON data.
-            every_s: when the next is written.
+            every_s: seconds until the next write.
 
         Raises:
             OSError: the disk is full, or the folder is gone.
         """
-        told = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "time": self._now(), "every_s": every_s}
-        self._put(json.dumps(told, indent=2, default=str) + "\n")
+        content = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "time": self._now(), "every_s": every_s}
+        self._put(json.dumps(content, indent=2, default=str) + "\n")
 
     def remove(self) -> None:
-        """A good end leaves nothing."""
+        """Remove the file."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -65,15 +65,15 @@ class HealthFile:
         beside.write_text(text, encoding="utf-8")
         os.replace(beside, self.path)
 
-    def _forget_the_dead(self) -> None:
+    def _remove_stale(self) -> None:
         for path in self._folder.glob("*.json"):
             if _read(path).get("host") == socket.gethostname() and not _runs(path.stem):
-                with suppress(OSError):  # we are the one that was started in its place
+                with suppress(OSError):  # another agent may have removed it
                     path.unlink()
 
 
 def read_files(folder: str, *, now: float) -> list[dict[str, Any]]:
-    """How the agents of a folder are. What is old or cannot be read is that of an agent which is not healthy.
+    """The health of the agents of a folder. A file that is old or cannot be read means an agent that is not healthy.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -84,28 +84,28 @@ def read_files(folder: str, *, now: float) -> list[dict[str, Any]]:
 
 
 def _judged(path: Path, now: float) -> dict[str, Any]:
-    told = _read(path)
+    facts = _read(path)
     try:
-        age_s, every_s = now - float(told["time"]), float(told["every_s"])
-        told = {"agent": str(told["agent"]), "healthy": bool(told["healthy"]), **told, "age_s": round(age_s, 1)}
+        age_s, every_s = now - float(facts["time"]), float(facts["every_s"])
+        facts = {"agent": str(facts["agent"]), "healthy": bool(facts["healthy"]), **facts, "age_s": round(age_s, 1)}
     except (LookupError, TypeError, ValueError):
         return _dead({"agent": path.stem}, f"{path} is not the file of an agent: delete it")
     if age_s > DEAD_S * every_s:
         gone = "its process is gone" if not _runs(path.stem) else "its process runs, and does not get on"
-        return _dead(told, f"{path} was not written for {age_s:.0f} s: {gone}")
-    return told
+        return _dead(facts, f"{path} was not written for {age_s:.0f} s: {gone}")
+    return facts
 
 
-def _dead(told: dict[str, Any], reason: str) -> dict[str, Any]:
-    return {**told, "healthy": False, "alive": False, "state": "dead", "reasons": [reason]}
+def _dead(facts: dict[str, Any], reason: str) -> dict[str, Any]:
+    return {**facts, "healthy": False, "alive": False, "state": "dead", "reasons": [reason]}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _runs(pid: str) -> bool:

@@ -1,10 +1,8 @@
-"""How an agent is, judged by the progress that it makes and not by the threads that it has.
+"""The health of an agent, judged by its progress. Pure: `vitals.py` collects the facts.
 
-Two questions. `alive`: do its threads get on? A watchdog asks this one, and starts an agent afresh that is not: one
-whose store is away is alive, since a new process would not reach it either. `healthy`: is it alive, does the store
-answer, and does it take the work that there is? Whoever may be woken at night asks this one.
-
-Pure: what is seen goes in, the judgement comes out. `vitals.py` looks.
+* `alive`: its threads make progress. A watchdog restarts an agent that is not alive. An agent without its store is
+  alive, since a new process would not reach the store either.
+* `healthy`: it is alive, its store answers, and it takes the work that there is. Alarms ask this.
 """
 
 from __future__ import annotations
@@ -14,25 +12,25 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 WEDGED_S: Final = 300.0
-"""A thread that did not get on for so long never will. No call to a store takes that long, however it fails."""
+"""A thread without progress for so long is stuck: no call to a store takes that long, however it fails."""
 
 DEAD_S: Final = 3.0
-"""Intervals after which whoever tells nothing any more is taken for gone."""
+"""Intervals without a sign of life after which an agent is taken for gone."""
 
 ANNOUNCE_S: Final = 15.0
-"""Seconds between two renewals of an agent's row."""
+"""Time between two renewals of an agent's row."""
 
 SILENT_S: Final = DEAD_S * ANNOUNCE_S
-"""Seconds without a renewal of its row after which an agent is taken for gone."""
+"""The same in seconds, for an agent's row."""
 
 CAUSES: Final = ("store", "work")
-"""Names of the reasons that come first: the others may be their consequences."""
+"""Reasons that come first: the others may be their consequences."""
 
 GOES_ON_S: Final = 5.0
-"""A handler that goes on for so long after it was told to stop is worth a note."""
+"""A handler that ignores a request to stop for so long is worth a note."""
 
 TOLD: Final = "told to stop"
-"""In each sentence on such handlers, with the names of their jobs; in those of other versions too."""
+"""In each sentence on such handlers, with the names of their jobs; agents of other versions write it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +39,14 @@ class QueueFacts:
 
     Attributes:
         queue: its name.
-        slots: how many tasks run at once.
-        free: how many more could begin now.
+        slots: tasks that run at once.
+        free: slots that are free.
         unlooked_s: since the index was last read, or not read on purpose.
-        refused_s: for how long it has tried to claim a task that stays where it is, and won nothing; None: it has not.
+        refused_s: for how long claims of a task that stays where it is have won nothing; None: there is no such task.
         refused_task: that task.
-        oldest_s: for how long that has been due.
-        leaked_s: for how long each handler goes on that was told to stop.
-        leaked_jobs: the jobs of these, in the same order.
+        oldest_s: for how long it has been due.
+        leaked_s: for how long each handler has ignored a request to stop.
+        leaked_jobs: the jobs of these handlers, in the same order.
     """
 
     queue: str
@@ -67,23 +65,25 @@ class Facts:
     """What is seen of an agent at one moment; all times in seconds ago.
 
     Attributes:
-        loop_s: its loop got on.
-        loop_at: where in the code it is, when that was long ago.
-        loop_asks: whether it waits there for the store.
+        loop_s: its loop made progress.
+        loop_at: where in the code the loop is, when that was long ago.
+        loop_asks: whether the loop waits there for the store.
         answered_s: the store answered the loop.
-        outage_s: the store began to fail whenever work is looked for; None: it does not.
+        outage_s: the store began to fail each time; None: it does not.
         store_error: the last failure of the store.
         round_s: the heartbeat ended a round.
         beats_fail_s: renewals of leases began to fail, one and all; None: they do not.
         beat_error: the last failure of a renewal.
-        held: tasks whose leases it has.
+        held: tasks whose leases the agent has.
         tick_s: its event loop ticked; None: it has none.
-        tick_at: where in the code that is, when it was long ago.
+        tick_at: where in the code the event loop is, when that was long ago.
         dead: names of its threads that have ended.
-        doorbell: whether rings can be heard; None: it has no doorbell, or has not tried it yet.
-        queues: what it serves.
+        doorbell: whether messages can be received; None: there is no doorbell, or it has not been tried yet.
+        queues: what the agent serves.
         draining: it stops.
-        paused: it claims nothing, as somebody has paused it.
+        paused: it claims nothing.
+        lines_dropped: lines of its log and its output that had no reader in time.
+        held_for: why it holds itself back, such as a region without a grant; empty: it is paused by a command.
     """
 
     loop_s: float = 0.0
@@ -104,19 +104,17 @@ class Facts:
     draining: bool = False
     paused: bool = False
     lines_dropped: int = 0
-    """Log lines, and other lines of its standard streams, that nobody took in time."""
     held_for: str = ""
-    """Why it holds itself back, such as the region that has no grant; empty: somebody has paused it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """From when on an agent is not well, in seconds.
+    """Seconds after which an agent is not well.
 
     Attributes:
         progress_s: without progress (`health_s` of the settings).
         pause_s: longest pause between two looks at a queue.
-        wedged_s: without progress, and there will be none.
+        wedged_s: without progress, so that none is to be expected.
     """
 
     progress_s: float
@@ -126,7 +124,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that is wrong: a short name that stays the same, and a sentence with numbers and what to look at."""
+    """A problem: a short name that stays the same, and a sentence with numbers and what to look at."""
 
     name: str
     text: str
@@ -137,7 +135,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The judgement. `notes` are worth knowing and no reason to worry."""
+    """The judgement. `notes` are no reason to worry."""
 
     healthy: bool
     alive: bool
@@ -157,7 +155,7 @@ class Health:
 
 
 def judge(facts: Facts, limits: Limits) -> Health:
-    """How an agent is. One that drains or is paused is healthy, and that is said; its threads are judged anyway."""
+    """Judge an agent. An agent that drains or is paused is healthy if its threads are alive."""
     wedged = tuple(_wedged(facts, limits))
     reasons = wedged
     if not facts.draining:
@@ -170,7 +168,7 @@ def judge(facts: Facts, limits: Limits) -> Health:
 
 
 def _wedged(facts: Facts, limits: Limits) -> Iterator[Reason]:
-    """What a fresh process would mend."""
+    """Problems that a fresh process would mend."""
     if facts.loop_s > limits.wedged_s:
         yield _loop(facts)
     if facts.round_s > limits.wedged_s:
@@ -185,9 +183,9 @@ def _problems(facts: Facts, limits: Limits) -> Iterator[Reason]:
             "thread", f"the thread {name} has died; the agent starts it again, and its log says what it died of"
         )
     is_late, outage_s = facts.loop_s > limits.progress_s, facts.outage_s or 0.0
-    # A loop that stands still hears no answer either, whatever it waits for.
+    # A loop that stands still gets no answer either, whatever it waits for.
     beats_fail = facts.held > 0 and (facts.beats_fail_s or 0.0) > limits.progress_s
-    # A renewal may have been sent before the last answer that the loop got: its failure or wait is then seen first.
+    # A renewal may be older than the last answer that the loop got: its failure or wait is then seen first.
     is_behind = beats_fail or facts.round_s > limits.progress_s
     silence_s = limits.progress_s / 2 if is_behind else limits.progress_s
     is_silent = facts.answered_s > silence_s and (not is_late or facts.loop_asks or facts.outage_s is not None)
@@ -221,7 +219,7 @@ def _problems(facts: Facts, limits: Limits) -> Iterator[Reason]:
 
 
 def _queue(one: QueueFacts, facts: Facts, limits: Limits, *, explained: bool) -> Iterator[Reason]:
-    """Whether the agent takes what there is in one queue."""
+    """Problems of one queue."""
     leaked = sorted(seconds for seconds in one.leaked_s if seconds > limits.progress_s)
     if one.slots and len(leaked) >= one.slots:
         yield Reason(
@@ -268,7 +266,7 @@ def _event_loop(facts: Facts) -> Reason:
 
 
 def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
-    """What is worth knowing beside the reasons, whose names are `known`."""
+    """Notes beside the reasons, whose names are `known`."""
     if facts.draining:
         yield f"draining: {'1 task is' if facts.held == 1 else f'{facts.held} tasks are'} still held"
     elif facts.paused:
@@ -283,17 +281,17 @@ def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
             f"{facts.lines_dropped} lines of its log or its other output were dropped, as nobody took them in time: "
             "look at what reads its standard output and standard error"
         )
-    told = [
+    leaked = [
         job
         for one in facts.queues
         for seconds, job in zip(one.leaked_s, one.leaked_jobs, strict=True)
         if seconds > GOES_ON_S and f"leaked:{one.queue}" not in known
     ]
-    if told:
-        many = f"{len(told)} handlers go on although they were"
-        who = "1 handler goes on although it was" if len(told) == 1 else many
+    if leaked:
+        many = f"{len(leaked)} handlers go on although they were"
+        who = "1 handler goes on although it was" if len(leaked) == 1 else many
         yield (
-            f"{who} {TOLD} ({', '.join(sorted(set(told)))}): each keeps its slot until it ends; let the job look "
+            f"{who} {TOLD} ({', '.join(sorted(set(leaked)))}): each keeps its slot until it ends; let the job look "
             'at ctx.stop_reason, or give it isolation="process"'
         )
 

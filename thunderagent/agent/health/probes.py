@@ -1,6 +1,6 @@
-"""The port at which an agent answers probes: `GET` and `HEAD` of `/health` and `/metrics`, and nothing else.
+"""The port for probes: `GET` and `HEAD` of `/health` and `/metrics`.
 
-Few threads, short patience: whoever asks slowly or often takes nothing from the tasks.
+Few threads and short waits: a slow or frequent client takes nothing from the tasks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.version import __version__
 
 PROBE_S: Final = 5.0
-"""Longest wait for more of a request at the port for probes; the whole request may take twice as long."""
-
+"""Longest wait for more of a request; the whole request may take twice as long."""
 
 PORTS: Final = 32
-"""Ports that are tried, one after the other: each agent of a machine has its own."""
+"""Ports that are tried in turn: each agent of a machine has its own."""
 
 AT_ONCE: Final = 8
-"""Requests that are answered at one moment; more are turned away."""
+"""Requests that are answered at once; more are refused."""
 
 ALLOWED: Final = "GET, HEAD"
 TEXT: Final = "text/plain; charset=utf-8"
@@ -47,11 +46,11 @@ class Probes:
         host: address to listen at.
         port: first port that is tried.
         agent: its name.
-        health: how it is.
+        health: its health.
         metrics: in the text format of Prometheus; None: there are none.
 
     Raises:
-        ConfigurationError: none of the ports is to be had.
+        ConfigurationError: no port is free.
     """
 
     name = "http"
@@ -66,7 +65,7 @@ class Probes:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Its address."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._server.server_address[1]}"
 
@@ -75,7 +74,7 @@ class Probes:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Answer; after its death at the same port."""
+        """Answer; after a death at the same port again."""
         if self._thread is not None:
             port = int(self._server.server_address[1])
             self._server.server_close()
@@ -98,7 +97,7 @@ NO_METRICS: Final = b"This agent shows no metrics: pip install 'thunderagent[pro
 
 
 class _Answers:
-    """What is answered to a path."""
+    """The answers by path."""
 
     def __init__(self, agent: str, health: Callable[[], Health], metrics: Metrics | None) -> None:
         self._agent = agent
@@ -143,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _found(self) -> tuple[HTTPStatus, str, bytes]:
         try:
             return self.server.answers.to(urlsplit(self.path).path)
-        except Exception as error:  # of the metrics: whoever asks is told, and the next question is answered
+        except Exception as error:  # of the metrics: the next request is answered
             return HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, f"{error!r}\n".encode()
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes, *, with_body: bool = True, **headers: str) -> None:
@@ -162,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """Threads up to a number, each for a bounded time."""
+    """At most `AT_ONCE` threads, each for a bounded time."""
 
     daemon_threads = True
     block_on_close = False
@@ -176,7 +175,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the look-up of the host's name that the library makes, which may take long."""
+        """Bind without the library's look-up of the host's name, which may take long."""
         if self.address_family is socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,7 +201,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Between requests: break off those that take too long, whatever they send meanwhile."""
+        """Between requests: break off those that take too long."""
         now = time.monotonic()
         with self._guard:
             late = [one for one, since in self._open.items() if now - since > PROBE_S * 2]
@@ -211,7 +210,7 @@ class _Server(ThreadingHTTPServer):
                 one.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked is gone."""
+        """The client is gone."""
 
 
 def _listen(host: str, ports: range, answers: _Answers) -> _Server:
