@@ -163,7 +163,7 @@ def test_an_agent_that_takes_back_what_it_let_go_itself_is_not_lost() -> None:
     made.held = 0
     made.lost("a", 1e9)
     made.learn(agents)
-    assert (made.size, made._told) == (2, 3), "what its row tells counts, as the others see it"
+    assert (made.size, made._announced) == (2, 3), "what its row tells counts, as the others see it"
 
 
 def test_the_others_are_asked_at_most_once_a_second() -> None:

@@ -306,7 +306,7 @@ class Housekeeping:
                 "version": __version__,
                 "queues": {name: poller.slots for (name, _), poller in self._batch_first()},
                 "running": {name: poller.running for (name, _), poller in self._batch_first()},
-                "streams": self._streams.told(),
+                "streams": self._streams.entry(),
                 "jobs": sorted(self._jobs.by_value),
                 "health": dict(self._health()),
                 "counts": {**self._tally.counts(), **units_of(self._store.engine)},

@@ -1,4 +1,4 @@
-"""Which agent takes which stream, so that a fleet shares them evenly without anybody who decides."""
+"""Which agent takes which stream: a fleet shares them evenly, without a leader."""
 
 from __future__ import annotations
 
@@ -17,31 +17,37 @@ from thunderagent.stores.tasks import AgentInfo, TaskStore
 OTHERS_S: Final = 2.0
 """How long a stream is left to the agent whose share it is."""
 
-
 AT_ONCE: Final = 50
-"""Streams that one look claims at most: batch tasks of the same agent are not to wait for hundreds of claims."""
+"""Most streams that one look claims: batch tasks of the agent must not wait for hundreds of claims."""
 
 PAGE: Final = 100
-"""Index entries that one look for streams reads at least."""
+"""Least index entries that one look for streams reads."""
 
 ABOVE_MEAN: Final = 1.2
-"""An agent with so many times the mean of the fleet takes no stream that another could take, and hands some off."""
+"""An agent with so many times the mean of the fleet takes no stream that others could take, and hands some off."""
 
 SLACK: Final = 5
-"""Streams above that which do not count: rows tell of the agents at different moments."""
+"""Streams beyond that which are allowed: the rows of agents are of different moments."""
 
 TAKE_BACK_S: Final = 5 * OTHERS_S
-"""An agent that handed a stream off for the balance does not take it back within this time: somebody else can."""
+"""How long an agent does not take back a stream that it handed off for the balance."""
 
 FRESH_S: Final = 1.0
-"""How old the knowledge of the other agents may be when streams are to be shared out."""
+"""Age of the knowledge of other agents that is good enough to share streams out."""
 
 
 class Fleet:
-    """The agents that hold streams, as their rows tell.
+    """The agents that hold streams, by their rows.
 
-    Each stream belongs by a hash of its id to one of the agents that have room and not too many already. For a moment
-    it is left to that one; then anybody takes it.
+    Each stream belongs by a hash of its id to one of the agents that have room and not too many already. It is left to
+    that agent for a moment; then any agent takes it.
+
+    Args:
+        store: where the agents' rows are.
+        owner: this agent.
+        max_streams: most streams that it holds.
+        jobs: its jobs that are streams; agents without any of them do not count.
+        monotonic: the clock.
     """
 
     def __init__(
@@ -53,25 +59,15 @@ class Fleet:
         jobs: Collection[str] = (),
         monotonic: Callable[[], float] = since_boot,
     ) -> None:
-        """Make one.
-
-        Args:
-            store: where the agents' rows are.
-            owner: this agent.
-            max_streams: how many streams it takes.
-            jobs: its jobs that are streams; agents that have none of them are none of its fleet.
-            monotonic: the clock of `refresh`.
-        """
         self._store = store
         self._owner = owner
         self.max_streams = max_streams
-        """Streams that this agent holds at most."""
         self._jobs = frozenset(jobs)
         self._monotonic = monotonic
         self._learnt = -FRESH_S
         self._lost: dict[str, float] = {}
         self._given: dict[str, float] = {}
-        self._told: int | None = None
+        self._announced: int | None = None
         self._seen: dict[str, float] = {}
         self._others: dict[str, tuple[int, int]] = {}
         self.held = 0
@@ -88,34 +84,31 @@ class Fleet:
         return (self.held + sum(held for held, _ in self._others.values())) / self.size
 
     def lost(self, agent: str, at: float) -> None:
-        """This agent has let a lease go that was good until `at`: it is gone, unless its row tells of it later.
-
-        We ourselves are not: ours are those that the end of a grant of our region has stopped.
-        """
-        if agent == self._owner:
+        """An agent has not renewed a lease that ended at `at`: it is gone, unless its row was written later."""
+        if agent == self._owner:  # its lease ended with a grant of the region
             return
         self._lost[agent] = max(at, self._lost.get(agent, at))
         if agent in self._others and self._seen.get(agent, 0.0) <= at:
             del self._others[agent]
 
     def learn(self, agents: Sequence[AgentInfo]) -> None:
-        """Take what the agents tell of themselves."""
+        """Take in the rows of all agents."""
         self._learnt = self._monotonic()
         self._seen = {agent.name: agent.seen_at for agent in agents}
         here = next((_region(agent) for agent in agents if agent.name == self._owner), None)
         self._lost = {name: at for name, at in self._lost.items() if self._seen.get(name, math.inf) <= at}
         rows = {
-            agent.name: told
+            agent.name: load
             for agent in agents
             if agent.name not in self._lost
-            and _region(agent) == here  # only one region's agents work, and rows of a lost one stay for a while
-            and (told := _told(agent, self._jobs)) is not None
+            and _region(agent) == here  # the rows of a lost region stay for a while
+            and (load := _load(agent, self._jobs)) is not None
         }
-        self._told = rows.pop(self._owner, (None, 0))[0]
+        self._announced = rows.pop(self._owner, (None, 0))[0]
         self._others = rows
 
     def refresh(self) -> None:
-        """Ask the store if what is known is not fresh.
+        """Read the rows of the agents if the knowledge is not fresh.
 
         Raises:
             StoreError: it did not answer.
@@ -124,13 +117,13 @@ class Fleet:
             self.learn(self._store.agents())
 
     def is_ours(self, task_id: str) -> bool:
-        """True when this agent is the one to take the stream.
+        """Whether this agent is to take the stream.
 
-        By what the rows tell, ours too: each agent has the same picture, and does not think that it alone has got more.
+        Its own load counts as its row has it, so that all agents judge by the same numbers.
         """
         if self.held >= self.max_streams:
             return False
-        held = self.held if self._told is None else self._told
+        held = self.held if self._announced is None else self._announced
         loads = {**self._others, self._owner: (held, self.max_streams)}
         limit = sum(held for held, _ in loads.values()) / self.size * ABOVE_MEAN + SLACK
         takers = sorted(name for name, (held, most) in loads.items() if held < most and held <= limit)
@@ -149,16 +142,16 @@ class Fleet:
         return not self._others or self._given.get(task_id, 0.0) <= self._monotonic()
 
     def surplus(self) -> int:
-        """How many streams this agent holds above the mean, 0 while it is near it or alone."""
+        """Streams above the mean; 0 for an agent near the mean or alone."""
         above = self.held - self.mean
         return int(above) if self._others and above >= 2 and self.held > self.mean * ABOVE_MEAN else 0
 
 
-def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
-    """Streams that an agent holds, and how many it takes; None if it takes none of these jobs now."""
+def _load(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
+    """Streams that an agent holds, and its most; None if it takes none of these jobs now."""
     try:
-        told, health = agent.info["streams"], agent.info.get("health") or {}
-        held, most = int(told["held"]), int(told["max"])
+        streams, health = agent.info["streams"], agent.info.get("health") or {}
+        held, most = int(streams["held"]), int(streams["max"])
         can = not jobs or not jobs.isdisjoint(agent.info["jobs"])
         takes = can and not health.get("draining") and not is_paused(agent)
         return (held, most) if most > 0 and takes else None
@@ -167,17 +160,16 @@ def _told(agent: AgentInfo, jobs: frozenset[str]) -> tuple[int, int] | None:
 
 
 def _region(agent: AgentInfo) -> str | None:
-    """The region that an agent tells of."""
     return as_map(agent.info.get("region")).get("name")
 
 
 def is_paused(agent: AgentInfo) -> bool:
-    """True when an agent tells that it claims nothing, as somebody has paused it."""
+    """Whether an agent claims nothing, as it is paused."""
     return bool(as_map(agent.info.get("health")).get("paused"))
 
 
 class StreamPoller(QueuePoller):
-    """Looks for streams in one queue; its slots are shared with the other queues of streams."""
+    """Looks for streams in one queue; all queues of streams share their slots."""
 
     def __init__(self, *args: Any, fleet: Fleet, rng: random.Random, **options: Any) -> None:
         super().__init__(*args, kind=STREAM, rng=rng, **options)
@@ -192,7 +184,7 @@ class StreamPoller(QueuePoller):
         return max(2 * self._wanted(), PAGE)
 
     def _eligible(self, found: list[Candidate]) -> list[Candidate]:
-        """Those that are ours, and those that nobody has taken for a while."""
+        """Those that are ours, and those that no agent has taken for a while."""
         if not found:
             return found
         self._fleet.refresh()

@@ -1,4 +1,4 @@
-"""What an agent does for its streams beside holding them: journals, the gauge, takeovers in time, balance."""
+"""What an agent does for its streams beside holding them: journals, the gauge, takeovers, balance."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AWAY: Final = 3
 AWAY_BYTES: Final = 120
 
 LOST_KEPT_S: Final = 3600.0
-"""How long an agent remembers when it saw first that the lease of a task was over: longer than any lap of sweeps."""
+"""How long an agent remembers when it first saw a lost lease: longer than any lap of sweeps."""
 
 Room = Callable[[Task], float | None]
-"""How long a lease a lost agent's task gets here; None without its job or a free slot for it."""
+"""Length of the lease that a lost agent's task gets here; None without its job or a free slot."""
 
 
 class Streams:
@@ -56,8 +56,8 @@ class Streams:
         """The gauge ActiveConnections: streams of this agent with an open connection."""
         return sum(context.is_connected for _, context in self._contexts())
 
-    def told(self) -> dict[str, Any]:
-        """What the agent's row tells of its streams, with the first that are not connected."""
+    def entry(self) -> dict[str, Any]:
+        """The entry in the agent's row, with the streams that have been without a connection for longest."""
         counts = {"held": self.fleet.held, "max": self.fleet.max_streams, "connections": self.connections}
         away = [
             (running.lease.task_id, link)
@@ -71,17 +71,17 @@ class Streams:
         return {**counts, **({"away": shown} if shown else {})}
 
     def gauge(self) -> None:
-        """Tell how many connections are open."""
+        """Emit the number of open connections."""
         self._bus.emit(events.ActiveConnections(connections=self.connections, streams=self.fleet.held))
 
     def keep_journals(self) -> None:
-        """Write what has happened since the last call; after an error it is written with the next.
+        """Write what has happened since the last call; after an error the next call writes it.
 
         Raises:
             StoreError: the store did not answer.
         """
         closed, self._in_flight.closed = self._in_flight.closed, []
-        told = [
+        entries = [
             (context.journal, info)
             for context in (*(context for _, context in self._contexts()), *map(_context, closed))
             if context is not None
@@ -90,12 +90,12 @@ class Streams:
         try:
             keep_journals(
                 self._store,
-                {journal.journal_id: info for journal, info in told},
+                {journal.journal_id: info for journal, info in entries},
                 keep_s=self._settings.keep_failed_days * 86400,
             )
         except BaseException:
             self._in_flight.closed += closed
-            for journal, _ in told:
+            for journal, _ in entries:
                 journal.keep()
             raise
 
@@ -103,7 +103,7 @@ class Streams:
         """Take the tasks of lost agents; those that are ours first.
 
         Args:
-            lanes: where to look for leases that are new to us; None: only at those whose time should be over.
+            lanes: where to look for leases that are new to us; None: only at known leases that should be over.
             room: see `Room`.
             others_s: how long a batch task is left to other agents.
         """
@@ -125,14 +125,14 @@ class Streams:
         self._in_flight.begin_all(leases, how="taken over from a lost agent")
 
     def rebalance(self) -> None:
-        """Hand streams off when this agent has many more than the others, so that new agents get some."""
+        """Hand streams off when this agent has many more than the others."""
         number = min(self.fleet.surplus(), self._settings.rebalance_streams)
         movable = [
             running
             for running, context in self._contexts()
             if context.is_connected
             and not (context.cancelled or context.is_on_hold or running.settling)
-            # what is paused goes on here, and could not go on elsewhere
+            # a paused stream goes on here, and could not go on elsewhere
             and not self._in_flight.pauses.is_paused(running.lease.task.queue, running.job.name)
         ]
         leaving = movable[-number:] if number > 0 else []
@@ -144,12 +144,12 @@ class Streams:
         """Hand all streams off, as the agent stops.
 
         Args:
-            announce: says so, that nobody leaves to us what we offer; None: the store does not answer anyway, so all
-                streams go with a break.
+            announce: writes the agent's row, so that no other agent leaves our offers to us; None: the store does not
+                answer, so all streams go with a break.
         """
         lasts_s = min(HANDOFF_S, max(2.0, self._settings.drain_s - 5.0)) if announce else 0.0
         why = AgentDraining("the agent is stopping")
-        # the last one first: what waits behind another's turn to connect must not get that turn now
+        # the last one first: a stream that waits for another's turn to connect must not get that turn now
         held = [running for running, _ in reversed(self._contexts())]
         self._in_flight.handoffs.leave([one for one in held if one.job.exclusive], why)
         if announce:

@@ -13,7 +13,7 @@ from thunderagent.telemetry.prices import READ_DOLLARS, WRITE_DOLLARS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """A threshold that is crossed for some minutes in a row. Missing data is fine unless `missing_is_bad`."""
+    """A threshold that is crossed for some minutes in a row. Missing data is no alarm unless `missing_is_bad`."""
 
     metric: Metric
     statistic: str
@@ -22,7 +22,7 @@ class Alarm:
     below: float | None = None
     minutes: int
     why: str
-    """What it means, and where to look first."""
+    """Its meaning, and where to look first."""
     missing_is_bad: bool = False
 
     @property
@@ -147,7 +147,7 @@ ALARMS: Final[tuple[Alarm, ...]] = (
         why="A stream makes no progress and goes to another agent: `thunderagent streams explain ID`.",
     ),
 )
-"""Where to begin; the numbers for queue age and throttles depend on what is promised to whom."""
+"""Alarms to begin with; the numbers for queue age and throttles depend on your promises."""
 
 
 PERIOD_S: Final = 60
@@ -176,7 +176,7 @@ def dashboard(namespace: str, region: str) -> dict[str, Any]:
 
 
 def statistic(metric: Metric) -> str:
-    """The statistic by which the values of several agents are one."""
+    """The statistic that combines the values of several agents."""
     if metric.kind is Kind.COUNTER:
         return "Sum"
     if metric.kind is Kind.DISTRIBUTION:
@@ -230,7 +230,7 @@ def _rows(metric: Metric, namespace: str) -> Iterator[Row]:
 
 
 def _search(metric: Metric, namespace: str, stat: str) -> str:
-    """All values of the metric's dimension, whatever they are."""
+    """All values of the metric's dimension."""
     names = ",".join(f'"{dimension}"' for dimension in metric.dimensions)
     where = f'{{"{namespace}",{names}}} MetricName="{metric.cloudwatch}"'
     return f"SEARCH('{where}', '{stat}', {PERIOD_S})"

@@ -1,7 +1,6 @@
-"""The only place that formats log lines and counts what happened: listeners of the events of the engine.
+"""Log lines: one for each change of a task's state, and one of counters a minute. No other module formats lines.
 
-A line is written when a task changes its state, and one line of counters a minute; polls are only counted. Payloads and
-results are never logged.
+Payloads and results are never logged.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ def configure_logging(
 
 
 def adopt_lines(*libraries: str) -> None:
-    """Write what these libraries log as lines of ours, warnings and errors only; they would print bare ones."""
+    """Write the warnings and errors of these libraries as lines of ours."""
     for name in libraries:
         library = logging.getLogger(name)
         library.handlers = [_LibraryLines(logging.WARNING)]
@@ -196,7 +195,7 @@ def adopt_lines(*libraries: str) -> None:
 
 
 class _LibraryLines(logging.Handler):
-    """Writes the lines of a library's logger as ours, with its name as a fact."""
+    """Writes lines of a library's logger, with its name as a fact."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -207,7 +206,7 @@ class _LibraryLines(logging.Handler):
 
 
 def warn(sentence: str) -> None:
-    """Log what a command sees before its agent begins."""
+    """Log a warning of a command before its agent begins."""
     logger.warning(sentence)
 
 
@@ -247,7 +246,7 @@ class _Lines:
 
 
 def task_scope(running: Running) -> AbstractContextManager[None]:
-    """Bind task id, fence, attempt and trace to every line that is logged inside, in this thread or coroutine."""
+    """Bind task id, fence, attempt and trace to all lines of this thread or coroutine inside."""
     lease = running.lease
     facts: dict[str, Any] = {"task_id": lease.task_id, "fence": lease.fence, "attempt": lease.task.attempt}
     if (trace := trace_id(CURRENT.get() or lease.task.traceparent)) is not None:

@@ -22,7 +22,7 @@ from thunderagent.telemetry.metrics import BETWEEN, MOST_LABELS, OTHER, Dimensio
 from thunderagent.telemetry.prices import store_dollars
 
 Series = tuple[Metric, str]
-"""A metric with the value of its dimension; the empty string when it has none."""
+"""A metric with the value of its dimension, or with an empty string."""
 
 LEAST_S: Final = 0.001
 """Shorter times are kept as 0."""
@@ -32,7 +32,7 @@ MOST_S: Final = 1e7
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How often each value was seen, rounded to two digits, and the sum of the values before that."""
+    """Counts of values of two digits, and the sum of the values before they were rounded."""
 
     counts: Mapping[float, int] = field(default_factory=dict)
     total: float = 0.0
@@ -54,7 +54,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The metrics at one moment, which is `at` on the monotonic clock; `set_at`: when each gauge was set."""
+    """The metrics at the monotonic second `at`; `set_at`: when each gauge was set."""
 
     counters: Mapping[Series, float]
     gauges: Mapping[Series, float]
@@ -67,11 +67,7 @@ _NONE: Final = Distribution()
 
 
 class Reader:
-    """Reads what is new since it last said `kept`. In one thread at a time.
-
-    Args:
-        read: everything as it is now.
-    """
+    """Reads what is new since the last call of `kept`. In one thread at a time."""
 
     def __init__(self, read: Callable[[], Reading]) -> None:
         self._read = read
@@ -81,7 +77,7 @@ class Reader:
         self._last = Reading({}, {}, {}, {}, 0.0)
 
     def take(self) -> Reading:
-        """What has been counted since; gauges as they are, those of the fleet only if they were measured since."""
+        """Counts since then, and gauges; those of the fleet only if they were measured since."""
         self._last = now = self._read()
         return Reading(
             {
@@ -104,7 +100,7 @@ class Reader:
         )
 
     def kept(self, arrived: Iterable[Series]) -> None:
-        """Of what was taken last these have arrived: they are not read again."""
+        """These series of the last `take` have arrived: they are not read again."""
         for series in arrived:
             for seen, last in (
                 (self._counters, self._last.counters),
@@ -117,14 +113,14 @@ class Reader:
 
 
 def two_digits(value: float) -> float:
-    """A time of two significant digits, so that few different ones are kept; what is none is 0."""
+    """A time of two significant digits, so that few values are kept; 0 for what is no time."""
     if not value >= LEAST_S:
         return 0.0
     return float(f"{min(value, MOST_S):.1e}")
 
 
 Source = Callable[[], Iterable[tuple[Metric, str, float]]]
-"""Tells counters and gauges as they are now, counters since the start; asked before each reading."""
+"""Gives counters since the start, and gauges; called before each reading."""
 
 _TAKEN_OVER_KEPT: Final = 1000
 
@@ -136,7 +132,7 @@ class Meter:
 
     Args:
         bus: of the agent.
-        monotonic: the clock by which a gauge is old.
+        monotonic: the clock by which gauges are old.
     """
 
     def __init__(self, bus: EventBus, *, monotonic: Callable[[], float] = since_boot) -> None:
@@ -162,16 +158,16 @@ class Meter:
         note = _NOTES.get(type(event))
         if note is None:
             return
-        told = self._ask() if isinstance(event, events.Counted) else ()
+        values = self._ask() if isinstance(event, events.Counted) else ()
         with self._guard:
-            self._take_in(told)
+            self._take_in(values)
             note(self, event)
 
     def read(self) -> Reading:
         """Everything as it is now, counters and distributions since the start."""
-        told = self._ask()
+        values = self._ask()
         with self._guard:
-            self._take_in(told)
+            self._take_in(values)
             return Reading(
                 dict(self._counters),
                 dict(self._gauges),
@@ -185,9 +181,9 @@ class Meter:
 
     # The rest is called under the guard.
 
-    def _take_in(self, told: Iterable[tuple[Metric, str, float]]) -> None:
+    def _take_in(self, values: Iterable[tuple[Metric, str, float]]) -> None:
         counters: dict[Series, float] = {}
-        for metric, label, value in told:
+        for metric, label, value in values:
             if metric.kind is Kind.COUNTER:
                 series = self._series(metric, label)
                 counters[series] = counters.get(series, 0.0) + value
@@ -207,7 +203,7 @@ class Meter:
 
     def _count(self, metric: Metric, label: str = "", number: float = 1) -> None:
         series = metric, label
-        if series not in self._counters:  # as good as never
+        if series not in self._counters:  # rare
             series = self._series(metric, label)
         self._counters[series] = self._counters.get(series, 0.0) + number
 
@@ -217,7 +213,7 @@ class Meter:
 
     def _note(self, metric: Metric, value: float, label: str = "") -> None:
         series = metric, label
-        if series not in self._totals:  # as good as never
+        if series not in self._totals:  # rare
             series = self._series(metric, label)
             self._counts.setdefault(series, {})
             self._totals.setdefault(series, 0.0)
@@ -348,4 +344,4 @@ _NOTES: Final[dict[type[Event], Callable[[Meter, Any], None]]] = {
     fleet_events.CanaryProbed: Meter._probed,
     fleet_events.BacklogMeasured: lambda meter, event: meter._set(metrics.BACKLOG, event.ready),
 }
-"""What each event adds; called under the guard of the meter."""
+"""What each event adds; called under the guard."""

@@ -1,7 +1,7 @@
-"""The metrics, once, as data: what agents count and measure, under which names, and in which unit.
+"""The list of all metrics: names, units, dimensions.
 
-Everything else is made from this list: what is sent to CloudWatch, what Prometheus reads, the dashboard, the page
-`docs/reference/metrics.md` and what `thunderagent metrics` prints. `meter.py` fills it.
+CloudWatch, Prometheus, the dashboard, the page `docs/reference/metrics.md` and `thunderagent metrics` are made from it.
+`meter.py` fills it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Unit(StrEnum):
-    """Base units. The value is how CloudWatch calls it; it knows neither dollars nor units of capacity."""
+    """Base units by their names in CloudWatch, which has neither dollars nor units of capacity."""
 
     COUNT = "Count"
     SECONDS = "Seconds"
@@ -29,7 +29,7 @@ class Unit(StrEnum):
 
 
 class Dimension(StrEnum):
-    """What tells the values of one metric apart; never a task, and in CloudWatch never an agent."""
+    """What tells the values of one metric apart; never a task or an agent."""
 
     QUEUE = "Queue"
     JOB = "Job"
@@ -41,14 +41,14 @@ class Dimension(StrEnum):
 
 
 MOST_LABELS: Final = 50
-"""Different values of a dimension that an agent tells apart; whatever comes after them is `OTHER`."""
+"""Values of a dimension that an agent tells apart; all further ones are `OTHER`."""
 OTHER: Final = "other"
 BETWEEN: Final = "/"
-"""Stands between the values of two dimensions in the label of a series; the values have none."""
+"""Separates the values of two dimensions in the label of a series; no value contains it."""
 
 
 class Group(StrEnum):
-    """Where a metric stands in the dashboard and in the documentation."""
+    """Sections of the dashboard and of the documentation."""
 
     WORK = "Work"
     QUEUES = "Queues"
@@ -63,27 +63,26 @@ class Metric:
     """One metric. Compared by identity, as it is a key of every count."""
 
     name: str
-    """Words with spaces, without the unit; the names elsewhere are made of it."""
+    """Words with spaces, without the unit; all other names are made from it."""
     kind: Kind
     unit: Unit
     group: Group
     help: str
     dimension: Dimension | None = None
     second: Dimension | None = None
-    """One more, beside `dimension`."""
     of_fleet: bool = False
-    """One agent at a time measures it for all, so that of several values the largest counts and not the sum."""
+    """One agent at a time measures it for all: of several values the largest counts, not the sum."""
     fades: bool = False
-    """Told only when it was measured since: an old value would hide that nobody looks any more."""
+    """Sent only when it was measured since: an old value would hide that no agent measures any more."""
 
     @property
     def must_be_fresh(self) -> bool:
-        """True when no value is told twice."""
+        """Whether no value is sent twice."""
         return self.of_fleet or self.fades
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """What its values are told apart by."""
+        """The dimensions that it has."""
         return tuple(one for one in (self.dimension, self.second) if one is not None)
 
     def values(self, label: str) -> tuple[str, ...]:
@@ -301,4 +300,4 @@ CANARY_LATENCY: Final = Metric(
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All, in the order in which they stand here."""
+"""All metrics, in their order here."""

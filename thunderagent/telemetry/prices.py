@@ -1,4 +1,4 @@
-"""What AWS asks for in us-east-1 (since November 2024), for costs in metrics, benchmarks and docs.
+"""Prices of AWS in us-east-1 (since November 2024), for metrics, benchmarks and docs.
 
 https://aws.amazon.com/dynamodb/pricing/on-demand/, https://aws.amazon.com/dynamodb/pricing/provisioned/,
 https://aws.amazon.com/sqs/pricing/, https://aws.amazon.com/cloudwatch/pricing/.
@@ -19,7 +19,7 @@ PROVISIONED_READ_DOLLARS: Final = 0.00013
 SQS_DOLLARS: Final = 0.40
 """A million requests of a standard queue of SQS."""
 SQS_FREE: Final = 1e6
-"""Of those, how many are free each month."""
+"""Requests of SQS that are free each month."""
 METRIC_DOLLARS: Final = 0.30
 """A metric of CloudWatch for a month, prorated by the hours in which it is sent; of the first 10,000."""
 ALARM_DOLLARS: Final = 0.10
@@ -35,5 +35,5 @@ MONTH_S: Final = 730 * 3600.0
 
 
 def store_dollars(*, read_units: float = 0.0, write_units: float = 0.0) -> float:
-    """What units of DynamoDB cost."""
+    """Price of units of DynamoDB."""
     return (read_units * READ_DOLLARS + write_units * WRITE_DOLLARS) / 1e6

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper ends of the buckets of every distribution, in seconds."""
 FRESH_S: Final = 150.0
-"""A gauge that one agent sets for the fleet is not shown any longer after it was set: another agent may do it now."""
+"""How long a gauge of the fleet is shown after it was set: another agent may set it now."""
 
 
 def is_installed() -> bool:
-    """Whether the library is there; without it `/metrics` says what to install, and `/health` works."""
+    """Whether the library is installed; without it `/metrics` names what to install."""
     return find_spec("prometheus_client") is not None
 
 
@@ -37,7 +37,7 @@ class _Collector:
         self._read = read
 
     def collect(self) -> Iterator[Family]:
-        """A family for each metric; those without a value have their help and type alone."""
+        """A family for each metric, also without a value."""
         from prometheus_client.core import GaugeMetricFamily
 
         reading = self._read()

@@ -1,4 +1,4 @@
-"""Counts the queues for the whole fleet: one agent at a time does so each minute, and reads no more than it must."""
+"""Counts the queues for the whole fleet: one agent at a time, each minute."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from thunderagent.telemetry.metrics import MOST_LABELS
 
 MEASURE_S: Final = 60.0
 TURN_S: Final = 55.0
-"""How long one agent's turn lasts: it is over when the same agent looks again."""
+"""Length of one agent's turn, which ends before the agent looks again."""
 CAP: Final = 10_000
-"""Ready tasks of a queue that are counted; of more it is said that there are at least so many."""
+"""Most ready tasks of a queue that are counted."""
 
 
 class QueueMeasure:
-    """What a thread does each minute for the metrics of the queues."""
+    """The work of the thread `measure`."""
 
     def __init__(self, store: TaskStore, bus: EventBus, *, owner: str, gate: Gate | None = None) -> None:
         self._gate = gate or Gate()
@@ -31,22 +31,21 @@ class QueueMeasure:
         self._owner = owner
 
     def look(self) -> None:
-        """Measure, if it is this agent's turn; a store that does not answer is told, and asked again in a minute."""
+        """Measure, if it is this agent's turn."""
         try:
             if self._store.take_turn(self._gate.measure_turn, owner=self._owner, lasts_s=TURN_S):
                 ready = 0
                 for measured in measure(self._store):
                     self._bus.emit(measured)
                     ready += measured.ready
-                # Told even if it is nothing: where nobody says that there is no work, no machine is ever given back.
-                # And what there is, is not for machines of a region that has no grant.
+                # 0 is emitted too, or no machine is ever given back. A region without a grant needs no machines.
                 self._bus.emit(BacklogMeasured(ready=ready if self._gate.may_claim else 0))
         except StoreError as error:
             self._bus.emit(events.StoreFailed(during="measuring the queues", error=str(error), next_try_s=MEASURE_S))
 
 
 def measure(store: TaskStore) -> Iterator[QueueMeasured]:
-    """Each queue that ever held a task, in the order of their names; no more than metrics tell apart.
+    """Each queue that ever held a task, by name; no more than metrics tell apart.
 
     Raises:
         StoreError: the store did not answer.
