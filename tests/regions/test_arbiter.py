@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from thunderagent.model.events import StoreFailed, StoreRecovered
 from thunderagent.model.fleet_events import GrantAsked, RegionsFrozen
 from thunderagent.model.task import Row
 from thunderagent.regions import writes as region_writes
-from thunderagent.regions.arbiter import BACK_DWELL_S, Arbiter
+from thunderagent.regions.arbiter import BACK_DWELL_S, Arbiter, RegionPolicy
 from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, RegionState, scope_id
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine
@@ -46,23 +47,29 @@ class World:
         self.bus = EventBus()
         self.told = Recorder(self.bus)
         self.lag_s: float | None = 1.0
+        self.epoch = 0
 
-    def agent(self, region: str, name: str = "", *, well: Well | None = None, **options: object) -> Arbiter:
-        given = {"preferred": HERE, "drain_s": 30.0, **options}
+    def agent(self, region: str, name: str = "", *, well: Well | None = None, **options: Any) -> Arbiter:
+        engine = options.pop("engine", self.engine)
+        given: dict[str, Any] = {"preferred": HERE, "lease_s": LEASE_S, "beat_s": BEAT_S, **options}
         return Arbiter(
-            options.pop("engine", self.engine),  # type: ignore[arg-type]
-            region=region,
-            scope="shop",
-            owner=name or f"agent-{region}",
+            engine,
+            RegionPolicy(region=region, scope="shop", owner=name or f"agent-{region}", **given),
             well=well or Well(),
             bus=self.bus,
-            lease_s=LEASE_S,
-            beat_s=BEAT_S,
-            lag_s=lambda record: self.lag_s,
+            signs=self,
             monotonic=self.clock.monotonic,
             rng=random.Random(1),
-            **{name: value for name, value in given.items() if name != "engine"},  # type: ignore[arg-type]
         )
+
+    def write(self) -> None:
+        """The sign of a region that has beaten, which no test reads."""
+
+    def age_s(self, record: Record) -> float | None:
+        return self.lag_s
+
+    def newest_epoch(self) -> int:
+        return self.epoch
 
     def record(self) -> Record:
         return Record.from_row(self.engine.get([scope_id("shop")])[scope_id("shop")])
@@ -79,7 +86,7 @@ class World:
 
     def check(self, *agents: Arbiter) -> None:
         now = self.clock.monotonic()
-        granted = {agent._region for agent in agents if agent.grant().is_valid(now)}
+        granted = {agent.policy.region for agent in agents if agent.grant().is_valid(now)}
         assert len(granted) <= 1, granted
 
     def valid(self, agent: Arbiter) -> bool:
@@ -499,25 +506,14 @@ def test_a_row_that_somebody_deletes_begins_again_after_every_grant_and_with_a_l
 
 
 def test_an_arbiter_that_is_new_goes_on_behind_the_epochs_that_the_tasks_know(world: World) -> None:
-    here = world.agent(HERE, newest_epoch=lambda: 7)
+    world.epoch = 7
+    here = world.agent(HERE)
     assert here.step().epoch == 8
 
 
 def test_a_grant_that_another_region_made_shorter_is_renewed_in_time(world: World) -> None:
     there = world.agent(THERE, preferred=THERE)
-    here = Arbiter(
-        world.engine,
-        region=HERE,
-        scope="shop",
-        owner="slow",
-        well=Well(),
-        bus=world.bus,
-        lease_s=300.0,
-        beat_s=100.0,
-        preferred=HERE,
-        monotonic=world.clock.monotonic,
-        rng=random.Random(1),
-    )
+    here = world.agent(HERE, "slow", lease_s=300.0, beat_s=100.0)
     there.step()
     order = region_writes.drain(world.record(), HERE, drain_s=0.0, by="ops", reason="", now=world.clock.now())
     assert world.engine.apply([order])[0].won

@@ -38,7 +38,7 @@ from thunderagent.model.task import Lane, Lease, Row, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents
 from thunderagent.regions import writes as region_writes
-from thunderagent.regions.arbiter import Arbiter
+from thunderagent.regions.arbiter import Arbiter, RegionPolicy
 from thunderagent.regions.gate import Gate
 from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.settings import LEASE_MARGIN, Settings
@@ -253,6 +253,23 @@ class Road:
             world.wait(self._agent, seconds)
 
 
+class Replicated:
+    """Signs of the other region as old as what the table replicates."""
+
+    def __init__(self, table: GlobalTableSim, region: str) -> None:
+        self._table = table
+        self._region = region
+
+    def write(self) -> None:
+        """Nothing: the table knows how far it is behind."""
+
+    def age_s(self, record: Record) -> float | None:
+        return 0.0 if record.holder == self._region else self._table.replication_lag(record.holder, self._region)
+
+    def newest_epoch(self) -> int:
+        return 0
+
+
 class Agent:
     """One process on a machine of its own: its clocks run a little wrong, and a crash forgets everything."""
 
@@ -275,17 +292,19 @@ class Agent:
         )
         self.arbiter = Arbiter(
             Road(world.arbiter, self, is_arbiter=True),
-            region=region,
-            scope=SCOPE,
-            owner=self.name,
+            RegionPolicy(
+                region=region,
+                owner=self.name,
+                scope=SCOPE,
+                lease_s=GRANT_S,
+                beat_s=BEAT_S,
+                preferred=REGIONS[0],
+                goes_back=world.goes_back,
+                drain_s=DRAIN_S,
+            ),
             well=world.wellness[region],
             bus=bus,
-            lease_s=GRANT_S,
-            beat_s=BEAT_S,
-            preferred=REGIONS[0],
-            goes_back=world.goes_back,
-            drain_s=DRAIN_S,
-            lag_s=lambda record: world.table.replication_lag(record.holder, region) if record.holder != region else 0.0,
+            signs=Replicated(world.table, region),
             monotonic=self.monotonic,
             rng=world.dice,
         )

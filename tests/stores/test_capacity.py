@@ -194,7 +194,7 @@ def test_a_journal_touches_no_index(dynamo_stand: Stand) -> None:
 
 def test_the_meter_counts_requests_refusals_and_units_of_all_siblings(wire_stand: Stand) -> None:
     place = wire_stand.dynamo.connection.place
-    engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, meter=True)
+    engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, consumed=Consumed(enabled=True))
     store = TaskStore(engine)
     sibling = store.sibling()
     task = wire_stand.enqueue()
@@ -233,7 +233,8 @@ def real_stand(tmp_path: Path) -> Iterator[Stand]:
 
 
 def test_the_real_dynamodb_bills_the_same(real_stand: Stand) -> None:
-    engine = DynamoEngine(real_stand.dynamo.table, region=real_stand.dynamo.connection.place.region, meter=True)
+    place = real_stand.dynamo.connection.place
+    engine = DynamoEngine(place.table, region=place.region, consumed=Consumed(enabled=True))
     store, told = TaskStore(engine), engine.consumed
     real_stand.enqueue("lane")  # registers the lane
     engine.lanes()

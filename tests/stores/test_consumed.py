@@ -25,7 +25,7 @@ CODE = "ProvisionedThroughputExceededException"
 @pytest.fixture
 def metered(wire_stand: Stand) -> Iterator[DynamoEngine]:
     place = wire_stand.dynamo.connection.place
-    engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, meter=True)
+    engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, consumed=Consumed(enabled=True))
     yield engine
     engine.close()
 

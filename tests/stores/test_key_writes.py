@@ -28,6 +28,7 @@ from thunderagent.model.writes.unique import (
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
 from thunderagent.stores.dynamo import expressions
+from thunderagent.stores.dynamo.consumed import Consumed
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.tasks import TaskStore, Wanted
 
@@ -319,7 +320,7 @@ def test_a_key_costs_one_unit_to_take_and_one_to_free_and_no_index(dynamo_stand:
 
 def test_the_meter_of_the_engine_counts_two_writes_more_for_a_task_with_a_key(wire_stand: Stand) -> None:
     place = wire_stand.dynamo.connection.place
-    engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, meter=True)
+    engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, consumed=Consumed(enabled=True))
     store = TaskStore(engine)
     one = client(wire_stand, store)
 

@@ -20,7 +20,7 @@ from thunderagent.model.errors import RegionPassive, StoreUnavailable
 from thunderagent.model.task import Candidate, Lane, Lease, Status, Task, timestamp
 from thunderagent.model.writes import tasks as writes
 from thunderagent.regions import writes as region_writes
-from thunderagent.regions.arbiter import Arbiter
+from thunderagent.regions.arbiter import Arbiter, RegionPolicy
 from thunderagent.regions.gate import AT_ONCE, Gate
 from thunderagent.regions.grant import HOLDER_SHARE, TAKER_SHARE, Grant, Record, scope_id
 from thunderagent.stores.dynamo.engine import DynamoEngine
@@ -372,14 +372,11 @@ class Regions:
     def agent(self, region: str, engine: Any = None) -> Arbiter:
         arbiter = Arbiter(
             engine or self.engine,
-            region=region,
-            scope="default",
-            owner=f"agent {len(self.agents)}",
+            RegionPolicy(
+                region=region, owner=f"agent {len(self.agents)}", lease_s=GRANT_S, beat_s=10.0, drain_s=DRAIN_S
+            ),
             well=Well(),
             bus=EventBus(),
-            lease_s=GRANT_S,
-            beat_s=10.0,
-            drain_s=DRAIN_S,
             monotonic=self.clock.monotonic,
             rng=random.Random(len(self.agents)),
         )

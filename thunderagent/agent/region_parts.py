@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.regions.arbiter import Arbiter, Authority, Wellness
+from thunderagent.regions.arbiter import Arbiter, Authority, RegionPolicy, Wellness
 from thunderagent.regions.gate import Gate
 from thunderagent.regions.grant import REGION_HURRY_S, REGION_LOOK_S, Grant
 from thunderagent.regions.sentinel import Sentinel, TableWellness
@@ -99,22 +99,22 @@ def region_watch(
         )
     store = agent.store.sibling()
     arbiter_engine = arbiter_engine or open_engine(settings.region_arbiter, hasty=True)
-    sentinel, table = Sentinel(store, settings.region), TableWellness(store, settings.region)
+    table = TableWellness(store, settings.region)
     arbiter = Arbiter(
         arbiter_engine,
-        region=settings.region,
-        scope=settings.region_scope,
-        owner=agent.name,
+        RegionPolicy(
+            region=settings.region,
+            owner=agent.name,
+            scope=settings.region_scope,
+            lease_s=settings.region_lease_s,
+            beat_s=settings.region_beat_s,
+            preferred=settings.region_preferred,
+            goes_back=settings.region_failback == "auto",
+            drain_s=settings.drain_s + REGION_HURRY_S,
+        ),
         well=well or table,
         bus=agent.bus,
-        lease_s=settings.region_lease_s,
-        beat_s=settings.region_beat_s,
-        preferred=settings.region_preferred,
-        goes_back=settings.region_failback == "auto",
-        drain_s=settings.drain_s + REGION_HURRY_S,
-        lag_s=sentinel.age_s,
-        newest_epoch=sentinel.newest_epoch,
-        beaten=sentinel.write,
+        signs=Sentinel(store, settings.region),
         monotonic=agent.store.monotonic,
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from thunderagent.model.bus import EventBus
@@ -75,24 +76,49 @@ class Wellness(Protocol):
         """Good looks in a row."""
 
 
+class Signs(Protocol):
+    """The signs of regions in the table of this agent's region, and the epochs that it knows."""
+
+    def write(self) -> None:
+        """Give a sign of this region."""
+
+    def age_s(self, record: Record) -> float | None:
+        """Seconds since the newest sign of the holder; None: there is none."""
+
+    def newest_epoch(self) -> int:
+        """The latest epoch that the table knows, 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionPolicy:
+    """Who an agent is, and what its region may do by itself."""
+
+    region: str
+    owner: str
+    """Name of the agent."""
+    scope: str = "default"
+    """Name of the arbiter's row."""
+    lease_s: float
+    """Length of a grant."""
+    beat_s: float
+    """Time between two beats of a region."""
+    preferred: str | None = None
+    """The region that should have the grant; it alone makes the row."""
+    goes_back: bool = False
+    """The preferred region takes its place back by itself."""
+    drain_s: float = 30.0
+    """How long each agent of the other region may take then to give back what it holds."""
+
+
 class Arbiter:
     """The grant of one agent's region, from the row of an arbiter that is reached through any engine.
 
     Args:
-        engine: of the arbiter's table, which is neither lost with one region nor with the other.
-        region: of this agent.
-        scope: which row.
-        owner: name of the agent, to be told.
+        engine: of the arbiter's table, which is lost with neither region.
+        policy: who the agent is, and what its region may do.
         well: how the region is.
-        bus: told of what is asked for.
-        lease_s: length of a grant.
-        beat_s: time between two beats of a region.
-        preferred: the region that should have the grant; it alone makes the row.
-        goes_back: whether this region takes its place back by itself when it is the preferred one.
-        drain_s: how long each agent of the holder may take to give back what it holds when we take our place back.
-        lag_s: seconds that the newest sign of the holder in our table is old, None if it is not there.
-        newest_epoch: the latest epoch that the table knows, 0 for none: the row may be new, and the tasks are not.
-        beaten: told after each beat that this agent has made.
+        bus: for what is asked for.
+        signs: written after each beat, read before the preferred region goes back; None: not looked at.
         monotonic: this agent's clock.
         rng: jitter, so that the agents of a region do not renew at once.
     """
@@ -100,37 +126,19 @@ class Arbiter:
     def __init__(
         self,
         engine: Engine,
+        policy: RegionPolicy,
         *,
-        region: str,
-        scope: str,
-        owner: str,
         well: Wellness,
         bus: EventBus,
-        lease_s: float,
-        beat_s: float,
-        preferred: str | None = None,
-        goes_back: bool = False,
-        drain_s: float = 30.0,
-        lag_s: Callable[[Record], float | None] = lambda record: None,
-        newest_epoch: Callable[[], int] = lambda: 0,
-        beaten: Callable[[], None] = lambda: None,
+        signs: Signs | None = None,
         monotonic: Callable[[], float] = since_boot,
         rng: random.Random | None = None,
     ) -> None:
+        self.policy = policy
         self._engine = engine
-        self._region = region
-        self._scope = scope
-        self._owner = owner
         self._well = well
         self._bus = bus
-        self._lease_s = lease_s
-        self._beat_s = beat_s
-        self._preferred = preferred
-        self._goes_back = goes_back
-        self._drain_s = drain_s
-        self._lag_s = lag_s
-        self._newest_epoch = newest_epoch
-        self._beaten = beaten
+        self._signs = signs
         self._monotonic = monotonic
         self._rng = rng or random.Random()
         self.record: Record | None = None
@@ -162,7 +170,7 @@ class Arbiter:
         if self.error is None:
             self._failing_since = self._monotonic()
         if self.error is None or type(self.error) is not type(error):
-            next_try_s = min(REGION_LOOK_S, self._beat_s)
+            next_try_s = min(REGION_LOOK_S, self.policy.beat_s)
             self._bus.emit(StoreFailed(during=ASKING, error=str(error), next_try_s=next_try_s))
         self.error = error
 
@@ -176,7 +184,7 @@ class Arbiter:
         record = self.record
         if record is None:
             return no_grant(str(self.error) if self.error else "no region was granted anything yet")
-        if record.holder != self._region:
+        if record.holder != self.policy.region:
             away = f" as far as is known: the arbiter does not answer: {self.error}" if self.error else ""
             return no_grant(f"the region {record.holder} has the grant, epoch {record.epoch}{away}", record.epoch)
         if record.state is RegionState.VACANT:
@@ -196,11 +204,13 @@ class Arbiter:
             return f"the grant goes to {record.to}: {record.reason}"
         if self._well.is_well:
             return ""
-        return f"the region {self._region} is not well: its canary fails, or without one its table does not answer"
+        return (
+            f"the region {self.policy.region} is not well: its canary fails, or without one its table does not answer"
+        )
 
     def _look(self) -> None:
         sent = self._monotonic()
-        row = self._engine.get([scope_id(self._scope)]).get(scope_id(self._scope))
+        row = self._engine.get([scope_id(self.policy.scope)]).get(scope_id(self.policy.scope))
         if row is None:
             if self.record is not None:
                 self._gone, self._still_since = self.record, self._monotonic()
@@ -219,7 +229,7 @@ class Arbiter:
             elif before is not None and (before.epoch, before.beat) != (record.epoch, record.beat):
                 self._valid_from = self._sent  # somebody of our region wrote it after we had looked the time before
             if ours or before is not None:
-                self._beat_due = now + jittered(min(self._beat_s, record.lease_s / BEATS_A_LEASE), self._rng)
+                self._beat_due = now + jittered(min(self.policy.beat_s, record.lease_s / BEATS_A_LEASE), self._rng)
         elif sent - self._sent > record.lease_s * HOLDER_SHARE:
             self._still_since = now  # nobody had an answer, so it seems: the holder comes before those who wait
         if record.state is not RegionState.DRAINING:
@@ -238,7 +248,7 @@ class Arbiter:
         record, now = self.record, self._monotonic()
         if record is None:
             self._begin(now)
-        elif record.holder == self._region and record.state is not RegionState.VACANT:
+        elif record.holder == self.policy.region and record.state is not RegionState.VACANT:
             self._hold(record, now)
         else:
             self._wait(record, now)
@@ -251,13 +261,14 @@ class Arbiter:
         gone = self._gone
         if gone is not None and now - self._still_since < gone.lease_s * TAKER_SHARE:
             return
-        if self._preferred in (None, self._region) and self._well.is_well:
-            epoch = max(self._newest_epoch(), gone.epoch if gone is not None else 0) + 1
+        if self.policy.preferred in (None, self.policy.region) and self._well.is_well:
+            known = self._signs.newest_epoch() if self._signs else 0
+            epoch = max(known, gone.epoch if gone is not None else 0) + 1
             row = region_writes.first_row(
-                self._scope,
-                self._region,
-                lease_s=self._lease_s,
-                by=self._owner,
+                self.policy.scope,
+                self.policy.region,
+                lease_s=self.policy.lease_s,
+                by=self.policy.owner,
                 now=self._engine.clock.now(),
                 epoch=epoch,
             )
@@ -275,15 +286,20 @@ class Arbiter:
         wait_s = record.lease_s * TAKER_SHARE + record.drain_s
         clock_now = self._engine.clock.now()
         if now - self._drain_seen >= wait_s:
-            self._write(region_writes.hand_over(record, lease_s=record.lease_s, by=self._owner, now=clock_now), now)
+            self._write(
+                region_writes.hand_over(record, lease_s=record.lease_s, by=self.policy.owner, now=clock_now), now
+            )
         elif (
-            now >= self._beat_due and self._well.is_well and self._write(region_writes.beat(record, now=clock_now), now)
+            now >= self._beat_due
+            and self._well.is_well
+            and self._write(region_writes.beat(record, now=clock_now), now)
+            and self._signs
         ):
-            self._beaten()
+            self._signs.write()
 
     def _wait(self, record: Record, now: float) -> None:
         still_s = now - self._still_since
-        is_next = record.to in (None, self._region)
+        is_next = record.to in (None, self.policy.region)
         may_take = record.frozen is None or record.state is RegionState.VACANT
         if still_s >= record.lease_s * TAKER_SHARE:
             if is_next and may_take and self._well.is_well:
@@ -291,10 +307,10 @@ class Arbiter:
         elif self._may_go_back(record):
             write = region_writes.drain(
                 record,
-                self._region,
-                drain_s=self._drain_s,
-                by=self._owner,
-                reason=f"{self._region} is preferred and well again",
+                self.policy.region,
+                drain_s=self.policy.drain_s,
+                by=self.policy.owner,
+                reason=f"{self.policy.region} is preferred and well again",
                 now=self._engine.clock.now(),
             )
             self._write(write, now)
@@ -304,20 +320,21 @@ class Arbiter:
         recent = [at for at in record.switches if at > clock_now - SWITCHES_S]
         if record.state is not RegionState.VACANT and len(recent) >= MOST_SWITCHES:
             why = f"{len(recent)} regions took the grant by themselves within an hour"
-            if self._write(region_writes.freeze(record, why, by=self._owner, now=clock_now), now):
-                self._bus.emit(RegionsFrozen(region=self._region, reason=why))
+            if self._write(region_writes.freeze(record, why, by=self.policy.owner, now=clock_now), now):
+                self._bus.emit(RegionsFrozen(region=self.policy.region, reason=why))
             return
-        self._write(region_writes.take(record, self._region, lease_s=self._lease_s, by=self._owner, now=clock_now), now)
+        lease_s, by = self.policy.lease_s, self.policy.owner
+        self._write(region_writes.take(record, self.policy.region, lease_s=lease_s, by=by, now=clock_now), now)
 
     def _may_go_back(self, record: Record) -> bool:
         if not (
-            self._goes_back
-            and self._preferred == self._region
+            self.policy.goes_back
+            and self.policy.preferred == self.policy.region
             and record.state is RegionState.ACTIVE
             and record.frozen is None
         ):
             return False
-        lag_s = self._lag_s(record)
+        lag_s = self._signs.age_s(record) if self._signs else None
         self._fresh = self._fresh + 1 if lag_s is not None and lag_s < BACK_LAG_S else 0
         return (
             self._fresh >= BACK_FRESH
@@ -334,7 +351,7 @@ class Arbiter:
         is_telling = write.verb != "beat" and answer.row is not None
         won = answer.won or (is_telling and write.landed_on(answer.row or {}))
         if write.verb != "beat":
-            self._bus.emit(GrantAsked(region=self._region, verb=write.verb, won=won))
+            self._bus.emit(GrantAsked(region=self.policy.region, verb=write.verb, won=won))
         if answer.row is not None:
             self._learn(answer.row, sent, ours=won and write.verb != "freeze")
         return won

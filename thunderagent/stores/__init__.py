@@ -107,7 +107,9 @@ def _open_dynamodb(url: str, hasty: bool) -> Engine:
             f"the store {url!r} has an endpoint that is not a URL; write for example "
             f"{DYNAMODB_EXAMPLE}&endpoint=http://127.0.0.1:4566"
         )
+    from thunderagent.stores.dynamo.consumed import Consumed
     from thunderagent.stores.dynamo.engine import DynamoEngine
 
     purpose: Literal["work", "lease"] = "lease" if hasty else "work"
-    return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint, purpose=purpose, meter=hasty)
+    consumed = Consumed(enabled=hasty)
+    return DynamoEngine(parts.netloc, region=query.get("region"), endpoint=endpoint, purpose=purpose, consumed=consumed)

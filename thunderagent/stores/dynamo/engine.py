@@ -37,6 +37,10 @@ LANES_ID: Final = "lanes:"
 LANE_BATCH: Final = 50
 
 
+CONNECTIONS: Final = 24
+"""Of the pool of a client, at least."""
+
+
 class DynamoEngine:
     """Rows in a DynamoDB table. Safe in threads; after a fork the child makes connections of its own.
 
@@ -45,11 +49,9 @@ class DynamoEngine:
         region: AWS region; None: the one of the environment.
         endpoint: URL of another DynamoDB, such as a local engine.
         purpose: `work` or `lease`, which has shorter timeouts (see `sibling`).
-        connections: size of the connection pool.
         threads: requests of one batch at the same time; 1: one after the other in the calling thread.
-        meter: count the capacity that requests consume, in `consumed`.
         clock: shared clock to go on with.
-        consumed: counts to go on with.
+        consumed: counts of requests to go on with; None: new ones, without capacity.
         sleep: how to wait between the rounds of a batch, in seconds.
 
     Raises:
@@ -66,9 +68,7 @@ class DynamoEngine:
         region: str | None = None,
         endpoint: str | None = None,
         purpose: Purpose = "work",
-        connections: int = 24,
         threads: int = 8,
-        meter: bool = False,
         clock: DateClock | None = None,
         consumed: Consumed | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -79,9 +79,9 @@ class DynamoEngine:
         self.connection = Connection(
             Place(table, region, endpoint),
             purpose=purpose,
-            connections=max(connections, threads),
+            connections=max(CONNECTIONS, threads),
             clock=clock,
-            consumed=consumed or Consumed(enabled=meter),
+            consumed=consumed,
         )
         self._batches = Batches(self.connection, threads=threads, sleep=sleep)
         self._lanes = {""}
@@ -221,7 +221,6 @@ class DynamoEngine:
             region=place.region,
             endpoint=place.endpoint,
             purpose="lease",
-            connections=12,
             threads=self.threads,
             clock=self.clock,
             consumed=self.consumed,
