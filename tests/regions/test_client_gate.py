@@ -59,7 +59,7 @@ def test_new_tasks_can_be_put_anywhere(clients: Callable[[str], Client]) -> None
     "order",
     [
         lambda client, task: client.cancel(task.id),
-        lambda client, task: client.pause(queue="default"),
+        lambda client, task: client.pauses.pause(queue="default"),
         lambda client, task: client.enqueue(plain, {}, depends_on=[task]),
         lambda client, task: client.enqueue(plain, {}, unique_key="one"),
         lambda client, task: client.enqueue(plain, {}, limit_key="k", limit=1),
