@@ -16,7 +16,18 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedError, InvalidHandshake, InvalidURI
 
-from tests.support.connections import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
+from tests.support.connections import (
+    PROMPT,
+    Keeper,
+    Message,
+    a_feed,
+    governor,
+    now,
+    position,
+    run,
+    streaming,
+    subscribe,
+)
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
 from thunderagent.streams.connection import feed as feeds
 from thunderagent.streams.connection import pump
@@ -205,11 +216,9 @@ def test_an_error_of_a_function_that_reads_messages_reaches_the_handler(
         async with ChaosServer(Feed(skip={2}), from_start=True) as server:
             server.publish_many(3)
             keeper = Keeper()
-            feed: feeds.Feed[Message] = feeds.Feed(
+            feed: feeds.Feed[Message] = a_feed(
                 server.url,
                 keeper=keeper,
-                governor=governor(),
-                options=PROMPT,
                 decode=decode,
                 on_open=subscribe,
                 position=place,
@@ -239,11 +248,8 @@ def test_an_error_of_a_function_that_answers_the_peer_reaches_the_handler(at: st
         arguments: dict[str, Any] = {"answer": strike} if at == "answer" else {"keepalive": (strike, 5.0)}
         async with ChaosServer(auto_subscribe=True, from_start=True) as server:
             server.publish_many(1)
-            feed: feeds.Feed[Message] = feeds.Feed(
+            feed: feeds.Feed[Message] = a_feed(
                 server.url,
-                keeper=Keeper(),
-                governor=governor(),
-                options=PROMPT,
                 decode=json.loads,
                 **arguments,
             )
@@ -372,7 +378,7 @@ def test_a_feed_that_was_ended_before_it_is_iterated_never_connects(way: str) ->
 
     async def main() -> None:
         async with ChaosServer() as server:
-            feed: feeds.Feed[Any] = feeds.Feed(server.url, keeper=Keeper(), governor=governor(), options=PROMPT)
+            feed: feeds.Feed[Any] = a_feed(server.url)
             if way == "finish":
                 await feed.finish()
             else:

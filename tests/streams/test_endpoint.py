@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, Neg
 from tests.support.connections import PROMPT, Keeper, governor, now, run, streaming, subscribe
 from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streams.connection import transport
-from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.connection import Connection, Peer
 from thunderagent.streams.connection.ending import Cause, State, end_of
 from thunderagent.streams.connection.endpoint import Attempt, Endpoint, EndpointSource, resolve_endpoint
 from thunderagent.streams.connection.options import StreamOptions
@@ -116,7 +116,9 @@ async def a_peer(**options: Any) -> AsyncIterator[str]:
 async def opened(url: str, **options: Any) -> Connection:
     wanted = replace(PROMPT, **options)
     endpoint = Endpoint(url, subprotocols=("v2.json", "v1.json"))
-    return Connection(await transport.open_connection(endpoint, wanted, Resolver()), wanted)
+    return Connection(
+        await transport.open_connection(endpoint, wanted, Resolver()), Peer(endpoint=endpoint, options=wanted)
+    )
 
 
 def test_messages_are_compressed_if_that_is_wanted_and_the_peer_can() -> None:
@@ -472,7 +474,8 @@ def test_sending_on_a_connection_that_has_ended_is_told() -> None:
     async def main() -> None:
         async with ChaosServer(Feed(ending=Close(code=1000))) as server:
             options = StreamOptions(proxy=False)
-            opened = Connection(await transport.open_connection(Endpoint(server.url), options, Resolver()), options)
+            socket = await transport.open_connection(Endpoint(server.url), options, Resolver())
+            opened = Connection(socket, Peer(endpoint=server.url, options=options))
             with pytest.raises(ConnectionClosedOK):
                 await opened.recv()
             with pytest.raises(ConnectionClosedOK):

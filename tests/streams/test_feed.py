@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosedOK
 
-from tests.support.connections import PROMPT, Keeper, Message, governor, now, position, run, streaming, subscribe
+from tests.support.connections import PROMPT, Keeper, Message, a_feed, now, position, run, streaming, subscribe
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamFailed
 from thunderagent.streams.connection import feed as feeds
 from thunderagent.streams.connection.connection import Connection
@@ -42,7 +42,7 @@ class Gate:
 
 
 def made(**arguments: Any) -> feeds.Feed[Any]:
-    return feeds.Feed("ws://peer.test/", keeper=Keeper(), governor=governor(), options=PROMPT, **arguments)
+    return a_feed("ws://peer.test/", **arguments)
 
 
 # What cannot work

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.connections import PROMPT, Keeper, governor, run, streaming
+from tests.support.connections import PROMPT, Keeper, a_feed, run, streaming
 from thunderagent.model.errors import ConfigurationError, StreamFailed
-from thunderagent.streams.connection import feed as feeds
 from thunderagent.streams.connection.connection import Connection
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.track import BEGIN_DROPPED, MANY_DROPPED
@@ -334,11 +333,4 @@ def test_what_was_read_before_the_connection_was_lost_is_no_new_beginning() -> N
 
 def test_a_peer_that_counts_afresh_cannot_be_told_from_a_second_connection() -> None:
     with pytest.raises(ConfigurationError, match="restart='accept' needs exclusive=True"):
-        feeds.Feed(
-            "ws://peer.test/",
-            keeper=Keeper(),
-            governor=governor(),
-            options=ACCEPT,
-            position=plain,
-            overlap=True,
-        )
+        a_feed("ws://peer.test/", options=ACCEPT, position=plain, overlap=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from thunderagent.model.errors import LeaseLost
-from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.connection import Connection, Peer
 from thunderagent.streams.connection.ending import State
 from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.feed import Feed
@@ -184,6 +184,20 @@ class Stand:
         await self.feed.finish()
 
 
+def a_feed(
+    endpoint: EndpointSource,
+    *,
+    keeper: Keeper | None = None,
+    chance: Governor | None = None,
+    options: StreamOptions = PROMPT,
+    **arguments: Any,
+) -> Feed[Any]:
+    """A feed of a peer with these arguments of `connect`."""
+    own = {name: arguments.pop(name) for name in ("on_hold", "monotonic") if name in arguments}
+    peer = Peer(endpoint=endpoint, options=options, **arguments)
+    return Feed(peer, keeper=keeper or Keeper(), governor=chance or governor(), **own)
+
+
 @asynccontextmanager
 async def streaming(
     source: EndpointSource | ChaosServer,
@@ -206,7 +220,7 @@ async def streaming(
         "monotonic": now,
         **arguments,
     }
-    feed: Feed[Message] = Feed(source, keeper=keeper, governor=chance or governor(), options=options, **arguments)
+    feed: Feed[Message] = a_feed(source, keeper=keeper, chance=chance, options=options, **arguments)
     stand = Stand(feed, keeper, handle)
     try:
         yield stand

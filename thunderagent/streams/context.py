@@ -23,14 +23,13 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lease
 from thunderagent.settings import LEASE_MARGIN
+from thunderagent.streams.connection.connection import OnOpen, Peer
 from thunderagent.streams.connection.ending import CAUGHT_UP, State
 from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.feed import Feed
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.connection.pump import OnOpen
-from thunderagent.streams.connection.sequencer import OnGap, Snapshot
-from thunderagent.streams.cursor import Cursor, Gap, GapAction, PositionOf
+from thunderagent.streams.cursor import Cursor, Gap, GapAction, OnGap, PositionOf, Snapshot
 from thunderagent.streams.journal import Journal, Missed, read_cursor
 
 LOOP_LATE_S: Final = 5.0
@@ -217,10 +216,8 @@ class StreamContext(Context):
         """
         if self._governor is None:
             self._governor = Governor()
-        feed: Feed[Any] = Feed(
-            endpoint,
-            keeper=self,
-            governor=self._governor,
+        peer = Peer(
+            endpoint=endpoint,
             options=options,
             decode=decode,
             answer=answer,
@@ -230,8 +227,9 @@ class StreamContext(Context):
             on_gap=on_gap,
             snapshot=snapshot,
             overlap=not self._exclusive,
-            on_hold=self._on_hold,
-            monotonic=self._monotonic,
+        )
+        feed: Feed[Any] = Feed(
+            peer, keeper=self, governor=self._governor, on_hold=self._on_hold, monotonic=self._monotonic
         )
         over = [one for one in self._feeds if one.state in (State.CLOSED, State.FAILED)]
         self._past += _counts(over)  # nobody waits for the handler there any more

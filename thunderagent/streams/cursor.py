@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -266,6 +266,8 @@ class GapAction(StrEnum):
     FAIL = "fail"
 
 
+OnGap = GapAction | Callable[[Gap], GapAction | Awaitable[GapAction]]
+Snapshot = Callable[[Gap], Cursor | int | Awaitable[Cursor | int]]
 Place = Span | Cursor
 Position = Place | int | None
 PositionOf = Callable[[Any], Position]

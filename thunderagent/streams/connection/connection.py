@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,9 +22,11 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.redaction import Redactor
 from thunderagent.streams.connection.buffer import Buffer
 from thunderagent.streams.connection.ending import Cause, ConnectionEnd, FunctionFailed, State, end_of
+from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.liveness import Liveness, Pings
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.transport import abort_connection, close_connection
+from thunderagent.streams.cursor import Cursor, GapAction, OnGap, PositionOf, Snapshot
 
 ANSWER_S: Final = 10.0
 """How long a peer may take no answer to its ping; then it is given up."""
@@ -36,16 +38,24 @@ _SHOWN_LETTERS: Final = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """What is particular to the messages of a peer. The fields are arguments of `StreamContext.connect`.
+class Peer:
+    """What is particular to a peer. The fields are arguments of `StreamContext.connect`.
 
     Raises:
         ConfigurationError: one of them cannot work.
     """
 
+    endpoint: EndpointSource
+    options: StreamOptions
     decode: Callable[[Any], Any] | None = None
     answer: Callable[[Any], Any] | None = None
     keepalive: tuple[Any, float] | None = None
+    on_open: OnOpen | None = None
+    position: PositionOf | None = None
+    on_gap: OnGap = GapAction.CONTINUE
+    snapshot: Snapshot | None = None
+    overlap: bool = False
+    """A connection may be replaced by a second one before it is closed."""
 
     def __post_init__(self) -> None:
         if problem := self._problem():
@@ -101,9 +111,6 @@ class Dialect:
             raise FunctionFailed("answer") from error
 
 
-_PLAIN: Final = Dialect()
-
-
 def encoded(value: Any) -> str | bytes:
     """A message as it is sent: text and bytes as they are, everything else as JSON."""
     return value if isinstance(value, (str, bytes)) else json.dumps(value, separators=(",", ":"))
@@ -115,10 +122,10 @@ class Connection:
     __slots__ = (
         "_awaited",
         "_cut",
-        "_dialect",
         "_failed",
         "_liveness",
         "_options",
+        "_peer",
         "_socket",
         "_took",
         "is_unanswered",
@@ -127,13 +134,12 @@ class Connection:
     def __init__(
         self,
         opened: ClientConnection,
-        options: StreamOptions,
+        peer: Peer,
         pings: Callable[[Connection], Pings] | None = None,
-        dialect: Dialect = _PLAIN,
     ) -> None:
         self._socket = opened
-        self._options = options
-        self._dialect = dialect
+        self._peer = peer
+        self._options = peer.options
         self._cut: tuple[Cause, str] | None = None
         self._failed: FunctionFailed | None = None
         self._took: list[Data] = []
@@ -141,7 +147,7 @@ class Connection:
         """What `expect` waits for, and how many messages it had taken before."""
         self.is_unanswered = False
         """True while `recv` or `expect` waits, and nothing but pings has come since it began."""
-        self._liveness = Liveness(pings(self) if pings else opened, options, self.cut)
+        self._liveness = Liveness(pings(self) if pings else opened, peer.options, self.cut)
 
     @property
     def subprotocol(self) -> str | None:
@@ -190,11 +196,11 @@ class Connection:
         self.is_unanswered = True
         while True:
             message = await self._socket.recv()
-            if (reply := self._dialect.reply_to(message)) is not None:
+            if (reply := self._peer.reply_to(message)) is not None:
                 await self._answer(reply)
                 continue
             self.is_unanswered = False
-            value = self._dialect.value_with(members, message)
+            value = self._peer.value_with(members, message)
             if value is not _NOTHING:
                 self._awaited = None
                 return value
@@ -224,7 +230,7 @@ class Connection:
         if isinstance(message, str):
             text = message
         else:
-            value = self._dialect.decoded(message)
+            value = self._peer.decoded(message)
             text = f"{len(message)} bytes" if isinstance(value, bytes) or value is _NOTHING else repr(value)
         text = Redactor().text(" ".join(text.split()))  # before it is cut: half a secret looks like none
         return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 1] + "…"
@@ -250,7 +256,7 @@ class Connection:
         liveness = self._liveness
         liveness.start()
         recv, put = self._socket.recv, buffer.put
-        reply_to = self._dialect.reply_to if self._dialect.answer is not None else None
+        reply_to = self._peer.reply_to if self._peer.answer is not None else None
         keepalive = self._start_keepalive()
         state = State.LIVE
         try:
@@ -292,7 +298,7 @@ class Connection:
             self.cut(Cause.ZOMBIE, f"it took no answer to its ping for {ANSWER_S:g} s")
 
     def _start_keepalive(self) -> asyncio.Task[None] | None:
-        wanted = self._dialect.keepalive
+        wanted = self._peer.keepalive
         return None if wanted is None else asyncio.get_running_loop().create_task(self._keep_alive(*wanted))
 
     async def _keep_alive(self, message: Any, every_s: float) -> None:
@@ -326,6 +332,10 @@ class Connection:
     async def close(self) -> None:
         """End the connection politely, within `close_timeout_s`."""
         await close_connection(self._socket, self._options)
+
+
+OnOpen = Callable[[Connection, Cursor | None], Awaitable[object]]
+"""Authenticates and subscribes; gets the connection and the place to go on from."""
 
 
 def _from_json(message: Data) -> Any:

@@ -13,14 +13,12 @@ from websockets.exceptions import ConnectionClosed
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ConfigurationError, StreamFailed, TaskStopped
 from thunderagent.streams.connection.buffer import Buffer
-from thunderagent.streams.connection.connection import Connection, Dialect
+from thunderagent.streams.connection.connection import Connection, Peer
 from thunderagent.streams.connection.ending import CAUGHT_UP, Cause, FunctionFailed, State
-from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.governor import Governor
-from thunderagent.streams.connection.options import StreamOptions
-from thunderagent.streams.connection.pump import OnOpen, Pump, is_cancelled, seen
-from thunderagent.streams.connection.sequencer import OnGap, Sequencer, Snapshot
-from thunderagent.streams.cursor import Cursor, Gap, GapAction, Place, PositionOf, place_of
+from thunderagent.streams.connection.pump import Pump, is_cancelled, seen
+from thunderagent.streams.connection.sequencer import Sequencer
+from thunderagent.streams.cursor import Cursor, Gap, GapAction, Place, place_of
 
 M = TypeVar("M")
 
@@ -77,37 +75,28 @@ class Feed(Generic[M]):
 
     def __init__(
         self,
-        source: EndpointSource,
+        peer: Peer,
         *,
         keeper: Keeper,
         governor: Governor,
-        options: StreamOptions,
-        decode: Callable[[Any], M] | None = None,
-        answer: Callable[[M], Any] | None = None,
-        keepalive: tuple[Any, float] | None = None,
-        on_open: OnOpen | None = None,
-        position: PositionOf | None = None,
-        on_gap: OnGap = GapAction.CONTINUE,
-        snapshot: Snapshot | None = None,
-        overlap: bool = False,
         on_hold: bool = False,
         monotonic: Callable[[], float] = since_boot,
     ) -> None:
-        """Make a feed; nothing runs before it is iterated. The arguments are those of `StreamContext.connect`.
+        """Make a feed; nothing runs before it is iterated.
 
         Args:
-            keeper: who keeps it.
+            peer: where and how to connect, and what its messages mean.
+            keeper: has the lease and the cursor.
             governor: gives turns to connect.
-            overlap: two connections at one moment are fine.
             on_hold: connect and buffer, but hand nothing out before `release`.
             monotonic: the clock of `handling_s`.
         """
-        if overlap and position is None:
+        if peer.overlap and peer.position is None:
             raise ConfigurationError(
                 "exclusive=False needs positions, or what two connections bring at one moment would be handled twice: "
                 "give connect() a `position` function"
             )
-        self.options = options
+        self.options = options = peer.options
         self.state = State.RESOLVING
         self.since = monotonic()
         self.handled = 0
@@ -115,25 +104,19 @@ class Feed(Generic[M]):
         self.unsent = 0
         """Messages that `send` could not send."""
         self._keeper = keeper
-        self._decode = decode
-        self._position = position
+        self._decode = peer.decode
+        self._position = peer.position
         self._monotonic = monotonic
         self._buffer = Buffer(options.max_pending, options.max_pending_bytes, options.on_full)
-        self._sequencer = Sequencer(
-            self, self._buffer, keeper, place=self._place_of, on_gap=on_gap, snapshot=snapshot, overlap=overlap
-        )
+        self._sequencer = Sequencer(self, self._buffer, keeper, place=self._place_of, peer=peer)
         self._pump = Pump(
-            source,
-            on_open,
-            options,
+            peer,
             governor=governor,
             buffer=self._buffer,
             resume=self._resume,
             moved=self._moved,
-            told=self._begin_at,
-            overlap=overlap,
+            begin_at=self._begin_at,
             guard=keeper.guard,
-            dialect=Dialect(decode=decode, answer=answer, keepalive=keepalive),
         )
         self._pumping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -13,7 +13,7 @@ from typing import Any, Final
 from thunderagent.model.errors import StreamFailed, TaskStopped
 from thunderagent.model.pacing import Backoff
 from thunderagent.streams.connection.buffer import Buffer
-from thunderagent.streams.connection.connection import Connection, Dialect
+from thunderagent.streams.connection.connection import Connection, Peer
 from thunderagent.streams.connection.ending import (
     CAUGHT_UP,
     NEXT_ATTEMPT,
@@ -23,10 +23,9 @@ from thunderagent.streams.connection.ending import (
     State,
     end_of,
 )
-from thunderagent.streams.connection.endpoint import Attempt, EndpointSource, resolve_endpoint
+from thunderagent.streams.connection.endpoint import Attempt, resolve_endpoint
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.liveness import Pings
-from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.streams.connection.transport import open_connection
 from thunderagent.streams.connection.verdicts import UNKNOWN, Pace, Verdict
 from thunderagent.streams.cursor import Cursor
@@ -46,7 +45,6 @@ def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Rand
     return max(FLOOR_S, Backoff(base_s=base_s, cap_s=cap_s).delay(failures, rng))
 
 
-OnOpen = Callable[[Connection, Cursor | None], Awaitable[object]]
 Moved = Callable[[State, str], None]
 """Told of each new state, with the reason."""
 
@@ -61,38 +59,31 @@ class Pump:
     """Connects for as long as it is not cancelled, and fills a buffer.
 
     Args:
-        source: where to connect, asked for each attempt.
-        on_open: authenticates and subscribes.
-        options: everything that is a number.
+        peer: where and how to connect.
         governor: gives turns to connect.
         buffer: where messages go.
         resume: where the stream is to be resumed, asked for each attempt.
         moved: told of each new state.
-        told: told what `on_open` answered, if that is a place.
-        overlap: a connection may be replaced by a second one before it is closed.
-        guard: raises when the right to the stream is lost; asked before each attempt.
-        dialect: how messages are decoded, answered and kept coming.
+        begin_at: called with the answer of `on_open`, if that is a place.
+        guard: raises when the right to the stream is lost; called before each attempt.
         pings: what is to be answered for a connection to be alive; None: pings of the WebSocket protocol.
     """
 
     __slots__ = (
         "_auth_failed",
+        "_begin_at",
         "_buffer",
-        "_dialect",
         "_failures",
         "_governor",
         "_guard",
         "_last_end",
         "_moved",
-        "_on_open",
         "_options",
-        "_overlap",
+        "_peer",
         "_pings",
         "_refusals",
         "_refused_since",
         "_resume",
-        "_source",
-        "_told",
         "connection",
         "connects",
         "has_progressed",
@@ -101,31 +92,24 @@ class Pump:
 
     def __init__(
         self,
-        source: EndpointSource,
-        on_open: OnOpen | None,
-        options: StreamOptions,
+        peer: Peer,
         *,
         governor: Governor,
         buffer: Buffer,
         resume: Callable[[], Cursor | None],
         moved: Moved,
-        told: Callable[[Cursor | int], None],
-        overlap: bool,
+        begin_at: Callable[[Cursor | int], None],
         guard: Callable[[], None],
-        dialect: Dialect | None = None,
         pings: Callable[[Connection], Pings] | None = None,
     ) -> None:
-        self._source = source
-        self._on_open = on_open
-        self._options = options
+        self._peer = peer
+        self._options = peer.options
         self._governor = governor
         self._buffer = buffer
         self._resume = resume
         self._moved = moved
-        self._told = told
-        self._overlap = overlap
+        self._begin_at = begin_at
         self._guard = guard
-        self._dialect = dialect or Dialect()
         self._pings = pings
         self._failures = 0
         self._refusals = 0
@@ -177,7 +161,7 @@ class Pump:
             cursor = self._resume()
             attempt = Attempt(number=number, cursor=cursor, auth_failed=self._auth_failed, last_end=self._last_end)
             async with _limit(self._options.open_timeout_s, "the endpoint function"):
-                endpoint = await resolve_endpoint(self._source, attempt)
+                endpoint = await resolve_endpoint(self._peer.endpoint, attempt)
             async with self._governor.turn(endpoint.url):
                 lost = self._lost()  # a process that stood still wakes up here, and somebody else may be connected
                 if lost is not None:
@@ -186,17 +170,16 @@ class Pump:
                 moved(state, "")
                 opened = Connection(
                     await open_connection(endpoint, self._options, self._governor.resolver),
-                    self._options,
+                    self._peer,
                     self._pings,
-                    self._dialect,
                 )
-            if self._on_open is not None:
+            if self._peer.on_open is not None:
                 state = State.SUBSCRIBING
                 moved(state, "")
                 async with _limit(self._options.subscribe_timeout_s, "on_open"):
-                    place = await self._on_open(opened, cursor)
+                    place = await self._peer.on_open(opened, cursor)
                 if isinstance(place, (Cursor, int)):
-                    self._told(place)
+                    self._begin_at(place)
             opened.forget_handshake()
         except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
             is_open = opened is not None and opened.is_open
@@ -269,7 +252,7 @@ class Pump:
             await asyncio.wait((reader,), timeout=left)
             if reader.done():
                 return _end_of_reader(reader)
-            if not self._overlap:
+            if not self._peer.overlap:
                 await connection.close()
                 return ConnectionEnd(cause=Cause.ROTATED, state=State.LIVE, detail="the connection was old")
             opened = await self._attempt(lambda state, reason: None, number)

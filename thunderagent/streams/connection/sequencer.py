@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from thunderagent.model.errors import ConfigurationError, StreamFailed
 from thunderagent.streams.connection.buffer import Buffer
-from thunderagent.streams.connection.options import StreamOptions
+from thunderagent.streams.connection.connection import Peer
 from thunderagent.streams.connection.track import Doubts, Track, Tracks
 from thunderagent.streams.cursor import RESTART, Cursor, Gap, GapAction, Place, joined_cursor
-
-OnGap = GapAction | Callable[[Gap], GapAction | Awaitable[GapAction]]
-Snapshot = Callable[[Gap], Cursor | int | Awaitable[Cursor | int]]
 
 RECONNECTS_A_GAP: Final = 2
 """How often a gap may be answered with a reconnect before the stream goes on without what is missing."""
@@ -24,7 +21,6 @@ RECONNECTS_A_GAP: Final = 2
 class Reader(Protocol):
     """Reads messages over connections: a feed."""
 
-    options: StreamOptions
     handled: int
 
     @property
@@ -66,9 +62,7 @@ class Sequencer:
         buffer: messages that were read.
         ledger: has the cursor, and keeps gaps.
         place: of a message in the buffer; None without one.
-        on_gap: what to do about a gap, or a function that decides.
-        snapshot: reads the state again.
-        overlap: a second connection may begin before the first one ends.
+        peer: what to do about gaps.
 
     Raises:
         ConfigurationError: the arguments cannot work together.
@@ -80,6 +74,7 @@ class Sequencer:
         "_doubts",
         "_ledger",
         "_on_gap",
+        "_options",
         "_place",
         "_reader",
         "_snapshot",
@@ -95,12 +90,10 @@ class Sequencer:
         ledger: Ledger,
         *,
         place: Callable[[Any], Place | None],
-        on_gap: OnGap,
-        snapshot: Snapshot | None,
-        overlap: bool,
+        peer: Peer,
     ) -> None:
-        options = reader.options
-        if on_gap is GapAction.SNAPSHOT and snapshot is None:
+        options, overlap = peer.options, peer.overlap
+        if peer.on_gap is GapAction.SNAPSHOT and peer.snapshot is None:
             raise ConfigurationError("on_gap asks for a snapshot: give connect() a `snapshot` function")
         if overlap and options.restart is not None:
             raise ConfigurationError(
@@ -111,8 +104,9 @@ class Sequencer:
         self._buffer = buffer
         self._ledger = ledger
         self._place = place
-        self._on_gap = on_gap
-        self._snapshot = snapshot
+        self._on_gap = peer.on_gap
+        self._snapshot = peer.snapshot
+        self._options = options
         self._tracks = Tracks(ledger.cursor, contiguous=options.contiguous)
         self._doubts = Doubts(options.max_pending if overlap else 0)
         self._stale_from: int | None = None
@@ -181,7 +175,7 @@ class Sequencer:
         if at.snapshot and not track.is_passed(at):
             self._take_snapshot(track, at)
         else:
-            is_restart = is_first and self._reader.options.restart is not None and track.is_behind(at)
+            is_restart = is_first and self._options.restart is not None and track.is_behind(at)
             if track.is_duplicate(at) and not is_restart:
                 self._drop(track, at)
                 return False
@@ -215,7 +209,7 @@ class Sequencer:
 
     def _withhold(self, track: Track, at: Place, since: float) -> None:
         """The sequence waits for a snapshot: ask for it with a new connection when it does not come."""
-        now, limit_s = self._reader.now(), self._reader.options.subscribe_timeout_s
+        now, limit_s = self._reader.now(), self._options.subscribe_timeout_s
         if now - since <= limit_s:
             return
         track.awaits_since = now
@@ -230,7 +224,7 @@ class Sequencer:
 
     async def _go_on_after(self, gap: Gap, track: Track) -> bool:
         """Deal with a gap; False when the message behind it is to come again, or to wait for a snapshot."""
-        if gap.cause == RESTART and self._reader.options.restart == "fail":
+        if gap.cause == RESTART and self._options.restart == "fail":
             raise StreamFailed(f"the peer counts afresh: {gap.before} after {gap.after}, and restart is 'fail'")
         with self._reader.asking():
             action = await self._action(gap)

@@ -13,7 +13,7 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import ClientClosed
 from thunderagent.model.pacing import Backoff
 from thunderagent.streams.connection.buffer import Buffer
-from thunderagent.streams.connection.connection import Connection
+from thunderagent.streams.connection.connection import Connection, Peer
 from thunderagent.streams.connection.ending import CAUGHT_UP, ConnectionEnd, State
 from thunderagent.streams.connection.endpoint import EndpointSource
 from thunderagent.streams.connection.governor import Governor
@@ -77,15 +77,17 @@ class Session:
             on_throttled=lambda pause_s: publisher.publish(Throttled(at=publisher.clock(), pause_s=pause_s)),
         )
         self.pump = Pump(
-            Credentials(url, token).endpoint,
-            self._greet,
-            replace(options.streaming, classify=self._judge),
+            Peer(
+                endpoint=Credentials(url, token).endpoint,
+                options=replace(options.streaming, classify=self._judge),
+                on_open=self._greet,
+                overlap=True,
+            ),
             governor=governor,
             buffer=self._buffer,
             resume=lambda: None,
             moved=self._moved,
-            told=lambda place: None,
-            overlap=True,
+            begin_at=lambda place: None,
             guard=lambda: None,
             pings=lambda connection: Beats(self.talk, connection, self._heard),
         )
