@@ -344,7 +344,7 @@ class InFlight:
         settling = self._decide() if is_open else self._wait_for_grant()
         # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
         chosen = self.selector.choose(self.here) if claim else Selection()
-        heard = self.pauses.heard()
+        heard = self.pauses.take_answered()
         batch = chosen.all
         if not settling and not batch:
             self._claimed(chosen.looked, Exchanged([], [], [], []))

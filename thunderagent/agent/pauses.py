@@ -1,7 +1,7 @@
-"""How an agent comes to know what is paused.
+"""What is paused for one agent, and whether it is asked to drain.
 
-It reads the one row that tells so before it looks for work, so a pause costs nothing for each task: whatever starts was
-looked for by an agent that had read the row within the last `every_s` seconds.
+The agent reads one row before it looks for work, at most once in `every_s` seconds: a pause costs nothing for each
+task.
 """
 
 from __future__ import annotations
@@ -23,11 +23,22 @@ from thunderagent.queue.pauses import ASKED, Pause, PauseKind, change_controls, 
 from thunderagent.stores.tasks import TaskStore
 
 PAUSES_LOOK_S: Final = 10.0
-"""An agent that did not look for work for so long reads what is paused, and whether it is asked to drain."""
+"""An agent that has not looked for work for so long reads the row."""
 
 
 class PauseWatcher:
-    """The pauses that concern one agent. Called in the agent's loop."""
+    """The pauses that concern one agent. Called in the agent's loop.
+
+    Args:
+        store: where the row is.
+        bus: gets events of pauses that begin and end.
+        owner: name of the agent.
+        queues: queues that it serves.
+        jobs: its jobs, as the attribute `job` of their tasks names them.
+        every_s: shortest time between two reads of the row.
+        monotonic: the clock.
+        retire: drains the agent, when a command asks for it.
+    """
 
     def __init__(
         self,
@@ -41,18 +52,6 @@ class PauseWatcher:
         monotonic: Callable[[], float],
         retire: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """Make one; nothing is read before the first question.
-
-        Args:
-            store: where the row is.
-            bus: told of pauses that begin and end.
-            owner: name of the agent.
-            queues: those that it serves.
-            jobs: those that it has, as the attribute `job` of their tasks names them.
-            every_s: the row is read at most once in so many seconds.
-            monotonic: the clock of these seconds.
-            retire: ends the agent, when somebody has asked it to drain.
-        """
         self._store = store
         self._bus = bus
         self._keys = {f"{PauseKind.AGENT}:{name}" for name in names_of(owner)}
@@ -76,11 +75,11 @@ class PauseWatcher:
         self._asked: Row | None = None
 
     def hold(self, reason: str | None, *, by: str = "") -> None:
-        """Let nothing start in this agent, whatever the row says; go on with None. Safe in any thread.
+        """Let nothing start in this agent, whatever the row says. Safe in any thread.
 
         Args:
-            reason: why, for people.
-            by: who holds it; each lets go of its own alone.
+            reason: for people; None: go on.
+            by: the holder; each holder ends only its own hold.
         """
         with self._holding:
             self._reasons.pop(by, None)
@@ -91,16 +90,16 @@ class PauseWatcher:
 
     @property
     def held_for(self) -> str:
-        """Why nothing is to start, whatever the row says; empty: nobody holds the agent."""
+        """Why the agent is held, whatever the row says; empty: it is not."""
         return "; ".join(pause.reason or "" for pause in self._held.values())
 
     @property
     def is_agent_paused(self) -> bool:
-        """True while the agent is to claim nothing, as far as it knows."""
+        """Whether the agent is to claim nothing, as far as it knows."""
         return bool(self._held) or not self._keys.isdisjoint(self._active)
 
     def admits(self, poller: QueuePoller) -> bool:
-        """Whether a poller whose time has come may look. One that may not comes again at its usual pace."""
+        """Whether a poller that is due may look. A poller that may not is due again at its usual pace."""
         if poller.free > 0:
             self._read()
         if self._is_asked_to_drain:
@@ -117,28 +116,28 @@ class PauseWatcher:
         return not holding
 
     def look(self) -> None:
-        """Read the row if it was not read for a while: an agent whose slots are all taken does not look for work."""
+        """Read the row if it was not read for a while, as in an agent without a free slot."""
         if self._monotonic() - self._next_read >= PAUSES_LOOK_S - self._every_s:
             self._read()
             self._notice()
 
     def end(self) -> None:
-        """Take the request to drain away, if there was one: this agent has ended, and no other has its name.
+        """Remove the request to drain, if there was one: this agent has ended, and no other has its name.
 
         Raises:
             StoreError: the store did not answer.
         """
         if self._asked is not None:
-            with suppress(NotAllowed):  # whoever next asks an agent to drain takes it away
+            with suppress(NotAllowed):  # the next request to drain removes it
                 change_controls(self._store, self._asked, without_drains([self._owner]))
 
-    def heard(self) -> bool:
-        """Whether the store has told what is paused since the last call: then it answers."""
-        heard, self._was_read = self._was_read, False
-        return heard
+    def take_answered(self) -> bool:
+        """Whether the store has answered since the last call."""
+        answered, self._was_read = self._was_read, False
+        return answered
 
     def is_paused(self, queue: str, job: str) -> bool:
-        """Whether no task of this job and this queue may start here now."""
+        """Whether no task of this job and queue may start here now."""
         self._read()
         self._notice()
         return self._is_asked_to_drain or not self._active.keys().isdisjoint(
@@ -149,7 +148,7 @@ class PauseWatcher:
         return max(0.0, ends - self._store.clock.now())
 
     def _read(self) -> None:
-        """Read the row if it was not read lately. Without an answer what is known stays as it is."""
+        """Read the row if it was not read lately. Without an answer the last one stays."""
         now = self._monotonic()
         if now < self._next_read:
             return
@@ -172,7 +171,7 @@ class PauseWatcher:
             self._retire("asked to drain" if reason == ASKED else f"asked to drain: {reason}")
 
     def _notice(self) -> None:
-        """See which pauses hold now, and tell those that have begun or ended."""
+        """Find out which pauses hold now, and emit those that have begun or ended."""
         if not self._known and not self._active and not self._held:
             return
         now = self._store.clock.now()

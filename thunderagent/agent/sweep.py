@@ -1,4 +1,4 @@
-"""Sweeps that any agent may run: find the tasks of lost agents, and heal what a crash left between two writes."""
+"""Sweeps for the whole fleet: take over tasks of lost agents, and heal what a crash left between two writes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from thunderagent.queue.unique import UniqueKeys
 from thunderagent.stores.tasks import Doubt, TaskStore
 
 RECHECKED: Final = 500
-"""Rows that one look at leases which should be over reads at most."""
+"""Most rows that one look at leases which should be over reads."""
 
 REMEMBERED: Final = 50_000
-"""Running tasks of which one agent remembers when their beats stood still; of others the shared clock alone tells."""
+"""Running tasks whose beats one agent remembers; others are judged by the shared clock alone."""
 
 LONGEST_NAME: Final = 400
-"""Characters of the name of an agent: one that is longer was written by hand, and is the key of no row."""
-
+"""Characters of an agent's name: a longer one was written by hand, and is the key of no row."""
 
 UNREAD_S: Final = 60.0
 """Time between two looks at a running task whose row cannot be read."""
@@ -43,7 +42,7 @@ UNREAD_S: Final = 60.0
 
 @dataclass(slots=True)
 class _Sighting:
-    """When `(fence, hb)` of a running task was first seen as it is, and when it is worth another look."""
+    """When `(fence, hb)` of a running task was first seen as it is, and when to look again."""
 
     fence: int
     hb: int | None
@@ -59,10 +58,13 @@ class _Sighting:
 class LostLeases:
     """Finds RUNNING tasks whose agents are gone.
 
-    A lease is over when its expiry and the guard are past on the shared clock, or when its beats stood still for a
-    whole lease and the guard on our own monotonic clock (counted from after the read that saw them first). Without a
-    usable shared clock only the second counts. A lease of an earlier epoch of the regions is over at once; so is one of
-    our own that we let go when the grant of our region ended, or that came of a claim which we had given up.
+    A lease is over when one of these holds:
+
+    * its expiry and the guard are past on the shared clock, if that is usable;
+    * its beats stood still for a lease and the guard on our monotonic clock, counted from after the read that first saw
+      them;
+    * it is of an earlier epoch of the regions;
+    * it is ours, and we let it go when the grant of our region ended, or gave up the claim that it came from.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class LostLeases:
         self._sightings: dict[str, _Sighting] = {}
 
     def find(self, lanes: Sequence[Lane]) -> list[Task]:
-        """The tasks of these lanes that may be taken over. Reads only rows that are new or should have expired."""
+        """Lost tasks of these lanes. Reads only rows that are new or should have expired."""
         lost: list[Task] = []
         ended: dict[str, int] = {}
         for value in [lane.value(Status.RUNNING) for lane in lanes]:
@@ -106,12 +108,12 @@ class LostLeases:
         return lost
 
     def _look_at(self, task_ids: Sequence[str], value: str) -> list[Task]:
-        """Of tasks that the index shows as running, the lost ones; what is not due yet is not read."""
+        """The lost tasks among those that the index shows as running."""
         now, due = self._monotonic(), []
         for task_id in task_ids:
             if (known := self._sightings.get(task_id)) is not None:
                 known.lap = self._laps[value]
-            # what we hold ourselves the heartbeat looks after
+            # the heartbeat looks after our own
             if (known is None or known.look_again <= now) and not self._is_held(task_id):
                 due.append(task_id)
         lost = []
@@ -119,12 +121,12 @@ class LostLeases:
             now = self._monotonic()
             if isinstance(task, Task):
                 lost += [task] if self._is_lost(task, now) else []
-            else:  # it is left to agents that can read it
+            else:  # left to agents that can read it
                 self._remember(name, value, _Sighting(-1, None, now, now + UNREAD_S))
         return lost
 
     def recheck(self) -> list[Task]:
-        """Those that are known and should have expired by now; reads no index."""
+        """Lost tasks among the known ones that should have expired by now. Reads no index."""
         now = self._monotonic()
         due = [
             task_id
@@ -135,7 +137,7 @@ class LostLeases:
         for task_id in due:
             known = self._sightings.pop(task_id)
             if task_id in rows and rows[task_id].status is Status.RUNNING:
-                self._sightings[task_id] = known  # behind the others: each has its turn
+                self._sightings[task_id] = known  # behind the others
         return [task for task in rows.values() if self._is_lost(task, self._monotonic())]
 
     def _is_lost(self, task: Task, now: float) -> bool:
@@ -162,11 +164,11 @@ class LostLeases:
         return left < 0
 
     def _has_no_holder(self, task: Task, known: _Sighting | None, now: float) -> bool:
-        """Whether the row of an earlier epoch is all there is; or else a late write over that of a holder that we saw.
+        """Whether the row of an earlier epoch is the last, and not a late write over the row of a holder that we saw.
 
-        Such a holder writes its own row again with its next heartbeat: it has the time of a lease for that.
+        Such a holder writes its row again with its next heartbeat, and has the time of a lease for that.
         """
-        if known is None or known.fence <= task.fence:  # if it is left to another agent now, `recheck` finds it again
+        if known is None or known.fence <= task.fence:  # for `recheck`, if it is left to another agent now
             self._remember(task.task_id, task.lane.value(Status.RUNNING), _Sighting(task.fence, task.hb, now, now))
             return True
         if known.hb != task.hb or not known.is_overwritten:
@@ -174,11 +176,11 @@ class LostLeases:
         return now - known.since > (task.lease_sec or 0.0) + self._guard_s
 
     def has_strayed(self, task: Task) -> bool:
-        """Whether it came of a claim of ours that we had given up, and can be given back under our grant."""
+        """Whether it came from a claim of ours that we gave up, and can be put back under our grant."""
         return self._is_stray(task) and not self.has_moved(task)
 
     def _remember(self, task_id: str, value: str, sighting: _Sighting) -> _Sighting:
-        """Keep it while there is room. Without room, one whose beats move makes room for one that may stand still."""
+        """Keep a sighting while there is room."""
         sighting.lane, sighting.lap = value, self._laps[value]
         was_known = self._sightings.pop(task_id, None) is not None
         if len(self._sightings) < self._remembered - was_known:
@@ -186,11 +188,11 @@ class LostLeases:
         return sighting
 
     def was_let_go(self, task: Task) -> bool:
-        """Whether we have held it and let it go, as a grant ended that our region has again."""
+        """Whether we held it and let it go when a grant ended that our region has again."""
         return task.lease_owner == self._owner and task.region_epoch is not None and task.region_epoch == self._epoch()
 
     def has_moved(self, task: Task) -> bool:
-        """Whether an agent of a region that has lost its grant holds it: it was stopped, whatever the lease says."""
+        """Whether its holder's region has lost the grant: the holder was stopped, whatever the lease says."""
         return task.region_epoch is not None and task.region_epoch < self._epoch()
 
 
@@ -220,19 +222,19 @@ class Rescuer:
 
         Args:
             store: where the tasks are.
-            bus: told of takeovers and of what is given up.
-            dependents: tells the children of what is given up.
+            bus: gets events of takeovers and of tasks that are given up.
+            dependents: notifies the children of tasks that are given up.
             owner: the agent.
             max_crashes: takeovers of one task; see `losses`.
             guard_s: added to a lease before it counts as over.
             sweep_s: time between two sweeps.
-            keep_failed_s: how long what is given up is kept.
+            keep_failed_s: how long a task that is given up is kept.
             is_held: whether this agent holds a task itself.
             monotonic: the clock of beats that stand still.
             epoch: that of the region's grant, 0 where there is one region.
             limit: of a task that is given up.
-            freed: told of a slot that was freed, with the row of its limit.
-            is_stray: whether a claim of this agent was carried out when the agent had given it up.
+            freed: called for a permit that was released, with the row of its limit.
+            is_stray: whether the store carried out a claim after this agent had given it up.
             most: index entries of one lane that one sweep reads.
         """
         self._store = store
@@ -266,12 +268,12 @@ class Rescuer:
         """Take tasks of lost agents.
 
         Args:
-            lanes: where to look; None: only at leases that are known, and should be over.
-            wanted: the length of the lease for a task that this agent has the job and a slot for, or None.
-            doubt: told of takeovers that had no answer.
+            lanes: where to look; None: only at known leases that should be over.
+            wanted: length of the lease for a task; None: this agent has no job or no slot for it.
+            doubt: called for takeovers without an answer.
 
         Returns:
-            the leases won; each task goes on RUNNING, here.
+            the leases won; their tasks stay RUNNING.
         """
         mine: list[tuple[Task, float]] = []
         strays: list[Task] = []
@@ -283,7 +285,7 @@ class Rescuer:
                 strays.append(task)
             elif is_to_blame(task, self._max_crashes) and not has_moved:
                 self._give_up(task, losses[task.task_id])
-            elif (lease_s := wanted(task)) is not None:  # that a region was lost is not the fault of its tasks
+            elif (lease_s := wanted(task)) is not None:  # a lost region is not the fault of its tasks
                 mine.append((replace(task, crash_count=task.crash_count - has_moved), lease_s))
         self._put_back(strays)
         if not mine:
@@ -300,7 +302,7 @@ class Rescuer:
         return exchanged.leases
 
     def _put_back(self, strays: Sequence[Task]) -> None:
-        """Undo claims of ours that were carried out late: nothing has run, and no agent was lost."""
+        """Undo claims of ours that were carried out late: nothing has run."""
         now = self._store.clock.now()
         leases = [Lease(task=task, owner=self._owner, fence=task.fence, lease_s=0.0, held_from=0.0) for task in strays]
         batch = [writes.put_back(one, due=one.task.created_at + writes.JUST_BEHIND_S, now=now) for one in leases]
@@ -311,7 +313,7 @@ class Rescuer:
                 self._bus.emit(events.TaskReleased(**about(lease)))
 
     def _losses(self, lost: Sequence[Task]) -> dict[str, Loss]:
-        """What is seen of the agents of lost tasks, by the ids of the tasks."""
+        """Circumstances of each loss, by task id."""
         number = Counter(task.lease_owner for task in lost)
         seen_at = self._seen_at({task.lease_owner for task in lost})
         return {
@@ -325,12 +327,12 @@ class Rescuer:
         }
 
     def _seen_at(self, agents: Iterable[str | None]) -> dict[str, float]:
-        """When agents told of themselves for the last time; those whose process is on this host and runs do so now."""
+        """When the rows of agents were last written; infinity for processes that run on this host."""
         names = (name for name in agents if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME)
         ids = {f"agent:{name}": name for name in names}
         rows = self._store.engine.get(sorted(ids)) if ids else {}
-        told = {ids[row_id]: at for row_id, row in rows.items() if is_number(at := row.get("updatedAt"))}
-        return told | {name: math.inf for row_id, name in ids.items() if _runs_here(name, rows.get(row_id, {}))}
+        seen = {ids[row_id]: at for row_id, row in rows.items() if is_number(at := row.get("updatedAt"))}
+        return seen | {name: math.inf for row_id, name in ids.items() if _runs_here(name, rows.get(row_id, {}))}
 
     def _give_up(self, task: Task, loss: Loss, error: str | None = None) -> None:
         now = self._store.clock.now()
@@ -355,14 +357,14 @@ class Rescuer:
                     self._freed(*freed)
 
     def heal(self, lanes: Sequence[Lane]) -> None:
-        """Look at BLOCKED tasks for what a crash left undone; one agent of the fleet does so in each `sweep_s`.
+        """Repair BLOCKED tasks after a crash; one agent of the fleet does so in each `sweep_s`.
 
-        * a parent has ended and its child was not told: tell it;
-        * a parent does not know its child (the client died between the two writes): make them known to each other.
+        * A parent has ended and its child was not notified: notify it.
+        * A parent does not know its child, as the client died between two writes: register the child.
         """
         values = [lane.value(Status.BLOCKED) for lane in lanes]
         if not any(self._store.engine.page(value, limit=1).entries for value in values):
-            return  # a turn is a write, which costs ten times as much as to see that nobody waits
+            return  # a turn is a write, ten times the price of this look
         turn_s = self._sweep_s * 0.9
         with fleet_rounds(self._store, "blocked", owner=self._owner, lasts_s=turn_s, most=self._most) as rounds:
             for value in values:
@@ -383,14 +385,14 @@ class Rescuer:
         batch = [
             writes.register_dependent(parent, *names)
             for _, (parent, names) in sorted(unknown.items())
-            if most_dependents(parent, names)  # else they are told by a sweep, as ever
+            if most_dependents(parent, names)  # else a sweep notifies them
         ]
         if batch:
             self._store.write_tasks(batch, rejected=self._dependents.rejected)
 
 
 def _runs_here(agent: str, row: Row) -> bool:
-    """True when the agent's process is on this host and runs; what its row says of it tells it from others."""
+    """Whether the agent's process runs on this host; its start time tells it from a later process with its number."""
     host, _, process = agent.partition(":")
     pid = process.partition(":")[0]
     started = as_map(row.get("info")).get("process")
