@@ -206,12 +206,12 @@ def test_show_says_why_a_task_does_not_run_at_eighty_columns(stand: Stand) -> No
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
     said = words(shown)
     assert "why its queue reports is paused since 2" in said
-    assert ": the [database] moves it waits in the line of the limit 'api': the only slot is taken by" in said
+    assert ": the [database] moves it waits for a permit of the limit 'api': the only permit is taken by" in said
     told = stand.json("show", "a-task-in-line")["why"]
     assert told[0].startswith("its queue reports is paused since 2")
     assert told[1] == (
-        "it waits in the line of the limit 'api': the only slot is taken by a-task-that-has-the-slot (PENDING); "
-        "it is the next in its line"
+        "it waits for a permit of the limit 'api': the only permit is taken by a-task-that-has-the-slot (PENDING); "
+        "it is the next"
     )
 
 

@@ -273,10 +273,10 @@ def test_a_task_in_line_tells_who_has_the_slots_and_who_is_before_it(at: At) -> 
     at.clock.advance(1)
     at.in_line("behind")
     assert at.why(task) == [
-        "it waits in the line of the limit 'api': 2 of 2 slots are taken by one and two; 3 tasks are before it"
+        "it waits for a permit of the limit 'api': 2 of 2 permits are taken by one and two; 3 tasks are before it"
     ]
     assert at.why("before-0") == [
-        "it waits in the line of the limit 'api': 2 of 2 slots are taken by one and two; it is the next in its line"
+        "it waits for a permit of the limit 'api': 2 of 2 permits are taken by one and two; it is the next"
     ]
 
 
@@ -288,19 +288,19 @@ def test_holders_that_do_not_live_are_pointed_out(at: At) -> None:
     at.limit("alive", "lost", "ended", "gone", number=4)
     at.clock.advance(30)
     [sentence] = at.why(at.in_line(number=4))
-    assert "4 of 4 slots are taken by alive, ended (SUCCESS), gone (gone) and lost (its lease is over);" in sentence
+    assert "4 of 4 permits are taken by alive, ended (SUCCESS), gone (gone) and lost (its lease is over);" in sentence
 
 
 def test_a_limit_of_one_and_free_slots_read_well(at: At) -> None:
     at.agent()
     claimed(at.store, "one", lane=REPORTS)
     at.limit("one", number=1)
-    assert "the only slot is taken by one; it is the next in its line" in at.why(at.in_line())[0]
+    assert "the only permit is taken by one; it is the next" in at.why(at.in_line())[0]
     at.limit(key="free", number=3)
-    assert "3 of 3 slots are free, and the next sweep gives them away" in at.why(at.in_line("b", key="free"))[0]
+    assert "3 of 3 permits are free, and the next sweep gives them away" in at.why(at.in_line("b", key="free"))[0]
     at.limit("one", key="half", number=2)
-    assert "1 of 2 slots is free" in at.why(at.in_line("c", key="half"))[0]
-    assert "5 of 5 slots are free" in at.why(at.in_line("d", key="no row", number=5))[0]
+    assert "1 of 2 permits is free" in at.why(at.in_line("c", key="half"))[0]
+    assert "5 of 5 permits are free" in at.why(at.in_line("d", key="no row", number=5))[0]
 
 
 def test_a_long_line_is_counted_to_a_thousand_and_many_holders_are_not_all_read(at: At) -> None:
@@ -313,7 +313,7 @@ def test_a_long_line_is_counted_to_a_thousand_and_many_holders_are_not_all_read(
     at.engine.gets.clear()
     [sentence] = at.why(task)
     assert sentence.endswith(
-        "150 of 150 slots are taken by h000 (gone), h001 (gone), h002 (gone) and 147 more; "
+        "150 of 150 permits are taken by h000 (gone), h001 (gone), h002 (gone) and 147 more; "
         f"at least {COUNTED} tasks are before it"
     )
     assert max(map(len, at.engine.gets)) <= LISTED

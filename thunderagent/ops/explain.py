@@ -286,7 +286,7 @@ def _of_waiting(store: TaskStore, task: Task, now: float, name: str) -> Iterator
     elif task.status is Status.PENDING:
         yield Advice("an agent takes it as soon as it is its turn and a slot is free", "thunderagent top --once")
     elif task.waitlist is not None:
-        yield Advice("it runs when its turn has come in the line of the limit", f"thunderagent explain {name}")
+        yield Advice("it runs when a permit of the limit is free and its turn has come", f"thunderagent explain {name}")
 
 
 def _pauses(store: TaskStore, task: Task) -> list[Pause]:

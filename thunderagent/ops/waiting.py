@@ -59,7 +59,7 @@ def why(store: TaskStore, task: Task) -> list[str]:
         over = f"the lease of {task.lease_owner} ended {span_text(now - task.lock_time)} ago"
         held = [f"{over}: another agent takes the task over"]
     else:
-        held = [*_parents(store, task), *_line(store, task), *_due(task, now)]
+        held = [*_parents(store, task), *_waitlist(store, task), *_due(task, now)]
     agents = store.agents()
     held = [*_pauses(store, task, agents, now), *held, *_agents(task, agents)]
     return [*(held or _ready(store, task, agents)), *beside]
@@ -147,8 +147,8 @@ def _parents(store: TaskStore, task: Task) -> Iterator[str]:
         yield "nothing that it waits for is left: the next sweep puts it into its queue"
 
 
-def _line(store: TaskStore, task: Task) -> Iterator[str]:
-    """The slots of its limit, and how many stand in line before it."""
+def _waitlist(store: TaskStore, task: Task) -> Iterator[str]:
+    """The permits of its limit, and how many tasks are before it on the waitlist."""
     if task.waitlist is None:
         return
     row = store.engine.get([limit_id(task.waitlist)]).get(limit_id(task.waitlist))
@@ -156,18 +156,18 @@ def _line(store: TaskStore, task: Task) -> Iterator[str]:
     holders = sorted({member.rpartition("#")[0] for member in holders_of(row)})
     entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
     before = len([one for one in entries if one.task_id != task.task_id and one.created_at <= task.created_at])
-    line = f"{_tasks(before)} before it" if before else "it is the next in its line"
+    place = f"{_tasks(before)} before it" if before else "it is the next"
     if len(holders) < number:
         free = number - len(holders)
-        slots = f"{free} of {number} slots {'is' if free == 1 else 'are'} free, and the next sweep gives them away"
+        permits = f"{free} of {number} permits {'is' if free == 1 else 'are'} free, and the next sweep gives them away"
     else:
-        taken = "the only slot is taken" if number == 1 else f"{len(holders)} of {number} slots are taken"
-        slots = f"{taken} by {_named(_states(store, holders))}"
-    yield f"it waits in the line of the limit {task.waitlist!r}: {slots}; {line}"
+        taken = "the only permit is taken" if number == 1 else f"{len(holders)} of {number} permits are taken"
+        permits = f"{taken} by {_named(_states(store, holders))}"
+    yield f"it waits for a permit of the limit {task.waitlist!r}: {permits}; {place}"
 
 
 def _states(store: TaskStore, names: Sequence[str]) -> list[str]:
-    """Holders of slots, with what is remarkable of them."""
+    """Holders of permits, with what is remarkable of them."""
     rows, now = store.read(names[:LISTED]), store.clock.now()
     told = []
     for name in names:

@@ -47,7 +47,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.TaskClosed: ("INFO", "task closed"),
     events.TaskSnoozed: ("INFO", "task snoozed"),
     events.TaskReleased: ("INFO", "task released"),
-    events.TaskLimited: ("DEBUG", "task in line of its limit"),
+    events.TaskLimited: ("DEBUG", "task waits for a permit of its limit"),
     events.TaskLetOut: ("DEBUG", "task let out of the line of its limit"),
     events.LeaseLost: ("WARNING", "lease lost"),
     events.SettleRefused: ("WARNING", "late outcome refused: the task is another agent's"),

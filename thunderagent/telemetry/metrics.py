@@ -125,7 +125,7 @@ TASKS_RELEASED: Final = _counter(
     "tasks released", Group.WORK, "Tasks that went back to their queue as their agent stopped.", _QUEUE
 )
 TASKS_LIMITED: Final = _counter(
-    "tasks limited", Group.WORK, "Claimed tasks that went to stand in line, as no slot of their limit was free.", _QUEUE
+    "tasks limited", Group.WORK, "Claimed tasks that went to a waitlist, as no permit of their limit was free.", _QUEUE
 )
 HANDLER_ERRORS: Final = _counter("handler errors", Group.WORK, "Runs that ended with an error.", _JOB)
 HANDLER_OVERRUNS: Final = _counter(
