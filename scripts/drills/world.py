@@ -17,6 +17,7 @@ from drills.workloads import make_jobs
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.agent.threads import BackgroundThread
+from thunderagent.agent.view import AgentView
 from thunderagent.client import Client
 from thunderagent.model import fleet_events
 from thunderagent.model.bus import EventBus
@@ -197,12 +198,12 @@ class World:
         settings, bus, link = self._settings(region.name), EventBus(), Link(self.arbiter)
         region.links.append(link)
 
-        def threads(agent: Agent) -> Sequence[BackgroundThread]:
+        def threads(agent: AgentView) -> Sequence[BackgroundThread]:
             canary = make_watch(
                 settings,
                 bus,
                 who=agent.name,
-                told=agent.told,
+                told=agent.facts,
                 now=agent.store.clock.now,
                 monotonic=agent.store.monotonic,
             )

@@ -124,7 +124,7 @@ def test_a_retry_is_not_claimed_before_its_pause_is_over() -> None:
             raise ValueError
 
     with serving(fails_once, backoff_base_s=0.6, backoff_cap_s=0.6) as stage:
-        stage.agent._rng.uniform = lambda a, b: b  # type: ignore[method-assign]
+        stage.agent._core.rng.uniform = lambda a, b: b  # type: ignore[method-assign]
         task = stage.client.enqueue(fails_once, {})
         stage.record.wait(events.TaskRetried)
         failed = stage.client.get(task)
@@ -473,7 +473,7 @@ def test_an_outcome_that_is_handed_over_twice_frees_one_slot() -> None:
         gate.wait()
         [held] = stage.agent._in_flight.held.values()
         for _ in range(3):
-            stage.agent._in_flight.done(held, Returned("by hand"))
+            stage.agent._in_flight._inbox.done(held, Returned("by hand"))
         assert stage.end_of(first).result == "by hand"
         stage.record.wait(events.TaskSucceeded)
         poller = stage.agent._pollers["default", "batch"]

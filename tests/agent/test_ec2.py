@@ -14,6 +14,7 @@ from tests.support.metadata_service import REBALANCE, SPOT, STATE, TAKEN_AWAY, M
 from tests.support.stands import eventually
 from thunderagent.agent.ec2 import ENDPOINT, RARELY_S, VARIABLE, Metadata, MetadataUnavailable, Notices, Outlook
 from thunderagent.agent.loop import Agent
+from thunderagent.agent.view import AgentView
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
@@ -184,7 +185,7 @@ def test_a_successor_is_held_before_anything_starts_until_the_notice_is_withdraw
 
 
 def stage_with_notices(stage: Stage, service: MetadataService) -> Agent:
-    def notices(agent: Agent) -> list[Notices]:
+    def notices(agent: AgentView) -> list[Notices]:
         return [Notices(Metadata(service.url), agent.bus, retire=agent.retire, hold=agent.pauses.hold, every_s=0.02)]
 
     return Agent(stage.store, stage.agent.jobs, stage.settings, bus=stage.bus, threads=notices, first_poll_s=0.0)

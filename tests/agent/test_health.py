@@ -26,6 +26,7 @@ from thunderagent.agent.housekeeping import Housekeeping
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.agent.threads import BackgroundThread, RepeatingThread
+from thunderagent.agent.view import AgentView
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -59,7 +60,7 @@ class Ward(Stage):
         self,
         *jobs: Job[Any],
         engine: Engine | None = None,
-        threads: Callable[[Agent], Sequence[BackgroundThread]] = equip,
+        threads: Callable[[AgentView], Sequence[BackgroundThread]] = equip,
         doorbell: MemoryDoorbell | None = None,
         **changes: Any,
     ) -> None:
@@ -403,7 +404,7 @@ def test_a_monitor_goes_on_while_the_loop_stands_still(tmp_path: Path) -> None:
         eventually(lambda: not at.agent.vitals.health().alive)
         eventually(lambda: json.loads(path.read_text())["alive"] is False)
         with pytest.raises(urllib.error.HTTPError) as asked:
-            urllib.request.urlopen(f"{at.agent.told['http']}/health", timeout=10)
+            urllib.request.urlopen(f"{at.agent.facts['http']}/health", timeout=10)
         with asked.value:
             assert json.loads(asked.value.read())["reasons"][0].startswith("the agent's loop has not come round")
         go_on.set()
@@ -541,7 +542,7 @@ def test_a_thread_that_dies_is_noticed_within_seconds_and_started_again(
         eventually(lambda: at.reasons() == [])
         export.clear()
         assert export.wait(LONG_S)
-        with urllib.request.urlopen(f"{at.agent.told['http']}/health", timeout=10) as reply:
+        with urllib.request.urlopen(f"{at.agent.facts['http']}/health", timeout=10) as reply:
             assert reply.status == 200
         at.works()
     assert len(at.record.of(events.ThreadDied)) == 1
@@ -599,7 +600,7 @@ def test_several_reasons_to_retire_at_once_are_one_stop_and_hurry_nobody() -> No
         at.agent.retire("one")
         at.join()
         assert [event.reason for event in at.record.of(fleet_events.AgentRetires)] == ["one"]
-        assert at.agent._stops == 1
+        assert at.agent._stop._number == 1
 
 
 def test_an_error_that_hits_the_drain_too_leaves_the_leases_to_run_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -525,7 +525,7 @@ def test_a_running_task_is_watched_from_the_moment_of_its_claim(at: Setting) -> 
 
 def test_a_result_that_comes_twice_settles_once() -> None:
     with serving(a_job()) as stage:
-        stage.agent._in_flight.done(
+        stage.agent._in_flight._inbox.done(
             running(claimed(stage.store, "not-ours", owner="other", lane=Lane("elsewhere"))), Returned("stray")
         )
         task = put(stage.store, "b")

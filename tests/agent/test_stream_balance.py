@@ -451,7 +451,7 @@ def test_a_dead_agent_is_shared_out_among_those_that_are_left(tmp_path: Path) ->
         left = [agents.add(quiet) for _ in range(2)]
         for stage in left:
             stage.record.wait(events.AgentStarted)
-        eventually(lambda: all(stage.agent._fleet.size == 3 for stage in left))
+        eventually(lambda: all(stage.agent._parts.fleet.size == 3 for stage in left))
         dead.store.engine.outage()  # type: ignore[attr-defined] # a Watched
         for stage in left:
             stage.record.wait(events.TaskTakenOver)
@@ -477,7 +477,7 @@ def test_what_is_the_share_of_another_is_left_to_it_for_two_seconds_and_then_tak
 
         stage.bus.subscribe(listen)
         stage.start()
-        eventually(lambda: stage.agent._fleet.size == 3)
+        eventually(lambda: stage.agent._parts.fleet.size == 3)
         dead.store.engine.outage()  # type: ignore[attr-defined] # a Watched
         stage.record.wait(events.TaskTakenOver, 40)
         at_once = sum(moment < times[0] + OTHERS_S / 2 for moment in times)
@@ -530,7 +530,7 @@ def test_at_most_so_many_leave_at_a_time_and_none_that_is_not_connected(tmp_path
         )
         streams.rebalance()
         assert asked == [], "alone"
-        stage.agent._fleet.learn([told("new", jobs=[follow.name])])
+        stage.agent._parts.fleet.learn([told("new", jobs=[follow.name])])
         streams.rebalance()
         assert len(asked) == 2
         asked.clear()
@@ -566,7 +566,7 @@ def test_the_row_of_an_agent_tells_of_its_streams_and_a_batch_agent_takes_none(t
         rows = {one.name: one.info["streams"] for one in agents.store.agents()}
         assert rows[stage.agent.name] == {"held": 1, "max": 7, "connections": 1}
         assert rows[agents.stages[1].agent.name] == {"held": 0, "max": 0, "connections": 0}
-        assert stage.agent._fleet.size == 1
+        assert stage.agent._parts.fleet.size == 1
         stage.agent._housekeeping._streams.gauge()
         begun, gauge = stage.record.of(events.ActiveConnections)
         assert (begun.connections, begun.streams) == (0, 0)

@@ -14,6 +14,7 @@ from thunderagent.agent import threads
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.threads import RESTART_AFTER_S, BackgroundThreads, RepeatingThread
+from thunderagent.agent.view import AgentView
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
@@ -91,7 +92,7 @@ def test_an_agent_ends_in_time_although_its_heartbeat_waits_for_a_reply_and_says
     agent = Agent(
         stage.store, Registry(), stage.settings, bus=stage.bus, threads=lambda agent: [last], first_poll_s=0.0
     )
-    monkeypatch.setattr(agent._heart_store.engine, "close", lambda: closed.append("engine"))
+    monkeypatch.setattr(agent._heartbeat.store.engine, "close", lambda: closed.append("engine"))
     try:
         agent._heartbeat.start()
         assert asked.wait(LONG_S)
@@ -108,8 +109,8 @@ def test_an_agent_starts_looks_after_and_ends_its_threads() -> None:
     one = RepeatingThread("test", 60.0, alive.set)
     stage = Stage(())
 
-    def threads(agent: Agent) -> list[RepeatingThread]:
-        assert agent.health()["draining"] is False, "made before its threads"
+    def threads(agent: AgentView) -> list[RepeatingThread]:
+        assert agent.vitals.told()["draining"] is False, "made before its threads"
         return [one]
 
     agent = Agent(stage.store, Registry(), stage.settings, bus=stage.bus, threads=threads, first_poll_s=0.0)

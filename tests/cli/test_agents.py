@@ -79,7 +79,7 @@ def test_the_row_of_an_ordinary_agent_stays_under_a_kilobyte() -> None:
     with serving(*jobs, queues=dict.fromkeys(queues, 10)) as stage:
         names = ["claimed", "succeeded", "failed", "retried", "taken_over", "leases_lost", "claims_lost"]
         stage.agent._housekeeping._tally._counts.update(dict.fromkeys(names, 1_234_567))
-        stage.agent.told["http"] = "http://127.0.0.1:9464"
+        stage.agent.facts["http"] = "http://127.0.0.1:9464"
         announced(stage)
         [row] = stage.store.engine.get([f"agent:{stage.agent.name}"]).values()
     health = {**row["info"]["health"], "reasons": [], "notes": []}  # a busy machine makes it notice something at times

@@ -70,7 +70,7 @@ class At:
 
     def round(self) -> set[str]:
         before = set(self.agent._in_flight.held)
-        self.agent._in_flight.commit(claim=not self.agent._stops)
+        self.agent._in_flight.commit(claim=not self.agent._stop.is_made)
         return set(self.agent._in_flight.held) - before
 
     @property

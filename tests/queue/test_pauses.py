@@ -343,7 +343,7 @@ def test_streams_of_a_paused_queue_are_not_handed_off_for_the_balance(tmp_path: 
         house, done = stage.agent._housekeeping, threading.Event()
 
         def rebalance() -> type[CancelJob]:  # once, in the agent's loop, as if there were another agent without any
-            stage.agent._fleet._others = {"another": (0, 700)}
+            stage.agent._parts.fleet._others = {"another": (0, 700)}
             house._streams.rebalance()
             done.set()
             return CancelJob

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import schedule
 
 from tests.simulation.stream_agents import Killed, SimHeartbeat, Turn, named
-from thunderagent.agent import loop as agent_module
+from thunderagent.agent import assembly
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
@@ -210,13 +210,17 @@ class Way(FaultyEngine):
 class Handlers:
     """In place of the executors: what runs is an entry in the world's ledger."""
 
-    loop = None
+    loop, is_dead = None, False
 
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
 
     def start(self, running: Running) -> None:
         self._world.began(self._process, running)
+
+    def open(self) -> None: ...
+
+    def call(self, do: Callable[[], object]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -227,17 +231,19 @@ class WorldAgent(Agent):
     def __init__(self, process: Process, *args: Any, **options: Any) -> None:
         self._process = process
         heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
-        with patch.object(agent_module, "Heartbeat", heartbeat), named(process.name):
+        handlers = lambda *a, **o: Handlers(process.world, process)  # noqa: E731
+        with (
+            patch.object(assembly, "Heartbeat", heartbeat),
+            patch.object(assembly, "make_executors", handlers),
+            named(process.name),
+        ):
             super().__init__(*args, **options)
         self._receive = self._in_flight.gather
         self._in_flight.gather = self._gather  # type: ignore[method-assign]
 
-    def _executors(self) -> Any:
-        return Handlers(self._process.world, self._process)
-
     def _gather(self, pause: float) -> None:
         if pause > 0:
-            self._process.main.wait(pause, lambda: not self._in_flight._inbox.empty())
+            self._process.main.wait(pause, lambda: not self._in_flight._inbox.queue.empty())
         self._in_flight._batch = 0  # no waiting for company: that would be real time
         self._receive(0.0)
 
@@ -480,7 +486,7 @@ class World:
             self.later(run.process.asleep_s + OBEYS_S, lambda: self._end(run, outcome))
         elif run in self.runs:
             self.runs.remove(run)
-            run.process.agent._in_flight.done(run.running, outcome)
+            run.process.agent._in_flight._inbox.done(run.running, outcome)
 
     def died(self, process: Process) -> None:
         """Its handlers are gone with it."""

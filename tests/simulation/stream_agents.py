@@ -16,9 +16,7 @@ from unittest.mock import patch
 
 from tests.simulation.stream_ledger import Holder, Watch
 from tests.simulation.stream_network import SimLoop
-from thunderagent.agent import executors
-from thunderagent.agent import loop as agent_module
-from thunderagent.agent.executors import Executors
+from thunderagent.agent import assembly, executors
 from thunderagent.agent.executors.loop import LoopExecutor
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.loop import Agent
@@ -166,11 +164,14 @@ class SimLoopExecutor(LoopExecutor):
 
     def __init__(self, loop: SimLoop, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "new_loop": lambda: loop})
+
+    def open(self) -> None:
+        super().open()
         self._thread.join()
 
     @property
-    def is_alive(self) -> bool:
-        return not self._loop.is_closed()
+    def is_dead(self) -> bool:
+        return self.is_open and self._loop.is_closed()
 
     def _serve(self) -> None:
         self._loop.call_soon(self._tick)
@@ -185,7 +186,7 @@ def named(name: str) -> Iterator[None]:
     """An agent that is made here has this name on every host and in every process."""
     tokens = SimpleNamespace(token_hex=lambda _: name)
     host, process = SimpleNamespace(gethostname=lambda: "simulated"), SimpleNamespace(getpid=lambda: 1)
-    with patch.multiple(agent_module, secrets=tokens, socket=host, os=process):
+    with patch.multiple(assembly, secrets=tokens, socket=host, os=process):
         yield
 
 
@@ -207,20 +208,21 @@ class SimAgent(Agent):
     def __init__(self, process: SimProcess, *args: Any, **options: Any) -> None:
         self._process = process
         heartbeat = lambda *a, **o: SimHeartbeat(*a, rng=random.Random(process.seed), **o)  # noqa: E731
-        with patch.object(agent_module, "Heartbeat", heartbeat), named(process.name):
+        executor = lambda *a, **o: SimLoopExecutor(process.loop, *a, **o)  # noqa: E731
+        governor = lambda **o: Governor(rng=random.Random(process.seed), **o)  # noqa: E731
+        with (
+            patch.object(assembly, "Heartbeat", heartbeat),
+            patch.object(executors, "LoopExecutor", executor),
+            patch.object(executors, "Governor", governor),
+            named(process.name),
+        ):
             super().__init__(*args, **options)
         self._receive = self._in_flight.gather
         self._in_flight.gather = self._gather  # type: ignore[method-assign]
 
-    def _executors(self) -> Executors:
-        executor = lambda *a, **o: SimLoopExecutor(self._process.loop, *a, **o)  # noqa: E731
-        governor = lambda **o: Governor(rng=random.Random(self._process.seed), **o)  # noqa: E731
-        with patch.object(executors, "LoopExecutor", executor), patch.object(executors, "Governor", governor):
-            return super()._executors()
-
     def _gather(self, pause: float) -> None:
         if pause > 0:
-            self._process.main.wait(pause, lambda: not self._in_flight._inbox.empty())
+            self._process.main.wait(pause, lambda: not self._in_flight._inbox.queue.empty())
         self._in_flight._batch = 0  # no waiting for company: that would be real time
         self._receive(0.0)
 

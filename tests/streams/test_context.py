@@ -683,7 +683,7 @@ def test_hundreds_of_batch_tasks_do_not_hide_a_stream_that_was_enqueued_by_name(
         stage.record.wait(events.TaskStarted, where=lambda event: event.task_id == task.id)
         row = agents.row(task)
         assert (row.status, row.kind) == (Status.RUNNING, "stream")
-        assert stage.agent._fleet.held == 1
+        assert stage.agent._parts.fleet.held == 1
     finally:
         release.set()
 
@@ -705,7 +705,7 @@ def test_all_streams_are_asked_at_once_though_the_store_hangs_and_go_back_in_one
         def hang(batch: Any) -> None:
             if any(write.verb == "announce" for write in batch):
                 feed.until(lambda: feed.server.open == 0)
-                inbox = stage.agent._in_flight._inbox
+                inbox = stage.agent._in_flight._inbox.queue
                 eventually(lambda: inbox.qsize() == 20)
                 ended.set()
 

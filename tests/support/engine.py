@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from thunderagent.agent.core import Core, Inbox, StopRequests
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.settle import Policy
 from thunderagent.client import Client
@@ -22,6 +23,7 @@ from thunderagent.model.errors import StoreRejected
 from thunderagent.model.events import Event
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Candidate, Lease, Status, Task
+from thunderagent.regions.gate import Gate
 from thunderagent.settings import LEASE_MARGIN, Settings
 from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.sqlite.engine import MEMORY
@@ -145,6 +147,30 @@ def settings(**changes: Any) -> Settings:
         "drain_s": 10.0,
     }
     return Settings(**{**values, **changes})
+
+
+def a_core(
+    store: TaskStore | None = None,
+    *jobs: Job[Any],
+    name: str = "me",
+    bus: EventBus | None = None,
+    gate: Gate | None = None,
+    seed: int = 1,
+    **changes: Any,
+) -> Core:
+    """What the parts of an agent share."""
+    bus, inbox = bus or EventBus(), Inbox()
+    return Core(
+        name=name,
+        store=store or memory_store(),
+        jobs=Registry(*jobs),
+        settings=settings(**changes),
+        bus=bus,
+        rng=random.Random(seed),
+        gate=gate or Gate(),
+        inbox=inbox,
+        stop=StopRequests(bus, inbox.wake),
+    )
 
 
 class Writing(FaultyEngine):

@@ -233,7 +233,7 @@ class Fleet:
         self.engines.append(engine)
         values: dict[str, Any] = {"clock_guard_s": 0.2, "drain_s": 10.0, "poll_max_s": 0.2, "poll_idle_s": 0.2}
         stage = Stage(jobs, store=TaskStore(engine), **{**values, **changes})
-        stage.agent._rng.seed(len(self.stages))
+        stage.agent._core.rng.seed(len(self.stages))
         self.stages.append(stage)
         if start:
             stage.start()
@@ -247,7 +247,7 @@ class Fleet:
         for stage in self.stages:
             stage.agent._housekeeping._announce()
         for stage in self.stages:
-            stage.agent._fleet.learn(stage.store.agents())
+            stage.agent._parts.fleet.learn(stage.store.agents())
 
     def close(self) -> None:
         for stage in self.stages:
@@ -296,6 +296,7 @@ class Loop:
         self.outcomes: list[Any] = []
         self._ended = threading.Condition()
         self.executor = LoopExecutor(self._done, **options)
+        self.executor.open()
 
     def _done(self, running: Any, outcome: Any) -> None:
         with self._ended:

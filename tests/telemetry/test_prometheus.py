@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.engine import Stage, a_job
-from thunderagent.agent.instruments import make_meter
+from thunderagent.agent.assembly import make_meter
 from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.streams.context import StreamContext

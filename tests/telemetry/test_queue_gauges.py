@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 
 from tests.support.engine import Recorder, a_job, put, serving
-from thunderagent.agent.assembly import equip
-from thunderagent.agent.instruments import cloudwatch_place, make_meter, measuring_threads
+from thunderagent.agent.assembly import equip, make_meter, measuring_threads
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.fleet_events import BacklogMeasured, QueueMeasured
 from thunderagent.model.task import Lane, Page
-from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.consumed import Consumed
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.telemetry import metrics, prometheus
 from thunderagent.telemetry import queue_gauges as measuring
+from thunderagent.telemetry.cloudwatch import cloudwatch_place
 from thunderagent.telemetry.meter import Meter
 from thunderagent.telemetry.metrics import MOST_LABELS
 from thunderagent.telemetry.queue_gauges import TURN_S, QueueMeasure, measure
@@ -173,10 +172,10 @@ def test_an_agent_with_a_port_and_without_the_library_tells_its_health_alone(mon
         assert "measure" not in threads
         threads["http"].start()
         try:
-            with urllib.request.urlopen(f"{stage.agent.told['http']}/health", timeout=10) as reply:
+            with urllib.request.urlopen(f"{stage.agent.facts['http']}/health", timeout=10) as reply:
                 assert reply.status == 200
             with pytest.raises(urllib.error.HTTPError, match="404") as refused:
-                urllib.request.urlopen(f"{stage.agent.told['http']}/metrics", timeout=10)
+                urllib.request.urlopen(f"{stage.agent.facts['http']}/metrics", timeout=10)
             with refused.value as answer:
                 assert b"pip install 'thunderagent[prometheus]'" in answer.read()
         finally:
@@ -215,4 +214,4 @@ def test_an_agent_with_a_namespace_sends_too() -> None:
 def test_metrics_go_where_the_table_is_but_to_no_endpoint_of_another_service(
     store_url: str, region: str | None, endpoint: str | None
 ) -> None:
-    assert cloudwatch_place(Settings(store=store_url)) == {"region": region, "endpoint": endpoint}
+    assert cloudwatch_place(store_url) == {"region": region, "endpoint": endpoint}

@@ -1,28 +1,220 @@
-"""What runs beside the loop of an agent, as its settings ask for it. `thunderagent run` uses it, and nothing hidden."""
+"""The parts of an agent, and what runs beside its loop, as its settings ask for them."""
 
 from __future__ import annotations
 
+import os
+import random
+import secrets
+import socket
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
+from thunderagent.agent.core import Core, Inbox, StopRequests
+from thunderagent.agent.doorbell import DoorbellListener
 from thunderagent.agent.ec2 import Metadata, Notices
+from thunderagent.agent.executors import make_executors
+from thunderagent.agent.gatekeeper import Gatekeeper, gated
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.monitor import Monitor, Systemd
+from thunderagent.agent.health.outage import Marks, Outage
 from thunderagent.agent.health.probes import Metrics, Probes
-from thunderagent.agent.instruments import make_meter, measuring_threads
+from thunderagent.agent.health.vitals import Vitals
+from thunderagent.agent.heartbeat import Heartbeat
+from thunderagent.agent.housekeeping import Housekeeping
+from thunderagent.agent.in_flight import InFlight
+from thunderagent.agent.pauses import PauseWatcher
+from thunderagent.agent.poller import QueuePoller, Served
+from thunderagent.agent.queues import check_leases, make_pollers, policy_of, tick_s
 from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
-from thunderagent.agent.threads import BackgroundThread
+from thunderagent.agent.scopes import HandlerScope
+from thunderagent.agent.stream_balance import Fleet
+from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, RepeatingThread
+from thunderagent.agent.view import AgentView
 from thunderagent.jobs.extension import extension
+from thunderagent.jobs.registry import Registry
+from thunderagent.jobs.running import Scope
+from thunderagent.model import events
+from thunderagent.model.bus import EventBus
+from thunderagent.model.outlet import dropped_lines
+from thunderagent.model.task import BATCH
+from thunderagent.queue.commands import Commands
+from thunderagent.queue.dependents import Dependents
+from thunderagent.queue.doorbell.port import Doorbell
+from thunderagent.queue.doorbell.sender import DoorbellSender
+from thunderagent.queue.schedules.scheduler import Periodic
 from thunderagent.regions.arbiter import Wellness
+from thunderagent.regions.gate import Gate
+from thunderagent.settings import Settings
+from thunderagent.stores.tasks import TaskStore
+from thunderagent.telemetry import metrics as names
+from thunderagent.telemetry.meter import Meter
+from thunderagent.telemetry.metrics import Metric
 from thunderagent.telemetry.prometheus import is_installed, prometheus_text
-
-if TYPE_CHECKING:
-    from thunderagent.agent.loop import Agent
+from thunderagent.telemetry.queue_gauges import MEASURE_S, QueueMeasure
 
 
-def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThread]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one agent beside its loop."""
+
+    pollers: Mapping[Served, QueuePoller]
+    fleet: Fleet
+    pauses: PauseWatcher
+    heartbeat: Heartbeat
+    in_flight: InFlight
+    marks: Marks
+    outage: Outage
+    housekeeping: Housekeeping
+    listener: DoorbellListener
+    gatekeeper: Gatekeeper
+    threads: BackgroundThreads
+    vitals: Vitals
+
+
+def make_core(
+    store: TaskStore,
+    jobs: Registry,
+    settings: Settings,
+    *,
+    bus: EventBus,
+    doorbell: Doorbell | None,
+    rng: random.Random,
+) -> Core:
+    """What all parts of an agent share.
+
+    Raises:
+        ConfigurationError: the leases, limits or hooks of some jobs cannot work.
+    """
+    name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    gate = Gate(settings.region if settings.region_arbiter else None, monotonic=store.monotonic)
+    store = gated(store, gate)
+    store.unread.listener = lambda one: bus.emit(events.RowUnreadable.of(one))
+    if settings.canary_targets:
+        jobs = jobs.plus(extension("canary.jobs")(settings, store, bus, who=name, doorbell=doorbell))
+    check_leases(jobs, settings)
+    inbox = Inbox()
+    stop = StopRequests(bus, inbox.wake)
+    return Core(
+        name=name, store=store, jobs=jobs, settings=settings, bus=bus, rng=rng, gate=gate, inbox=inbox, stop=stop
+    )
+
+
+def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
+    """The parts of an agent; nothing runs yet.
+
+    Args:
+        core: what they share.
+        doorbell: what the agent listens to; None: it polls.
+        scope: names the task of a handler in log lines.
+    """
+    store, jobs, settings, bus, monotonic = core.store, core.jobs, core.settings, core.bus, core.store.monotonic
+    around = HandlerScope(settings, scope, jobs.hooks, bus)
+    marks = Marks(monotonic)
+    policy = policy_of(settings)
+    dependents = Dependents(store, bus, keep_success_s=policy.keep_success_s, keep_failed_s=policy.keep_failed_s)
+    streams = {name for name, job in jobs.by_value.items() if job.is_stream}
+    most = settings.max_streams if streams else 0
+    fleet = Fleet(store, owner=core.name, max_streams=most, jobs=streams, monotonic=monotonic)
+    pollers = make_pollers(store, jobs, settings, fleet=fleet, bus=bus, rng=core.rng)
+    pauses = PauseWatcher(
+        store,
+        bus,
+        owner=core.name,
+        queues={queue for queue, _ in pollers},
+        jobs=jobs.by_value,
+        every_s=settings.poll_min_s,
+        monotonic=monotonic,
+        retire=core.stop.retire,
+    )
+    heartbeat = Heartbeat(store.sibling(), bus, tick_s=tick_s(jobs, settings), monotonic=monotonic, gate=core.gate)
+    slots = sum(poller.slots for poller in pollers.values() if poller.kind == BATCH)
+    in_flight = InFlight(
+        core,
+        make_executors(core, around.scope, slots=slots, agents=lambda: fleet.size),
+        pollers=pollers,
+        heartbeat=heartbeat,
+        dependents=dependents,
+        fleet=fleet,
+        pauses=pauses,
+    )
+    outage = Outage(in_flight.selector, marks, bus, core.rng, monotonic)
+    rescuer = Rescuer(
+        store,
+        bus,
+        dependents,
+        owner=core.name,
+        max_crashes=settings.max_crashes,
+        guard_s=settings.clock_guard_s,
+        sweep_s=settings.sweep_s,
+        keep_failed_s=policy.keep_failed_s,
+        is_held=in_flight.is_here,
+        is_stray=in_flight.is_stray,
+        monotonic=monotonic,
+        epoch=lambda: core.gate.epoch,
+        limit=in_flight.admission.limit_of,
+        freed=in_flight.admission.freed.note,
+    )
+    periodic = Periodic(
+        store,
+        jobs,
+        settings,
+        bus,
+        owner=core.name,
+        cancel=Commands(store, settings, DoorbellSender(doorbell)).cancel,
+        ring=DoorbellSender(doorbell).tasks,
+        rng=core.rng,
+    )
+    listener = DoorbellListener(
+        doorbell,
+        in_flight.selector.inbox,
+        heartbeat,
+        bus,
+        owner=core.name,
+        stretch_s=settings.poll_wake_s,
+        wake=core.inbox.wake,
+    )
+    threads = BackgroundThreads((), bus, hooks=around.threads)
+    vitals = Vitals(
+        core,
+        marks,
+        pollers=pollers,
+        in_flight=in_flight,
+        heartbeat=heartbeat,
+        listener=listener,
+        pauses=pauses,
+        threads=threads,
+    )
+    return Parts(
+        pollers=pollers,
+        fleet=fleet,
+        pauses=pauses,
+        heartbeat=heartbeat,
+        in_flight=in_flight,
+        marks=marks,
+        outage=outage,
+        housekeeping=Housekeeping(
+            core,
+            pollers=pollers,
+            in_flight=in_flight,
+            rescuer=rescuer,
+            periodic=periodic,
+            vitals=vitals,
+            marks=marks,
+            outage=outage,
+        ),
+        listener=listener,
+        gatekeeper=Gatekeeper(core.gate, pauses, in_flight, bus, drain_s=settings.drain_s, monotonic=monotonic),
+        threads=threads,
+        vitals=vitals,
+    )
+
+
+def equip(agent: AgentView, *, metrics: Metrics | None = None) -> list[BackgroundThread]:
     """The threads of an agent, for `Agent(..., threads=equip)`.
 
     Args:
@@ -43,7 +235,7 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThr
         probes = Probes(
             settings.http_host, settings.http_port, agent=agent.name, health=agent.vitals.health, metrics=metrics
         )
-        agent.told["http"] = probes.url
+        agent.facts["http"] = probes.url
         threads.append(probes)
     recycling = Recycling(settings, agent.bus, retire=agent.retire, held=agent.vitals.held)
     if recycling.is_needed:
@@ -55,7 +247,7 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThr
         agent.bus,
         file=file,
         systemd=Systemd(),
-        http=agent.told.get("http"),
+        http=agent.facts.get("http"),
         wake=agent.vitals.wake,
     )
     well: Wellness | None = None
@@ -64,10 +256,60 @@ def equip(agent: Agent, *, metrics: Metrics | None = None) -> list[BackgroundThr
             settings,
             agent.bus,
             who=agent.name,
-            told=agent.told,
+            told=agent.facts,
             now=agent.store.clock.now,
             monotonic=agent.store.monotonic,
         )
         threads.insert(0, canary)
         well = canary if canary.has_own_target else None
     return [*region_watch(agent, well), *threads, monitor.thread()]
+
+
+def make_meter(agent: AgentView) -> Meter | None:
+    """The meter of an agent; None when its settings let nobody read it."""
+    settings = agent.settings
+    if not (settings.cloudwatch_namespace or (settings.http_port and is_installed())):
+        return None
+    meter = Meter(agent.bus, monotonic=agent.store.monotonic)
+    meter.add_source(partial(_gauges, agent))
+    consumed = getattr(agent.store.engine, "consumed", None)
+    if consumed is not None:
+        meter.add_source(partial(_units, consumed))
+    return meter
+
+
+def measuring_threads(agent: AgentView, meter: Meter) -> list[BackgroundThread]:
+    """The threads that count the queues, and that send everything to CloudWatch if a namespace is set."""
+    queues = QueueMeasure(agent.store, agent.bus, owner=agent.name, gate=agent.gate)
+    threads: list[BackgroundThread] = [RepeatingThread("measure", MEASURE_S, queues.look)]
+    if agent.settings.cloudwatch_namespace:
+        # boto3 is slow to import, and an embedded store does not need it
+        from thunderagent.telemetry.cloudwatch import HALF_MINUTE_S, CloudWatch, Export, cloudwatch_place
+
+        where = cloudwatch_place(agent.settings.store)
+        to = CloudWatch(agent.settings.cloudwatch_namespace, now=agent.store.clock.now, **where)
+        export = Export(meter, to, agent.bus)
+        threads.append(RepeatingThread("cloudwatch", HALF_MINUTE_S, export.turn, last=export.last))
+    return threads
+
+
+def _gauges(agent: AgentView) -> Iterator[tuple[Metric, str, float]]:
+    """What can be looked up at any moment, so that also a page in the first minute of an agent has it."""
+    yield names.SLOTS_USED, "", float(agent.running)
+    yield names.SLOTS, "", float(agent.vitals.slots)
+    yield names.LINES_DROPPED, "", float(dropped_lines())
+    skew_s = getattr(agent.store.clock, "skew", None)
+    if skew_s is not None:
+        yield names.CLOCK_SKEW, "", skew_s
+
+
+def _units(consumed: Any) -> Iterator[tuple[Metric, str, float]]:
+    """What the store has counted: requests, units by purpose, throttles by reason."""
+    yield names.STORE_REQUESTS, "", consumed.requests
+    for purpose, spent in consumed.by_purpose().items():
+        if spent.read_units:
+            yield names.READ_UNITS, purpose, spent.read_units
+        if spent.billed_write_units:
+            yield names.WRITE_UNITS, purpose, spent.billed_write_units
+    for reason, number in consumed.throttles().items():
+        yield names.THROTTLES, reason, float(number)

@@ -6,19 +6,18 @@ Candidates only: they may be stale or gone, and the claim alone decides.
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from thunderagent.agent.admission import Admission
+from thunderagent.agent.core import Core
 from thunderagent.agent.doorbell import DoorbellInbox
 from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.agent.stream_balance import is_paused
-from thunderagent.jobs.registry import Registry
 from thunderagent.model.task import Candidate, Lane, StatusValue
-from thunderagent.stores.tasks import AgentInfo, TaskStore, Wanted
+from thunderagent.stores.tasks import AgentInfo, Wanted
 
 
 @dataclass(slots=True)
@@ -38,25 +37,17 @@ class CandidateSelector:
     """Chooses for one agent, within the room that it has. Called in the agent's loop."""
 
     def __init__(
-        self,
-        pollers: Mapping[Served, QueuePoller],
-        jobs: Registry,
-        pauses: PauseWatcher,
-        admission: Admission,
-        *,
-        store: TaskStore,
-        lease_s: Callable[[str], float],
-        rng: random.Random,
+        self, core: Core, pollers: Mapping[Served, QueuePoller], pauses: PauseWatcher, admission: Admission
     ) -> None:
         self._pollers = pollers
-        self._jobs = jobs.by_value
+        self._jobs = core.jobs.by_value
         self._pauses = pauses
         self._admission = admission
-        self._lease_s = lease_s
-        self._monotonic = store.monotonic
-        self._rng = rng
+        self._lease_s = core.lease_s
+        self._monotonic = core.store.monotonic
+        self._rng = core.rng
         self._served: set[tuple[str, str]] | None = None
-        self.inbox = DoorbellInbox(pollers, jobs, store=store)
+        self.inbox = DoorbellInbox(pollers, core.jobs, store=core.store)
         """What was heard of tasks that could be claimed."""
 
     def choose(self, here: Container[str]) -> Selection:

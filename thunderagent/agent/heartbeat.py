@@ -77,7 +77,7 @@ class Heartbeat:
         monotonic: Callable[[], float] = since_boot,
         gate: Gate | None = None,
     ) -> None:
-        self._store = store
+        self.store = store
         self._gate = gate or Gate()
         self._bus = bus
         self._tick_s = tick_s
@@ -101,7 +101,7 @@ class Heartbeat:
         if not self._threads:
             self.last_round = self._monotonic()
             with suppress(StoreError):  # connect before newer code brings the store to a schema that we cannot open
-                self._store.engine.check()
+                self.store.engine.check()
         alive = {thread.name for thread in self._threads if thread.is_alive()}
         for name, work in (("heartbeat", self._beat), ("lease-watch", self._watch)):
             if name not in alive:
@@ -233,7 +233,7 @@ class Heartbeat:
     def _renew(self, beats: Sequence[Beat]) -> list[Renewal]:
         sent = self._monotonic()
         try:
-            renewals = self._store.renew(beats)
+            renewals = self.store.renew(beats)
         except StoreError as problem:
             renewals = [Renewal(error=problem) for _ in beats]
         unknown = [one.error for one in renewals if one.error and not isinstance(one.error, StoreRejected)]

@@ -6,13 +6,15 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import schedule
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.health.judgement import ANNOUNCE_S
-from thunderagent.agent.health.outage import Marks
+from thunderagent.agent.health.outage import Marks, Outage
+from thunderagent.agent.health.vitals import Vitals
 from thunderagent.agent.in_flight import InFlight
 from thunderagent.agent.pauses import PAUSES_LOOK_S
 from thunderagent.agent.poller import QueuePoller, Served
@@ -22,17 +24,13 @@ from thunderagent.agent.stream_balance import is_paused
 from thunderagent.agent.streams import Streams
 from thunderagent.agent.sweep import Rescuer
 from thunderagent.agent.text_sweep import TextSweep
-from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import process_start
 from thunderagent.model.errors import StoreError, StoreRejected
 from thunderagent.model.memory import resident_mib
 from thunderagent.model.task import BATCH, STREAM, Lane, Task
 from thunderagent.model.version import __version__
 from thunderagent.queue.schedules.scheduler import TICK_LOOK_S, Periodic
-from thunderagent.regions.gate import Gate
-from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 
 STREAM_LOOK_S: Final = 0.5
@@ -91,40 +89,35 @@ class Housekeeping:
 
     def __init__(
         self,
-        store: TaskStore,
-        jobs: Registry,
-        settings: Settings,
-        bus: EventBus,
+        core: Core,
         *,
-        owner: str,
         pollers: Mapping[Served, QueuePoller],
         in_flight: InFlight,
         rescuer: Rescuer,
         periodic: Periodic,
-        health: Callable[[], Mapping[str, Any]],
-        told: Mapping[str, Any],
+        vitals: Vitals,
         marks: Marks,
-        failed: Callable[[StoreError], None] = lambda error: None,
-        gate: Gate | None = None,
+        outage: Outage,
     ) -> None:
-        self._gate = gate or Gate()
+        store, bus = core.store, core.bus
+        self._core = core
+        self._gate = core.gate
         self._store = store
-        self._jobs = jobs
-        self._settings = settings
+        self._jobs = core.jobs
+        self._settings = core.settings
         self._bus = bus
-        self._owner = owner
+        self._owner = core.name
         self._pollers = pollers
         self._in_flight = in_flight
         self._rescuer = rescuer
         self._periodic = periodic
-        self._streams = Streams(store, settings, bus, in_flight=in_flight, rescuer=rescuer)
+        self._streams = Streams(store, core.settings, bus, in_flight=in_flight, rescuer=rescuer)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
-        self._texts = TextSweep(store, owner=owner)
-        self._health = health
-        self._told = told
+        self._texts = TextSweep(store, owner=core.name)
+        self._vitals = vitals
         self._tally = Tally(bus)
         self._marks = marks
-        self._failed = failed
+        self._outage = outage
         self._scheduler = schedule.Scheduler()
         self._lanes: list[Lane] = []
         self._serving: dict[str, list[str]] = {}
@@ -159,7 +152,7 @@ class Housekeeping:
     def run_pending(self) -> None:
         """Do what is due, and find out who else serves a queue where claims were lost."""
         for piece in sorted(job for job in self._scheduler.get_jobs() if job.should_run):
-            if self._health()["draining"]:
+            if self._core.stop.is_made:
                 return
             piece.run()  # type: ignore[no-untyped-call] # the library has no types
         if self._ticks_wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
@@ -308,11 +301,11 @@ class Housekeeping:
                 "running": {name: poller.running for (name, _), poller in self._batch_first()},
                 "streams": self._streams.entry(),
                 "jobs": sorted(self._jobs.by_value),
-                "health": dict(self._health()),
+                "health": dict(self._vitals.told()),
                 "counts": {**self._tally.counts(), **units_of(self._store.engine)},
                 "rss_mib": round(resident_mib()),
                 **self._tally.facts(getattr(self._store.clock, "skew", None)),
-                **self._told,
+                **self._core.facts,
             },
             lives_s=max(ANNOUNCE_S, self._settings.sweep_s) * 4,
         )
@@ -345,7 +338,7 @@ class Housekeeping:
         except StoreError as error:
             self._marks.missed(error)
             self._bus.emit(events.StoreFailed(during=name, error=str(error), next_try_s=self._settings.sweep_s))
-            if not isinstance(error, StoreRejected):  # that is an answer
-                self._failed(error)
+            if not isinstance(error, StoreRejected) and self._core.stop.is_made and not self._outage.is_on:
+                self._outage.failed(error, answered=False)  # an agent that stops has no time to find it out again
             return False
         return True

@@ -22,22 +22,22 @@ from typing import Any, Final
 
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.candidates import CandidateSelector, Selection
+from thunderagent.agent.core import Core
 from thunderagent.agent.doubts import Doubts
 from thunderagent.agent.executors import Executors
 from thunderagent.agent.heartbeat import CANCELLED, Heartbeat
 from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller, Served
-from thunderagent.agent.settle import Policy, Settlement, settle
+from thunderagent.agent.queues import policy_of
+from thunderagent.agent.settle import Settlement, settle
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.stream_handoff import Handoffs, is_open
 from thunderagent.agent.suspects import Suspects
 from thunderagent.jobs.context import Context, ParentResults
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.outcome import Outcome, Refused, Stopped, Undecided, about, raised, story
-from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (
     AgentDraining,
     StoreError,
@@ -51,10 +51,9 @@ from thunderagent.model.pacing import jittered
 from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents, Ended
-from thunderagent.regions.gate import Gate
-from thunderagent.settings import LEASE_MARGIN, Settings
+from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.large_texts import LEFT_S, LargeTexts
-from thunderagent.stores.tasks import Exchanged, TaskStore, Wanted
+from thunderagent.stores.tasks import Exchanged, Wanted
 from thunderagent.streams.context import StreamContext
 
 TEXT_WAITS_S: Final = 600.0
@@ -129,77 +128,62 @@ class InFlight:
 
     def __init__(
         self,
-        store: TaskStore,
-        jobs: Registry,
-        settings: Settings,
-        bus: EventBus,
-        rng: random.Random,
+        core: Core,
+        executors: Executors,
         *,
-        owner: str,
         pollers: Mapping[Served, QueuePoller],
         heartbeat: Heartbeat,
         dependents: Dependents,
-        policy: Policy,
         fleet: Fleet,
         pauses: PauseWatcher,
-        gate: Gate | None = None,
     ) -> None:
-        self._gate = gate or Gate()
+        store, jobs, bus = core.store, core.jobs, core.bus
+        self._core = core
+        self._gate = core.gate
+        self._inbox = core.inbox
         self.held: dict[str, Running] = {}
         self.fleet = fleet
         self.pauses = pauses
+        self.executors = executors
         self.handoffs = Handoffs(
-            store,
-            bus,
-            owner=owner,
+            core,
             held=self.held,
             heartbeat=heartbeat,
             fleet=fleet,
-            guard_s=settings.clock_guard_s,
-            let_go=self._offered,
+            on_offered=self._offered,
+            call=executors.call,
         )
         self.closed: list[Running] = []
-        """Streams whose run has ended since somebody last looked: their journals have a last entry."""
-        self.executors: Executors | None = None
+        """Streams that have ended since the last write of journals: theirs have a last entry."""
         self.is_closing = False
         """True while the agent drains: what turns out to be ours is given back and not run."""
         self.is_hurried = False
         """True while what is held must go now: outcomes whose texts cannot be written are written without."""
         self._store = store
         self._jobs = jobs
-        self._settings = settings
+        self._settings = core.settings
         self._bus = bus
-        self._rng = copy(rng)  # of settlements alone: however often it polls, they draw the same
-        self._owner = owner
+        self._rng = copy(core.rng)  # of settlements alone: however often it polls, they draw the same
         self._pollers = pollers
         self._heartbeat = heartbeat
         self._dependents = dependents
-        self._policy = policy
-        self._inbox: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._policy = policy_of(core.settings)
         self._backlog: list[_Ended] = []
         self._batch = 0
-        self.admission = Admission(store, jobs, settings, bus, rng=self._rng)
+        self.admission = Admission(store, jobs, core.settings, bus, rng=self._rng)
         self.doubts = Doubts(
-            store, bus, self._rng, owner=owner, jobs=jobs, pollers=pollers, lost=self.admission.freed.lost
+            store, bus, self._rng, owner=core.name, jobs=jobs, pollers=pollers, lost=self.admission.freed.lost
         )
         self.suspects = Suspects(
             store,
             bus,
             held=self.held,
             pools=dict.fromkeys(poller.pool for poller in pollers.values()),
-            max_crashes=settings.max_crashes,
+            max_crashes=core.settings.max_crashes,
             run=self._run,
-            done=self.done,
+            done=core.inbox.done,
         )
-        self.selector = CandidateSelector(
-            pollers,
-            jobs,
-            pauses,
-            self.admission,
-            lease_s=lambda job: jobs.by_value[job].lease_s or settings.lease_s,
-            store=store,
-            rng=rng,
-        )
+        self.selector = CandidateSelector(core, pollers, pauses, self.admission)
 
     @property
     def is_empty(self) -> bool:
@@ -217,7 +201,7 @@ class InFlight:
 
     def is_stray(self, task: Task) -> bool:
         """Whether a claim of ours was carried out when we had given it up: the task is ours, and never ran here."""
-        is_ours = (task.status, task.lease_owner) == (Status.RUNNING, self._owner)
+        is_ours = (task.status, task.lease_owner) == (Status.RUNNING, self._core.name)
         return is_ours and not self.doubts.has_run(task) and not self.is_here(task.task_id)
 
     def idle_s(self) -> float:
@@ -229,27 +213,19 @@ class InFlight:
         due = min((wait.due(is_closing=self.is_closing) for wait in waits), default=inf)
         return due - self._store.monotonic()
 
-    def done(self, running: Running, outcome: Outcome) -> None:
-        """An executor says how a handler ended; any thread."""
-        self._inbox.put(_Ended(running, outcome))
-
-    def wake(self) -> None:
-        """Wake the loop. A SimpleQueue may be put to in a signal handler, at any point of the main thread."""
-        self._inbox.put(None)
-
     def gather(self, pause: float) -> None:
         """Wait for the first handler to end, at most `pause` seconds, and under load shortly for its company."""
-        found = 0
+        found, inbox = 0, self._inbox.queue
         try:
-            found += self._receive(self._inbox.get(timeout=pause) if pause > 0 else self._inbox.get_nowait())
+            found += self._receive(inbox.get(timeout=pause) if pause > 0 else inbox.get_nowait())
             while True:
-                found += self._receive(self._inbox.get_nowait())
+                found += self._receive(inbox.get_nowait())
         except queue.Empty:
             until = self._store.monotonic() + GATHER_S
         if found and self._batch > 1:
             while len(self._backlog) < len(self.held) and (left := until - self._store.monotonic()) > 0:
                 try:
-                    found += self._receive(self._inbox.get(timeout=left))
+                    found += self._receive(inbox.get(timeout=left))
                 except queue.Empty:
                     break
         self._batch = found
@@ -286,7 +262,7 @@ class InFlight:
         if not isinstance(instead, (Refused, Undecided)):  # those were not started after all
             self.admission.started(task)
         if instead is not None:
-            self.done(running, instead)
+            self._inbox.done(running, instead)
             return None
         return running
 
@@ -294,8 +270,7 @@ class InFlight:
         running.started = self._store.monotonic()
         waited_s = max(0.0, self._store.clock.now() - running.lease.task.created_at)
         self._bus.emit(events.TaskStarted(**about(running.lease), waited_s=waited_s))
-        if self.executors is not None:
-            self.executors.start(running)
+        self.executors.start(running)
 
     def poller_of(self, task: Task) -> QueuePoller:
         """The poller whose slot a task takes."""
@@ -322,7 +297,7 @@ class InFlight:
 
     def end(self, running: Running, outcome: Outcome) -> None:
         """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
-        self._receive(_Ended(running, outcome))
+        self._receive((running, outcome))
 
     def commit(self, *, claim: bool) -> Committed:
         """Write what has ended and claim what comes next, in one exchange with the store.
@@ -350,7 +325,7 @@ class InFlight:
             self._claimed(chosen.looked, Exchanged([], [], [], []))
             return Committed(asked=heard or any(self._pollers[name].free > 0 for name in chosen.looked))
         ends = [one.settlement.write for one in settling if one.settlement]
-        exchanged = self._store.exchange(ends, batch, owner=self._owner)
+        exchanged = self._store.exchange(ends, batch, owner=self._core.name)
         self._claimed(chosen.looked, exchanged)
         self._settled(settling, exchanged)
         return Committed(error=exchanged.error, answered=exchanged.answered)
@@ -368,17 +343,19 @@ class InFlight:
         self.poller_of(running.lease.task).freed()
         self.fleet.held -= running.job.is_stream
 
-    def _receive(self, ended: _Ended | None) -> int:
-        if ended is not None and self.handoffs.ended(ended.running):
-            self.admission.over(ended.running.lease)
-            self._close_journal(ended, "handed over")
+    def _receive(self, message: tuple[Running, Outcome] | None) -> int:
+        if message is None:
             return 0
-        if ended is None or ended.running.settling or self.held.get(ended.running.lease.task_id) is not ended.running:
+        running, outcome = message
+        if self.handoffs.ended(running):
+            self.admission.over(running.lease)
+            self._close_journal(running, "handed over", outcome)
             return 0
-        self._heartbeat.ended(ended.running)
-        ended.seconds = self._store.monotonic() - ended.running.started
-        self._backlog.append(ended)
-        self._freed(ended.running)
+        if running.settling or self.held.get(running.lease.task_id) is not running:
+            return 0
+        self._heartbeat.ended(running)
+        self._backlog.append(_Ended(running, outcome, seconds=self._store.monotonic() - running.started))
+        self._freed(running)
         return 1
 
     def _wait_for_grant(self) -> list[_Ended]:
@@ -489,13 +466,13 @@ class InFlight:
         self.held.pop(running.lease.task_id, None)
         self._heartbeat.forget(running)
         self.admission.over(running.lease)
-        self._close_journal(ended, ended.settlement.write.verb if ended.settlement else "lost")
+        self._close_journal(running, ended.settlement.write.verb if ended.settlement else "lost", ended.outcome)
 
-    def _close_journal(self, ended: _Ended, how: str) -> None:
-        context = ended.running.context
+    def _close_journal(self, running: Running, how: str, outcome: Outcome) -> None:
+        context = running.context
         if isinstance(context, StreamContext):
-            context.journal.moved(self._store.clock.now(), how, story(ended.outcome))
-            self.closed.append(ended.running)
+            context.journal.moved(self._store.clock.now(), how, story(outcome))
+            self.closed.append(running)
             del self.closed[:-CLOSED_KEPT]
 
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
@@ -535,7 +512,7 @@ class InFlight:
         write = writes.fail(lease, error=text, now=now, expire_at=now + self._policy.keep_failed_s)
         ended.settlement = Settlement(writes.bare(write), events.TaskFailed(**about(lease), error=text))
         ended.is_bare = True
-        self.wake()
+        self._inbox.wake()
         return True
 
     def _tell(self, told: list[Ended]) -> None:

@@ -6,30 +6,15 @@ executors' threads and hand their outcomes to the loop.
 
 from __future__ import annotations
 
-import os
 import random
-import secrets
-import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thunderagent.agent.assembly import equip
-from thunderagent.agent.doorbell import DoorbellListener
-from thunderagent.agent.executors import Executors, make_executors
-from thunderagent.agent.gatekeeper import Gatekeeper, gated
-from thunderagent.agent.health.outage import Marks, Outage
-from thunderagent.agent.health.vitals import Vitals
-from thunderagent.agent.heartbeat import Heartbeat
-from thunderagent.agent.housekeeping import Housekeeping
-from thunderagent.agent.in_flight import HURRY_S, InFlight
-from thunderagent.agent.pauses import PauseWatcher
-from thunderagent.agent.queues import check_leases, in_words, make_pollers, policy_of, tick_s
-from thunderagent.agent.scopes import HandlerScope
-from thunderagent.agent.stream_balance import Fleet
-from thunderagent.agent.sweep import Rescuer
-from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, stopping_signals
-from thunderagent.jobs.extension import extension
+from thunderagent.agent.assembly import equip, make_core, make_parts
+from thunderagent.agent.in_flight import HURRY_S
+from thunderagent.agent.queues import in_words
+from thunderagent.agent.threads import BackgroundThread, stopping_signals
+from thunderagent.agent.view import AgentView
 from thunderagent.jobs.outcome import Stopped
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Scope, no_scope
@@ -37,14 +22,8 @@ from thunderagent.model import events, fleet_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.pacing import first_poll
-from thunderagent.model.task import BATCH
-from thunderagent.queue.commands import Commands
-from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.doorbell.port import Doorbell
-from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.schedules.scheduler import Periodic
-from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores import open_store
 from thunderagent.stores.tasks import TaskStore
@@ -65,7 +44,7 @@ class Agent:
         bus: EventBus | None = None,
         doorbell: Doorbell | None = None,
         scope: Scope = no_scope,
-        threads: Callable[[Agent], Sequence[BackgroundThread]] = lambda agent: (),
+        threads: Callable[[AgentView], Sequence[BackgroundThread]] = lambda agent: (),
         rng: random.Random | None = None,
         first_poll_s: float | None = None,
     ) -> None:
@@ -82,132 +61,19 @@ class Agent:
             rng: source of jitter and shuffling.
             first_poll_s: delay of the first poll; None takes a random one, so that a fleet does not poll in step.
         """
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        """Unique per process start: the `leaseOwner` of everything it holds."""
-        self.bus = bus or EventBus()
-        self.gate = Gate(settings.region if settings.region_arbiter else None, monotonic=store.monotonic)
-        """What the agent may write, by the grant of its region; `equip` has it renewed."""
-        self.store = store = gated(store, self.gate)
-        store.unread.listener = lambda one: self.bus.emit(events.RowUnreadable.of(one))
-        if settings.canary_targets:
-            jobs = jobs.plus(extension("canary.jobs")(settings, store, self.bus, who=self.name, doorbell=doorbell))
-        self.jobs = jobs
-        self.settings = settings
-        check_leases(jobs, settings)
-        self._rng = rng or random.Random()
-        self._monotonic = store.monotonic
-        self._first_poll_s = first_poll(self._rng, settings.poll_min_s) if first_poll_s is None else first_poll_s
-        around = HandlerScope(settings, scope, jobs.hooks, self.bus)
-        self._scope = around.scope
-        self._stops, self._patience = 0, 1
-        self._retires = threading.Lock()  # taken once and for all by the first who asks
-        self._marks = Marks(self._monotonic)
-        self.told: dict[str, Any] = {}
-        """Further facts for the agent's row, by name."""
-        policy = policy_of(settings)
-        keep = {"keep_success_s": policy.keep_success_s, "keep_failed_s": policy.keep_failed_s}
-        dependents = Dependents(store, self.bus, **keep)
-        streams = {name for name, job in jobs.by_value.items() if job.is_stream}
-        most = settings.max_streams if streams else 0
-        self._fleet = Fleet(store, owner=self.name, max_streams=most, jobs=streams, monotonic=self._monotonic)
-        self._pollers = make_pollers(store, jobs, settings, fleet=self._fleet, bus=self.bus, rng=self._rng)
-        self.pauses = PauseWatcher(
-            store,
-            self.bus,
-            owner=self.name,
-            queues={queue for queue, _ in self._pollers},
-            jobs=jobs.by_value,
-            every_s=settings.poll_min_s,
-            monotonic=self._monotonic,
-            retire=self.retire,
-        )
-        self._heart_store = store.sibling()
-        self._heartbeat = Heartbeat(
-            self._heart_store, self.bus, tick_s=tick_s(jobs, settings), monotonic=self._monotonic, gate=self.gate
-        )
-        self._in_flight = InFlight(
-            store,
-            jobs,
-            settings,
-            self.bus,
-            self._rng,
-            owner=self.name,
-            pollers=self._pollers,
-            heartbeat=self._heartbeat,
-            dependents=dependents,
-            policy=policy,
-            fleet=self._fleet,
-            pauses=self.pauses,
-            gate=self.gate,
-        )
-        self._outage = Outage(self._in_flight.selector, self._marks, self.bus, self._rng, self._monotonic)
-        rescuer = Rescuer(
-            store,
-            self.bus,
-            dependents,
-            owner=self.name,
-            max_crashes=settings.max_crashes,
-            guard_s=settings.clock_guard_s,
-            sweep_s=settings.sweep_s,
-            keep_failed_s=policy.keep_failed_s,
-            is_held=self._in_flight.is_here,
-            is_stray=self._in_flight.is_stray,
-            monotonic=self._monotonic,
-            epoch=lambda: self.gate.epoch,
-            limit=self._in_flight.admission.limit_of,
-            freed=self._in_flight.admission.freed.note,
-        )
-        self._housekeeping = Housekeeping(
-            store,
-            jobs,
-            settings,
-            self.bus,
-            owner=self.name,
-            pollers=self._pollers,
-            in_flight=self._in_flight,
-            rescuer=rescuer,
-            periodic=Periodic(
-                store,
-                jobs,
-                settings,
-                self.bus,
-                owner=self.name,
-                cancel=Commands(store, settings, DoorbellSender(doorbell)).cancel,
-                ring=DoorbellSender(doorbell).tasks,
-                rng=self._rng,
-            ),
-            health=self.health,
-            told=self.told,
-            marks=self._marks,
-            failed=self._house_failed,
-            gate=self.gate,
-        )
-        self._listener = DoorbellListener(
-            doorbell,
-            self._in_flight.selector.inbox,
-            self._heartbeat,
-            self.bus,
-            owner=self.name,
-            stretch_s=settings.poll_wake_s,
-            wake=self._in_flight.wake,
-        )
-        self._gatekeeper = Gatekeeper(
-            self.gate, self.pauses, self._in_flight, self.bus, drain_s=settings.drain_s, monotonic=self._monotonic
-        )
+        core = make_core(store, jobs, settings, bus=bus or EventBus(), doorbell=doorbell, rng=rng or random.Random())
+        self.name, self.store, self.jobs, self.settings = core.name, core.store, core.jobs, core.settings
+        self.bus, self.gate, self.facts = core.bus, core.gate, core.facts
+        self._core, self._stop = core, core.stop
+        self._monotonic = core.store.monotonic
+        self._first_poll_s = first_poll(core.rng, settings.poll_min_s) if first_poll_s is None else first_poll_s
+        self._parts = parts = make_parts(core, doorbell=doorbell, scope=scope)
+        self.pauses, self.vitals = parts.pauses, parts.vitals
+        self._in_flight, self._pollers, self._outage = parts.in_flight, parts.pollers, parts.outage
+        self._housekeeping, self._gatekeeper = parts.housekeeping, parts.gatekeeper
+        self._heartbeat, self._listener, self._threads = parts.heartbeat, parts.listener, parts.threads
         self.bus.subscribe(self._look_for_child)
-        self.vitals = Vitals(
-            self._marks,
-            settings,
-            store,
-            pollers=self._pollers,
-            in_flight=self._in_flight,
-            heartbeat=self._heartbeat,
-            listener=self._listener,
-            pauses=self.pauses,
-            is_draining=lambda: self._stops > 0,
-        )
-        """How the agent is, for any thread."""
-        self.vitals.threads = self._threads = BackgroundThreads(threads(self), self.bus, hooks=around.threads)
+        parts.threads.add(threads(self))
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
@@ -235,41 +101,37 @@ class Agent:
             Exception: what nobody expected. What is held goes back first, if the store takes it; end the process.
         """
         self.store.engine.check()
-        self._marks.begin()
-        self._in_flight.executors = executors = self._executors()
+        self._parts.marks.begin()
+        self._in_flight.executors.open()
         stuck = left = 0
         with stopping_signals(self.stop):
             try:
                 self._begin()
-                while not self._stops:
+                while not self._stop.is_made:
                     self._turn()
                 stuck = self._drain()
             except Exception as error:
                 stuck = self._fall(error)
                 raise
             finally:
-                left = self._end(executors)
+                left = self._end()
                 self.bus.emit(events.AgentStopped(stuck=stuck))
                 self._threads.close_hooks()
         return stuck + left
 
     def stop(self) -> None:
         """Stop claiming and drain; called twice, it hurries. Safe in any thread and in a signal handler."""
-        self._stops += 1
-        self._in_flight.wake()
+        self._stop.make()
 
     def retire(self, reason: str) -> None:
-        """Drain by itself, once, for a reason that is told; the supervisor starts a fresh agent. Safe in any thread."""
-        if not self._stops and self._retires.acquire(blocking=False):
-            self._patience = 2  # the first signal that comes then is no second one, and does not hurry
-            self.bus.emit(fleet_events.AgentRetires(reason=reason))
-            self.stop()
+        """Drain, once, for a reason that is logged; the supervisor starts a fresh agent. Safe in any thread."""
+        self._stop.retire(reason)
 
     def wake(self) -> None:
         """Look for work at once, for example after an enqueue in this process."""
         for poller in self._pollers.values():
             poller.wake()
-        self._in_flight.wake()
+        self._core.inbox.wake()
 
     @property
     def running(self) -> int:
@@ -300,29 +162,30 @@ class Agent:
                 store=self.store.engine.url,
                 queues=in_words(self._pollers),
                 jobs=tuple(sorted(self.jobs.by_value)),
-                http=self.told.get("http"),
+                http=self.facts.get("http"),
             )
         )
 
     def _fall(self, error: Exception) -> int:
         """Nobody knows what is broken: say so, and try to stop in good order; what stays held, others take over."""
         self.bus.emit(fleet_events.AgentFailed(error=repr(error)))
-        self._stops += 1
+        self._stop.make()
         try:
             return self._drain()
         except Exception as another:
             self.bus.emit(fleet_events.AgentFailed(error=f"nor can it give its tasks back: {another!r}"))
             return 0
 
-    def _end(self, executors: Executors) -> int:
+    def _end(self) -> int:
         """End all threads at once, in bounded time; the answer is how many go on, such as one that awaits a reply."""
+        executors = self._in_flight.executors
         left = self._threads.close(
             {"executors": executors.close, "heartbeat": self._heartbeat.stop, "doorbell": self._listener.close}
         )
         if not self._heartbeat.has_ended:
             return len(left) + 1
-        if self._heart_store.engine is not self.store.engine:
-            self._heart_store.engine.close()
+        if self._heartbeat.store.engine is not self.store.engine:
+            self._heartbeat.store.engine.close()
         return len(left)
 
     def _turn(self) -> None:
@@ -332,11 +195,11 @@ class Agent:
         self._in_flight.gather(self._gatekeeper.idle_s(idle_s))
         self._gatekeeper.look()
         if self._outage.wait_s <= 0 or not self.gate.is_open:  # without a grant nothing is asked
-            self._commit(claim=not self._stops)
+            self._commit(claim=not self._stop.is_made)
         else:
-            self._marks.moved()
+            self._parts.marks.moved()
             self._look_after_threads()
-        if not self._stops:
+        if not self._stop.is_made:
             self._housekeeping.run_pending()
 
     def _drain(self) -> int:
@@ -372,7 +235,7 @@ class Agent:
         """Settle what ends within the time; a further stop signal cuts it short."""
         until = self._monotonic() + seconds
         while not self._in_flight.is_empty and (left := until - self._monotonic()) > 0:
-            if may_hurry and self._stops > self._patience:
+            if may_hurry and self._stop.is_urgent:
                 return
             self._in_flight.gather(min(left, 0.5))
             if not self._outage.is_on or (may_hurry and self._outage.wait_s <= 0):
@@ -391,11 +254,6 @@ class Agent:
                 self._outage.reached(asked=committed.asked)
         self._look_after_threads()
 
-    def _house_failed(self, error: StoreError) -> None:
-        """A piece of housekeeping met a dead store: an agent that stops has no time to find that out again."""
-        if self._stops and not self._outage.is_on:
-            self._outage.failed(error, answered=False)
-
     def _look_after_threads(self) -> None:
         """Start a heartbeat that has died again; without an event loop, stop and let the supervisor start us afresh."""
         if dead := self._heartbeat.dead:
@@ -404,21 +262,6 @@ class Agent:
                 self.bus.emit(events.ThreadDied(thread=name, restarted=True))
         self._listener.look_after()
         self._threads.look_after()
-        executors = self._in_flight.executors
-        if executors and executors.loop and not executors.loop.is_alive and not self._stops:
+        if self._in_flight.executors.is_dead and not self._stop.is_made:
             self.bus.emit(events.ThreadDied(thread="event-loop", restarted=False))
             self.stop()
-
-    def _executors(self) -> Executors:
-        executors = make_executors(
-            self.jobs,
-            self.settings,
-            self._in_flight.done,
-            self._scope,
-            slots=sum(poller.slots for poller in self._pollers.values() if poller.kind == BATCH),
-            agents=lambda: self._fleet.size,
-            monotonic=self._monotonic,
-        )
-        if executors.loop is not None:
-            self._in_flight.handoffs.call = executors.loop.call
-        return executors

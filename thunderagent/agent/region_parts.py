@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from thunderagent.agent.threads import RepeatingThread
+from thunderagent.agent.view import AgentView
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.regions.arbiter import Arbiter, Authority, RegionPolicy, Wellness
 from thunderagent.regions.gate import Gate
@@ -15,9 +16,6 @@ from thunderagent.regions.grant import REGION_HURRY_S, REGION_LOOK_S, Grant
 from thunderagent.regions.sentinel import Sentinel, TableWellness
 from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
-
-if TYPE_CHECKING:
-    from thunderagent.agent.loop import Agent
 
 LOOKS_A_BEAT: Final = 2
 
@@ -75,7 +73,7 @@ def region_entry(gate: Gate, *, well: bool = False) -> dict[str, Any]:
 
 
 def region_watch(
-    agent: Agent, well: Wellness | None = None, *, arbiter_engine: Engine | None = None
+    agent: AgentView, well: Wellness | None = None, *, arbiter_engine: Engine | None = None
 ) -> list[RegionWatch]:
     """The thread of an agent whose settings name an arbiter; none for others.
 
@@ -131,7 +129,7 @@ def region_watch(
             authority,
             every_s=every_s,
             wake=agent.wake,
-            told=agent.told,
+            told=agent.facts,
             is_well=lambda: (well or table).is_well,
             last=close,
         )

@@ -17,18 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.jobs.outcome import about
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
 from thunderagent.model.task import Handoff, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.context import StreamContext
 from thunderagent.streams.journal import read_cursor
 
@@ -36,38 +35,42 @@ HANDOFF_S: Final = 15.0
 """How long a stream is handled on after it was offered, while a successor connects."""
 
 
-Call = Callable[[Callable[[], object]], None]
-"""Does something in the thread of the event loop."""
-
-
 class Handoffs:
     """The streams that go from us to others, and those that come to us. All in the agent's loop."""
 
     def __init__(
         self,
-        store: TaskStore,
-        bus: EventBus,
+        core: Core,
         *,
-        owner: str,
         held: dict[str, Running],
         heartbeat: Heartbeat,
         fleet: Fleet,
-        guard_s: float,
-        let_go: Callable[[Running], None],
+        on_offered: Callable[[Running], None],
+        call: Callable[[Callable[[], object]], None],
     ) -> None:
-        self._store = store
-        self._bus = bus
-        self._owner = owner
+        """Make it; nothing is asked.
+
+        Args:
+            core: of the agent.
+            held: what the agent holds, by task.
+            heartbeat: keeps the leases.
+            fleet: the agents that hold streams.
+            on_offered: called with a stream that is in its queue again, though it is handled on here.
+            call: does something in the thread of the event loop.
+        """
+        self._store = core.store
+        self._bus = core.bus
+        self._owner = core.name
         self._held = held
         self._heartbeat = heartbeat
         self._fleet = fleet
-        self._guard_s = guard_s
-        self._let_go = let_go
+        self._guard_s = core.settings.clock_guard_s
+        self._on_offered = on_offered
+        self._call = call
         self._deadlines: dict[str, float] = {}
         self._ended: list[Running] = []
         self.offered: dict[str, Running] = {}
         """Streams that we handle on, though they are in their queue or with another agent already."""
-        self.call: Call = _no_loop
 
     @property
     def is_idle(self) -> bool:
@@ -131,7 +134,7 @@ class Handoffs:
                 self._heartbeat.watch_until(running, deadline)
                 self._deadlines[running.lease.task_id] = deadline
                 self.offered[running.lease.task_id] = running
-                self._let_go(running)
+                self._on_offered(running)
                 self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=True))
                 continue
             if answer.error:  # perhaps it was written: end before a successor would begin
@@ -215,7 +218,7 @@ class Handoffs:
                 cursor = read_cursor(task)
             except StreamFailed:
                 cursor = None  # go on where we know
-            self.call(lambda: context.release(cursor))
+            self._call(lambda: context.release(cursor))
 
     def _rejected(self, write: Write, error: StoreRejected) -> None:
         self._bus.emit(events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
@@ -223,7 +226,7 @@ class Handoffs:
     def _flush(self, running: Running) -> None:
         context = running.context
         if isinstance(context, StreamContext):
-            self.call(context.flush)
+            self._call(context.flush)
 
     def _write_ended(self) -> None:
         ended, self._ended = self._ended, []
@@ -271,7 +274,3 @@ def _row_of(running: Running, rows: Mapping[str, Task]) -> Task | None:
 def _last(context: object) -> dict[str, object] | None:
     cursor = context.cursor if isinstance(context, StreamContext) else None
     return None if cursor is None else cursor.to_map()
-
-
-def _no_loop(do: Callable[[], object]) -> None:
-    raise LookupError("no event loop runs yet")

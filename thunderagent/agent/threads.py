@@ -111,6 +111,10 @@ class BackgroundThreads:
         self._started: dict[str, float] = {}
         self._is_closed = False
 
+    def add(self, threads: Sequence[BackgroundThread]) -> None:
+        """Add threads before `start`."""
+        self._threads += threads
+
     @property
     def dead(self) -> tuple[str, ...]:
         """Names of those that have ended before their time."""

@@ -9,7 +9,6 @@ from typing import Annotated, Final
 import typer
 from rich.markup import escape
 
-from thunderagent.agent.instruments import cloudwatch_place
 from thunderagent.cli.output import JsonOption, errors, make_table, out, tell
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.settings import load_settings
@@ -70,7 +69,9 @@ def dashboard(
             raise ConfigurationError(
                 "no namespace is set: give --namespace, for example ThunderAgent, or THUNDERAGENT_CLOUDWATCH_NAMESPACE"
             )
-        where = region or cloudwatch_place(settings)["region"] or os.environ.get("AWS_DEFAULT_REGION")
+        from thunderagent.telemetry.cloudwatch import cloudwatch_place  # boto3 is slow to import
+
+        where = region or cloudwatch_place(settings.store)["region"] or os.environ.get("AWS_DEFAULT_REGION")
         if where is None:
             raise ConfigurationError("no region is known: give --region, for example eu-central-1")
         typer.echo(json.dumps(make_dashboard(settings.cloudwatch_namespace, where), indent=None if as_json else 2))

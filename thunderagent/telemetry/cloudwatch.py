@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
@@ -207,3 +208,10 @@ class Export:
                 self._bus.emit(fleet_events.ExportFailed(to="CloudWatch", error=str(error)))
         else:
             self._problem = None
+
+
+def cloudwatch_place(store: str) -> dict[str, str | None]:
+    """Region and endpoint of CloudWatch for a store: those of the table, and no endpoint but a local engine's."""
+    query = dict(parse_qsl(urlsplit(store).query)) if store.startswith("dynamodb://") else {}
+    endpoint = query.get("endpoint")
+    return {"region": query.get("region"), "endpoint": endpoint if is_loopback(endpoint) else None}

@@ -50,6 +50,7 @@ class Bench:
         self.loop = LoopExecutor(self._done)
         self.processes = ProcessExecutor(4, self._done)
         self.executors = Executors(threads=self.threads, loop=self.loop, processes=self.processes)
+        self.executors.open()
 
     def _done(self, one: Running, outcome: Outcome) -> None:
         self.outcomes.put((one, outcome))
@@ -132,7 +133,7 @@ def test_whatever_a_handler_raises_is_an_error_and_its_executor_lives_on(
     assert outcome.error.startswith(type(error).__name__)
     assert not outcome.fatal
     assert bench.run(kind(lambda ctx, payload: "next")) == Returned("next")
-    assert bench.loop.is_alive
+    assert not bench.loop.is_dead
 
 
 @both
@@ -218,6 +219,8 @@ def test_a_scope_surrounds_each_handler_in_its_own_thread_and_coroutine() -> Non
         (LoopExecutor(lambda _, outcome: outcomes.put(outcome), scope), on_loop(lambda ctx, payload: 1)),
     ):
         assert isinstance(executor, ThreadExecutor | LoopExecutor)
+        if isinstance(executor, LoopExecutor):
+            executor.open()
         executor.start(running(a_lease(), made))
         assert outcomes.get(timeout=LONG_S) == Returned(1)
         executor.close()
@@ -317,10 +320,11 @@ def test_closing_the_loop_ends_what_still_runs() -> None:
         entered.set()
         await asyncio.Event().wait()
 
+    loop.open()
     loop.start(running(a_lease(), endless))
     assert entered.wait(LONG_S)
     loop.close()
-    assert not loop.is_alive
+    assert loop.is_dead
     outcome = outcomes.get(timeout=LONG_S)
     assert isinstance(outcome, Raised)
     loop.close()
@@ -606,6 +610,8 @@ def test_a_scope_that_fails_costs_its_task_an_error_and_no_slot(is_async: bool) 
         outcomes.put(outcome)
 
     executor = LoopExecutor(done, broken) if is_async else ThreadExecutor(1, done, broken)
+    if isinstance(executor, LoopExecutor):
+        executor.open()
     try:
         for _ in range(2):
             one = coroutine if is_async else plain

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.executors.loop import LoopExecutor
 from thunderagent.agent.executors.process import ProcessExecutor
-from thunderagent.agent.executors.threads import Done, Executor, ThreadExecutor
-from thunderagent.jobs.registry import Registry
+from thunderagent.agent.executors.threads import Executor, ThreadExecutor
 from thunderagent.jobs.running import Running, Scope
 from thunderagent.settings import Settings
 from thunderagent.streams.connection.governor import Governor
@@ -27,6 +27,22 @@ class Executors:
     threads: Executor
     loop: LoopExecutor | None
     processes: Executor | None
+
+    @property
+    def is_dead(self) -> bool:
+        """True when the thread of the event loop has ended."""
+        return self.loop is not None and self.loop.is_dead
+
+    def open(self) -> None:
+        """Begin; before the first `start`."""
+        if self.loop is not None:
+            self.loop.open()
+
+    def call(self, do: Callable[[], object]) -> None:
+        """Do something in the thread of the event loop; answers at once."""
+        if self.loop is None:
+            raise LookupError("no event loop runs")
+        self.loop.call(do)
 
     def start(self, running: Running) -> None:
         """Run the handler where its job belongs; answers at once."""
@@ -46,31 +62,21 @@ class Executors:
                 executor.close()
 
 
-def make_executors(
-    jobs: Registry,
-    settings: Settings,
-    done: Done,
-    scope: Scope,
-    *,
-    slots: int,
-    agents: Callable[[], int],
-    monotonic: Callable[[], float],
-) -> Executors:
+def make_executors(core: Core, scope: Scope, *, slots: int, agents: Callable[[], int]) -> Executors:
     """An executor for each kind of handler that the jobs have.
 
     Args:
-        jobs: what is run.
-        settings: limits of the event loop and its connections.
-        done: told how each handler ended.
+        core: of the agent; its inbox gets the outcome of each handler.
         scope: what surrounds each handler.
         slots: threads and child processes at most.
         agents: how many agents share the rate of connections.
-        monotonic: the clock of the event loop's health.
     """
+    jobs, settings, done = core.jobs, core.settings, core.inbox.done
     loop = None
     if any(job.is_async for job in jobs.values()):
         governor = Governor(concurrency=settings.connect_concurrency, rate=settings.connect_rate, fleet=agents)
-        loop = LoopExecutor(done, scope, governor=governor, new_loop=_loop_maker(settings), monotonic=monotonic)
+        new_loop, monotonic = _loop_maker(settings), core.store.monotonic
+        loop = LoopExecutor(done, scope, governor=governor, new_loop=new_loop, monotonic=monotonic)
     isolates = any(job.isolation == "process" for job in jobs.values())
     return Executors(
         threads=ThreadExecutor(slots, done, scope),

@@ -82,15 +82,26 @@ class LoopExecutor:
         self._monotonic = monotonic
         self.last_tick = monotonic()
         """Monotonic second at which the loop last showed that it runs."""
-        self._loop = new_loop()
+        self._new_loop = new_loop
+        self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
+
+    def open(self) -> None:
+        """Begin; before the first `start`."""
+        self.last_tick = self._monotonic()
+        self._loop = self._new_loop()
         self._thread.start()
 
     @property
-    def is_alive(self) -> bool:
-        """False when the thread of the loop has ended."""
-        return self._thread.is_alive()
+    def is_open(self) -> bool:
+        """Whether it has begun."""
+        return self._thread.ident is not None
+
+    @property
+    def is_dead(self) -> bool:
+        """True when the thread of the loop has ended."""
+        return self.is_open and not self._thread.is_alive()
 
     @property
     def thread_id(self) -> int | None:

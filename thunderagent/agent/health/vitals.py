@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any, Final
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.doorbell import THREAD, DoorbellListener
 from thunderagent.agent.health.judgement import Facts, Health, Limits, QueueFacts, judge
 from thunderagent.agent.health.outage import Marks
@@ -22,8 +23,6 @@ from thunderagent.jobs.running import Running
 from thunderagent.model.outlet import dropped_lines
 from thunderagent.model.redaction import Redactor
 from thunderagent.model.task import STREAM
-from thunderagent.settings import Settings
-from thunderagent.stores.tasks import TaskStore
 
 AGAIN_S: Final = 30.0
 """A task that was not tried for so long after the longest pause is not tried any more."""
@@ -41,28 +40,27 @@ class Vitals:
 
     def __init__(
         self,
+        core: Core,
         marks: Marks,
-        settings: Settings,
-        store: TaskStore,
         *,
         pollers: Mapping[Any, QueuePoller],
         in_flight: InFlight,
         heartbeat: Heartbeat,
         listener: DoorbellListener,
         pauses: PauseWatcher,
-        is_draining: Callable[[], bool],
+        threads: BackgroundThreads,
     ) -> None:
+        self._core = core
         self._marks = marks
         self._pollers = pollers
         self._in_flight = in_flight
         self._heartbeat = heartbeat
         self._listener = listener
         self._pauses = pauses
-        self.threads: BackgroundThreads | None = None
-        """Those of the agent, once they are made: they may look at it from their beginning."""
-        self._clock = store.clock
-        self._monotonic = store.monotonic
-        self._is_draining = is_draining
+        self._threads = threads
+        self._clock = core.store.clock
+        self._monotonic = core.store.monotonic
+        settings = core.settings
         # A row, a file and a port tell of these errors to others than those who may read the log.
         self._redacted = Redactor(settings.log_redact).text
         pause_s = max(settings.poll_idle_s, settings.poll_wake_s if listener.may_stretch else 0.0)
@@ -86,7 +84,7 @@ class Vitals:
             "last_heartbeat_s": round(now - self._heartbeat.last_round, 1),
             "heartbeat_alive": self._heartbeat.is_alive,
             "store_answers": marks.outage_since is None,
-            "draining": self._is_draining(),
+            "draining": self._core.stop.is_made,
             "paused": self._pauses.is_agent_paused,
             **self.health().entry(),
         }
@@ -104,24 +102,23 @@ class Vitals:
 
     def wake(self) -> None:
         """Let the loop come round: it looks after the threads."""
-        self._in_flight.wake()
+        self._core.inbox.wake()
 
     def dead(self) -> tuple[str, ...]:
         """The threads that have ended although the agent needs them."""
-        loop = self._in_flight.executors.loop if self._in_flight.executors else None
         return (
             *self._heartbeat.dead,
-            *(("event-loop",) if loop is not None and not loop.is_alive else ()),
+            *(("event-loop",) if self._in_flight.executors.is_dead else ()),
             *((THREAD,) if self._listener.is_dead else ()),
-            *(self.threads.dead if self.threads else ()),
+            *self._threads.dead,
         )
 
     def facts(self) -> Facts:
         """Everything that is seen now."""
         now, marks, beats = self._monotonic(), self._marks, self._heartbeat
-        loop = self._in_flight.executors.loop if self._in_flight.executors else None
+        loop = self._in_flight.executors.loop
         loop_s = now - marks.moved_at
-        tick_s = None if loop is None else now - loop.last_tick
+        tick_s = None if loop is None or not loop.is_open else now - loop.last_tick
         return Facts(
             loop_s=loop_s,
             loop_at=place_of(marks.loop_thread) if loop_s > LONG_S else "",
@@ -138,7 +135,7 @@ class Vitals:
             dead=self.dead(),
             doorbell=self._listener.is_reachable,
             queues=tuple(self._queues(now)),
-            draining=self._is_draining(),
+            draining=self._core.stop.is_made,
             paused=self._pauses.is_agent_paused,
             lines_dropped=dropped_lines(),
             held_for=self._redacted(self._pauses.held_for),
