@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -101,34 +102,29 @@ class WatchedStore(TaskStore):
         return renewals
 
 
-class Listener:
-    """Counts the events of the agent."""
-
-    def __init__(self) -> None:
-        self._live: set[str] = set()
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case events.TaskStarted():
-                COUNTS.start(event.task_id)
-            case events.TaskSucceeded():
-                COUNTS.succeed()
-            case events.Polled():
-                COUNTS.polled += 1
-                COUNTS.tried += event.tried
-                COUNTS.won += event.won
-            case events.StreamConnected():
-                self._live.add(event.task_id)
-                COUNTS.live, COUNTS.last_live = len(self._live), time.monotonic()
-            case events.StreamDisconnected():
-                self._live.discard(event.task_id)
-                COUNTS.live = len(self._live)
-            case events.TaskFailed() | events.TaskRetried() | events.TaskGivenUp():
-                COUNTS.failed += 1
-            case events.LeaseLost() | events.SettleRefused():
-                COUNTS.lost += 1
-            case events.TaskReleased() | events.TaskTakenOver():
-                COUNTS.given_back += 1
+def count(event: Event, live: set[str]) -> None:
+    """Count an event of the agent; `live` has the streams with a connection."""
+    match event:
+        case events.TaskStarted():
+            COUNTS.start(event.task_id)
+        case events.TaskSucceeded():
+            COUNTS.succeed()
+        case events.Polled():
+            COUNTS.polled += 1
+            COUNTS.tried += event.tried
+            COUNTS.won += event.won
+        case events.StreamConnected():
+            live.add(event.task_id)
+            COUNTS.live, COUNTS.last_live = len(live), time.monotonic()
+        case events.StreamDisconnected():
+            live.discard(event.task_id)
+            COUNTS.live = len(live)
+        case events.TaskFailed() | events.TaskRetried() | events.TaskGivenUp():
+            COUNTS.failed += 1
+        case events.LeaseLost() | events.SettleRefused():
+            COUNTS.lost += 1
+        case events.TaskReleased() | events.TaskTakenOver():
+            COUNTS.given_back += 1
 
 
 def main(overrides: dict[str, Any], *, doorbell: bool = False) -> int:
@@ -141,7 +137,7 @@ def main(overrides: dict[str, Any], *, doorbell: bool = False) -> int:
     consumed = store.engine.consumed if isinstance(store.engine, DynamoEngine) else None
     bus = EventBus()
     Telemetry(bus)
-    bus.subscribe(Listener())
+    bus.subscribe(partial(count, live=set()))
     agent = Agent(
         store,
         Registry(nothing, note, timer, follow),

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -109,13 +110,6 @@ class Place:
         create_table(engine, wait_s=START_S, sleep=lambda _: time.sleep(LOOK_S))
         self._tables.append(engine)
         return url
-
-    def subfolder(self, name: str) -> Path:
-        """A new folder for the logs of some processes."""
-        self._made += 1
-        folder = self.folder / f"{name}-{self._made}"
-        folder.mkdir()
-        return folder
 
     def close(self) -> None:
         """Delete the tables that were made."""
@@ -242,15 +236,19 @@ def until(
 
 
 Start = Callable[..., Child]
+_numbers: Final = count(1)
 
 
 @contextmanager
 def children(folder: Path) -> Iterator[Start]:
-    """A function that starts `python -m benchmarks.MODULE ARGUMENT`; every process has ended when the block has."""
+    """A function that starts `python -m benchmarks.MODULE ARGUMENT`, with a log in the folder.
+
+    Every process has ended when the block has.
+    """
     started: list[Child] = []
 
     def start(module: str, argument: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Child:
-        name = f"{module}-{len(started) + 1}"
+        name = f"{module}-{next(_numbers)}"
         log = folder / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(

@@ -85,7 +85,7 @@ def _measure(place: Place, plan: Plan, way: Way, agents: int, number: int) -> Nu
     before, rng = harness.load_now(), random.Random(1)
     sent: dict[str, float] = {}
     calls: list[float] = []
-    with wake_queue(place, way) as more, harness.children(place.subfolder("latency")) as start:
+    with wake_queue(place, way) as more, harness.children(place.folder) as start:
         overrides = {"store": place.fresh(), **way.settings, **more}
         settings = load_settings(**overrides)
         client = Client(open_store(settings), settings, doorbell=open_doorbell(settings) if way.doorbell else None)

@@ -93,7 +93,7 @@ def measure_streams(place: Place, plan: Plan, progress: Progress) -> list[Sectio
 
     @contextmanager
     def stage(tls: bool = False) -> Iterator[Stage]:
-        with harness.children(place.subfolder("streams")) as start:
+        with harness.children(place.folder) as start:
             made = Stage(place, start, tls=tls)
             yield made
             made.client.close()

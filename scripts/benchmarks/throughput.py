@@ -70,7 +70,7 @@ def _agents(place: Place, plan: Plan, number: int) -> Numbers:
     filled = _fill(plan, lambda number: client.enqueue(nothing, Number(n=number)), put_many)
     put = (consumed.requests, consumed.write_units + consumed.refused) if consumed else (0, 0.0)
     client.close()
-    with harness.children(place.subfolder("agents")) as start:
+    with harness.children(place.folder) as start:
         agents = [start("agent", {"settings": settings}) for _ in range(number)]
         states = _drained(agents, lambda states: _sum(states, "ended") >= plan.tasks)
         numbers = filled | _numbers(agents, states, plan) | (_requests(states, plan, *put) if consumed else {})
@@ -85,7 +85,7 @@ def _naive(place: Place, plan: Plan, number: int) -> Numbers:
         lambda number: tasks.put(f"task-{number:06}"),
         lambda numbers: tasks.put_many(f"task-{number:06}" for number in numbers),
     )
-    with harness.children(place.subfolder("naive")) as start:
+    with harness.children(place.folder) as start:
         loops = [start("naive", {"store": url}) for _ in range(number)]
         states = _drained(loops, lambda states: all(one["is_done"] for one in states))
         numbers = filled | _numbers(loops, states, plan)

@@ -116,7 +116,6 @@ class _Bill:
 
 
 def _live_as_task(bill: _Bill) -> None:
-    bill.client.enqueue(nothing, Number())  # makes the queue known
     task_id = bill.client.enqueue(nothing, Number(n=1)).task_id
     bill.note("enqueue", task_id)
     lease = bill.beat("heartbeat", bill.claim("claim", task_id))
@@ -138,7 +137,6 @@ def _polls(client: Client) -> dict[str, float]:
 
 def _live_as_stream(bill: _Bill) -> None:
     store = bill.store
-    bill.client.enqueue(follow, Source(url=URL))  # makes the queue known
     task_id = bill.client.enqueue(follow, Source(url=URL)).task_id
     bill.note("enqueue", task_id)
     lease = bill.beat("heartbeat", bill.claim("claim", task_id))

@@ -176,7 +176,7 @@ def test_a_process_that_does_not_start_is_shown_with_the_end_of_its_log(tmp_path
         pytest.raises(BenchFailed, match=r"No module named benchmarks\.nothing") as problem,
     ):
         start("nothing", {})
-    assert "nothing-1 has ended with 1" in str(problem.value)
+    assert "has ended with 1" in str(problem.value)
 
 
 @pytest.mark.usefixtures("at_home")
