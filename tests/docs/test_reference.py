@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.program import program
+from tests.test_house import INSIDE
 from thunderagent.cli.examples import EXAMPLES
 from thunderagent.settings import PREFIX, Settings
 from thunderagent.stores.purposes import MEANING
@@ -134,6 +135,19 @@ def options_table() -> str:
     return table(("option", "default", "meaning"), *rows)
 
 
+# Rooms
+
+
+def floors_tables() -> str:
+    """The floors inside of rooms, from bottom to top."""
+    rows = [
+        (f"`{room}/`", str(floor), ", ".join(f"`{module}`" for module in modules.split()))
+        for room, floors in INSIDE.items()
+        for floor, modules in enumerate(floors, 1)
+    ]
+    return table(("room", "floor", "modules"), *rows)
+
+
 # Metrics
 
 
@@ -188,6 +202,7 @@ PARTS: Final[dict[tuple[str, str], Callable[[], str]]] = {
     ("reference/settings.md", "settings"): settings_table,
     ("reference/commands.md", "commands"): commands_list,
     ("guides/streams.md", "options"): options_table,
+    ("inside/architecture.md", "floors"): floors_tables,
     ("reference/metrics.md", "metrics"): metrics_tables,
     ("reference/metrics.md", "purposes"): purposes_table,
     ("reference/metrics.md", "alarms"): alarms_table,
