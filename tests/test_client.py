@@ -33,6 +33,7 @@ from thunderagent.model.writes.agents import sentinel_id
 from thunderagent.model.writes.limits import limit_id
 from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.model.writes.unique import key_id
+from thunderagent.queue.enqueue import DEFAULTS, EnqueueOptions
 from thunderagent.regions.grant import scope_id
 from thunderagent.stores.dynamo.batches import PROBE_ID
 from thunderagent.stores.dynamo.engine import LANES_ID
@@ -266,6 +267,15 @@ def test_ids_of_many_may_be_given_and_each_is_judged_alone(at: Setting) -> None:
 def test_too_few_ids_are_a_mistake(at: Setting) -> None:
     with pytest.raises(ConfigurationError, match="task_ids has only 1 members"):
         at.client.enqueue_many("test.build", [{}, {}], task_ids=["only-one"])
+
+
+def test_an_option_that_does_not_exist_is_refused_with_what_was_meant(at: Setting) -> None:
+    assert DEFAULTS.keys() == EnqueueOptions.__annotations__.keys()
+    with pytest.raises(ConfigurationError, match="enqueue has no option 'dely_s'; did you mean 'delay_s'"):
+        at.client.enqueue("test.build", {}, dely_s=5)  # type: ignore[call-overload] # the point of it
+    with pytest.raises(ConfigurationError, match="enqueue_many has no option 'task_id'"):
+        at.client.enqueue_many("test.build", [{}], task_id="a")  # type: ignore[call-arg] # the point of it
+    assert at.engine.puts == []
 
 
 def test_many_are_put_in_batches_that_are_told_as_they_go(at: Setting) -> None:

@@ -10,20 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast, overload
 
 from thunderagent.jobs.job import Job
 from thunderagent.model.arguments import check, choice_problem, iterated, seconds_problem, shown, whole_problem
-from thunderagent.model.dependencies import OnParentFailure
 from thunderagent.model.errors import NotAllowed, WaitTimeout
 from thunderagent.model.pacing import wait_delays
-from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task, UniqueScope
+from thunderagent.model.task import TERMINAL, Candidate, Lane, Status, Task
 from thunderagent.model.writes.unique import KEY_SETTLES_S
-from thunderagent.queue.commands import Commands, id_of
+from thunderagent.queue.commands import Commands
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.enqueue import NewTask
+from thunderagent.queue.enqueue import BulkOptions, EnqueueOptions, NewTask, check_names
 from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.queue.stats import QueueStats, queue_stats
 from thunderagent.queue.unique import UniqueKeys
@@ -116,60 +115,14 @@ class Client(Commands):
     # Enqueue
 
     @overload
-    def enqueue(
-        self,
-        job: Job[P],
-        payload: P,
-        *,
-        task_id: str | None = None,
-        depends_on: Sequence[Task | str] = (),
-        on_parent_failure: str = OnParentFailure.FAIL,
-        delay_s: float = 0.0,
-        run_at: float | None = None,
-        max_retry: int | None = None,
-        queue: str | None = None,
-        unique_key: str | None = None,
-        unique_scope: str = UniqueScope.UNTIL_DONE,
-        limit_key: str | None = None,
-        limit: int | None = None,
-    ) -> Task: ...
+    def enqueue(self, job: Job[P], payload: P, **options: Unpack[EnqueueOptions[Task | str]]) -> Task: ...
 
     @overload
     def enqueue(
-        self,
-        job: str,
-        payload: Mapping[str, Any] | None = None,
-        *,
-        task_id: str | None = None,
-        depends_on: Sequence[Task | str] = (),
-        on_parent_failure: str = OnParentFailure.FAIL,
-        delay_s: float = 0.0,
-        run_at: float | None = None,
-        max_retry: int | None = None,
-        queue: str | None = None,
-        unique_key: str | None = None,
-        unique_scope: str = UniqueScope.UNTIL_DONE,
-        limit_key: str | None = None,
-        limit: int | None = None,
+        self, job: str, payload: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions[Task | str]]
     ) -> Task: ...
 
-    def enqueue(
-        self,
-        job: Job[Any] | str,
-        payload: Any = None,
-        *,
-        task_id: str | None = None,
-        depends_on: Sequence[Task | str] = (),
-        on_parent_failure: str = OnParentFailure.FAIL,
-        delay_s: float = 0.0,
-        run_at: float | None = None,
-        max_retry: int | None = None,
-        queue: str | None = None,
-        unique_key: str | None = None,
-        unique_scope: str = UniqueScope.UNTIL_DONE,
-        limit_key: str | None = None,
-        limit: int | None = None,
-    ) -> Task:
+    def enqueue(self, job: Job[Any] | str, payload: Any = None, **options: Unpack[EnqueueOptions[Task | str]]) -> Task:
         """Put a task into its queue.
 
         Args:
@@ -199,26 +152,14 @@ class Client(Commands):
             ParentNotFound: a task in `depends_on` does not exist.
             TooManyDependents: too many tasks wait for one of them, or this one for too many.
             NotAllowed: the task that has the unique key was asked to stop and has not ended: wait for its end.
-            ConfigurationError: one of the options cannot be what it is.
+            ConfigurationError: there is no such option, or it cannot be what it is.
             StoreError: the store did not take it.
         """
-        new = NewTask(
-            job,
-            task_id,
-            delay_s,
-            run_at,
-            max_retry,
-            queue,
-            _names(depends_on),
-            on_parent_failure,
-            unique_key=unique_key,
-            unique_scope=unique_scope,
-            limit_key=limit_key,
-            limit=limit,
-        )
+        check_names("enqueue", options, EnqueueOptions.__annotations__)
+        new = NewTask.of(job, **options)
         with enqueuing(new.name, traces=self.settings.traces) as span:
-            task = self._enqueuer.put(self._enqueuer.make(new, payload), own_id=task_id is not None, number=new.number)
-            span.attributes["messaging.message.id"] = task.task_id
+            task = self._enqueuer.put(new, payload)
+            span.attributes["messaging.message.id"] = task.id
         self._sender.tasks([task])
         return task
 
@@ -228,15 +169,8 @@ class Client(Commands):
         payloads: Iterable[P] | Iterable[Mapping[str, Any]],
         *,
         task_ids: Iterable[str] | None = None,
-        depends_on: Sequence[Task | str] = (),
-        on_parent_failure: str = OnParentFailure.FAIL,
-        delay_s: float = 0.0,
-        run_at: float | None = None,
-        max_retry: int | None = None,
-        queue: str | None = None,
-        limit_key: str | None = None,
-        limit: int | None = None,
         on_progress: Callable[[int], None] | None = None,
+        **options: Unpack[BulkOptions[Task | str]],
     ) -> list[Enqueued]:
         """Put many tasks of one job into its queue, in batches.
 
@@ -244,31 +178,15 @@ class Client(Commands):
             job: as for `enqueue`.
             payloads: one for each task; read as needed.
             task_ids: an idempotency id for each; None: random ones, which is faster.
-            depends_on: as for `enqueue`, of all of them. A parent learns of a whole batch in one write.
-            on_parent_failure: as for `enqueue`.
-            delay_s: as for `enqueue`.
-            run_at: as for `enqueue`.
-            max_retry: as for `enqueue`.
-            queue: as for `enqueue`.
-            limit_key: as for `enqueue`.
-            limit: as for `enqueue`.
             on_progress: called after each batch with the number of tasks handled so far.
+            options: of `enqueue`, the same for all: depends_on, on_parent_failure, delay_s, run_at, max_retry, queue,
+                limit_key and limit.
 
         Returns:
             one outcome for each payload, in order: an `error` there concerns that task alone.
         """
-        new = NewTask(
-            job,
-            None,
-            delay_s,
-            run_at,
-            max_retry,
-            queue,
-            _names(depends_on),
-            on_parent_failure,
-            limit_key=limit_key,
-            limit=limit,
-        )
+        check_names("enqueue_many", options, BulkOptions.__annotations__)
+        new = NewTask.of(job, **options)
         if on_progress is not None and not callable(on_progress):
             check(f"on_progress is {shown(on_progress)}; use a function that takes the number of tasks")
         pairs = _pairs(payloads, task_ids)
@@ -441,12 +359,6 @@ def _check_listing(status: object, queue: object, limit: object) -> None:
     )
     if queue is not None:
         Lane(cast(str, queue))
-
-
-def _names(depends_on: Sequence[Task | str]) -> tuple[str, ...]:
-    """Ids of the parents that somebody names."""
-    parents = [depends_on] if isinstance(depends_on, (str, Task)) else depends_on  # a text is a sequence of letters
-    return tuple(dict.fromkeys(map(id_of, iterated("depends_on", parents))))
 
 
 def _late(task: Task, timeout_s: float) -> WaitTimeout:

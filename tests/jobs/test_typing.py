@@ -48,6 +48,9 @@ def use(client: Client) -> None:
     client.enqueue(empty, Right(month="2026-07"))  # wrong
     client.enqueue_many(build, [Wrong(year=2026)])  # wrong
     client.enqueue("typed.build", Right(month="2026-07"))  # wrong
+    client.enqueue(build, Right(month="2026-07"), delay=5)  # wrong
+    client.enqueue(build, Right(month="2026-07"), delay_s="5")  # wrong
+    client.enqueue_many(build, [Right(month="2026-07")], unique_key="a")  # wrong
 
 
 router = Router()

@@ -165,7 +165,7 @@ def test_a_question_to_an_authorizer_becomes_no_task(shop: Shop, name: str) -> N
 @pytest.mark.parametrize("name", samples.SOCKETS)
 def test_an_event_of_a_websocket_api_becomes_no_task(shop: Shop, name: str) -> None:
     _add_invoke(shop)
-    with pytest.raises(EventRejected, match=r"of a WebSocket API, .* see thunderagent\.wsapi"):
+    with pytest.raises(EventRejected, match=r"of a WebSocket API, .* see thunderagent\.websocket_api"):
         shop.handle(samples.SOCKETS[name])
     assert shop.number == 0
 

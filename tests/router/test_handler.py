@@ -1243,7 +1243,7 @@ def test_other_arguments_that_cannot_be_do_not_construct() -> None:
     for base in ("shop", "/shop/"):
         with pytest.raises(ConfigurationError, match="base_path"):
             Router(base_path=base)
-    with pytest.raises(ConfigurationError, match="no option 'delays'; did you mean delay_s"):
+    with pytest.raises(ConfigurationError, match="no option 'delays'; did you mean 'delay_s'"):
         Enqueue(mail, "x", delays=5)  # type: ignore[call-overload] # the point of it
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from thunderagent.model.arguments import check, is_storable, shown
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import NotAllowed, TaskNotFound
 from thunderagent.model.task import Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.enqueue import Enqueuer
+from thunderagent.queue.enqueue import Enqueuer, id_of
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 
@@ -114,15 +113,3 @@ def current(store: TaskStore, task_id: str | Task) -> Task:
     if task is None or (task.expire_at is not None and task.expire_at < store.clock.earliest()):
         raise TaskNotFound(f"there is no task {name!r} in {store.engine.url}")
     return task
-
-
-def id_of(task: str | Task) -> str:
-    """The id of a task, given it or its id.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
-    name = task.task_id if isinstance(task, Task) else task
-    if not isinstance(name, str) or not is_storable(name):
-        check(f"{shown(task)} is no task: give its id as a text, or the Task")
-    return name

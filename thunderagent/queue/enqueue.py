@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 from thunderagent.jobs.job import Job, Limit, limit_problems
 from thunderagent.model.arguments import (
@@ -13,6 +13,8 @@ from thunderagent.model.arguments import (
     MOST_RETRIES,
     check,
     choice_problem,
+    is_storable,
+    iterated,
     seconds_problem,
     shown,
     whole_problem,
@@ -29,7 +31,7 @@ from thunderagent.model.errors import (
     TooManyDependents,
 )
 from thunderagent.model.jsondata import dump_json
-from thunderagent.model.names import job_name_problem, wanted_job
+from thunderagent.model.names import job_name_problem, meant, wanted_job
 from thunderagent.model.rows import Unreadable
 from thunderagent.model.task import (
     DEFAULT_QUEUE,
@@ -53,30 +55,74 @@ from thunderagent.stores.large_texts import LEFT_S
 from thunderagent.stores.tasks import Enqueued, TaskStore
 from thunderagent.telemetry.traces import trace_of_new
 
+Parent = TypeVar("Parent")
+
 LATEST_DUE: Final = 10_000_000_000.0
 """The year 2286. A later due time is one in milliseconds, or an infinite delay."""
 
 
+class BulkOptions(TypedDict, Generic[Parent], total=False):
+    """Options of `Client.enqueue_many`; `Client.enqueue` explains them."""
+
+    depends_on: Sequence[Parent]
+    on_parent_failure: str
+    delay_s: float
+    run_at: float | None
+    max_retry: int | None
+    queue: str | None
+    limit_key: str | None
+    limit: int | None
+
+
+class EnqueueOptions(BulkOptions[Parent], Generic[Parent], total=False):
+    """Options of `Client.enqueue`, which explains them."""
+
+    task_id: str | None
+    unique_key: str | None
+    unique_scope: str
+
+
+DEFAULTS: Final[EnqueueOptions[Task | str]] = {
+    "task_id": None,
+    "depends_on": (),
+    "on_parent_failure": OnParentFailure.FAIL,
+    "delay_s": 0.0,
+    "run_at": None,
+    "max_retry": None,
+    "queue": None,
+    "unique_key": None,
+    "unique_scope": UniqueScope.UNTIL_DONE,
+    "limit_key": None,
+    "limit": None,
+}
+
+
+def check_names(of: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Check that there are such options.
+
+    Raises:
+        ConfigurationError: there is none of this name; it says which may be meant.
+    """
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"{of} has no option {name!r}{meant(name, known)}")
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """What an enqueue asks for, beside the payload. See `Client.enqueue`."""
+    """What an enqueue asks for, beside the payload: every option, and the ids of the parents."""
 
     job: Job[Any] | str
-    task_id: str | None = None
-    delay_s: float = 0.0
-    run_at: float | None = None
-    max_retry: int | None = None
-    queue: str | None = None
-    depends_on: tuple[str, ...] = ()
-    on_parent_failure: str = OnParentFailure.FAIL
-    unique_key: str | None = None
-    unique_scope: str = UniqueScope.UNTIL_DONE
-    limit_key: str | None = None
-    limit: int | None = None
+    options: EnqueueOptions[Task | str]
+    parents: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.job, Job):
-            check(job_name_problem(wanted_job(self.job)[0] if isinstance(self.job, str) else self.job))
+    @classmethod
+    def of(cls, job: Job[Any] | str, **given: Unpack[EnqueueOptions[Task | str]]) -> NewTask:
+        """The options that are given, and the defaults of the others."""
+        if not isinstance(job, Job):
+            check(job_name_problem(wanted_job(job)[0] if isinstance(job, str) else job))
+        options = DEFAULTS | given
+        return cls(job, options, _ids(options["depends_on"]))
 
     @property
     def name_and_version(self) -> tuple[str, int]:
@@ -107,75 +153,28 @@ class Enqueuer:
         self._dependents = dependents
         self._keys = UniqueKeys(store)
 
-    def make(self, new: NewTask, payload: Any) -> Task:
-        """The task as it will be put; nothing is written.
+    def put(self, new: NewTask, payload: Any) -> Task:
+        """Put one task; the answer is the task in the store.
 
         Raises:
             PayloadInvalid: the payload does not fit the job or is not JSON data, or the id cannot be one.
             ConfigurationError: one of the options cannot be what it is.
-        """
-        _check_options(new)
-        return self._made(new, new.task_id, payload)
-
-    def _made(self, new: NewTask, task_id: str | None, payload: Any) -> Task:
-        """As `make`, with options that were checked: once for a batch."""
-        now = self._store.clock.now()
-        task_id = new_task_id(now) if task_id is None else task_id
-        _check_id(task_id)
-        due = now + max(0.0, new.delay_s) if new.run_at is None else new.run_at
-        job, max_retry = new.job, new.max_retry
-        if isinstance(job, str):
-            queue, kind = DEFAULT_QUEUE, "batch"
-            text = dump_json(payload, f"the payload of {job!r}", PayloadInvalid)
-        else:
-            queue, kind = job.queue, job.kind
-            text = job.dump_payload(payload)
-            if max_retry is None:
-                max_retry = self._settings.max_retry if job.max_retry is None else job.max_retry
-        (name, version), limit = new.name_and_version, _limit(new)
-        return Task(
-            task_id=task_id,
-            status=Status.PENDING,
-            lane=Lane.of(task_id, queue if new.queue is None else new.queue, self._settings.shards),
-            created_at=timestamp(due),
-            submitted_at=timestamp(now),
-            job=name,
-            version=version,
-            kind=kind,
-            desired_state=Desired.STARTED if kind == STREAM else None,
-            payload_text=text,
-            max_retry=max_retry,
-            depends_on=new.depends_on,
-            on_parent_failure=new.on_parent_failure if new.depends_on else None,
-            unique_key=new.unique_key,
-            unique_scope=new.unique_scope if new.unique_key is not None else None,
-            limit_key=limit.key if limit else None,
-            limit_max=new.limit,
-            traceparent=trace_of_new(),
-        )
-
-    def put(self, task: Task, *, own_id: bool = False, number: int | None = None) -> Task:
-        """Put one task; the answer is the task in the store.
-
-        Args:
-            task: as `make` made it.
-            own_id: the caller chose its id, and did not leave that to us.
-            number: how many run at once by the limit of its job; see `NewTask.number`.
-
-        Raises:
             DuplicateTask: the id is taken by a task with another job or payload.
             ParentNotFound: a parent does not exist.
             TooManyDependents: too many tasks wait for a parent, or this one for too many.
             NotAllowed: its unique key is held by a task that was asked to stop, or changes hands all the time.
             StoreError: the store did not take it.
         """
+        _check_options(new)
+        task_id = new.options["task_id"]
+        task = self._made(new, task_id, payload)
         if task.depends_on:
             [task] = self._waiting([task], task.depends_on)
         if task.unique_key is not None:
-            put = partial(self._put, number=number)
-            task = self._keys.put(task, put, own_id=own_id, shards=self._settings.shards)
+            put = partial(self._put, number=new.number)
+            task = self._keys.put(task, put, own_id=task_id is not None, shards=self._settings.shards)
         else:
-            answer = self._put(task, number=number)
+            answer = self._put(task, number=new.number)
             if answer.error:
                 raise answer.error
             task = answer.task
@@ -192,9 +191,9 @@ class Enqueuer:
                 name = new.job if isinstance(new.job, str) else new.job.job_value
                 made.append((self._made(replace(new, job=name), None, None), error))
         fit = [task for task, error in made if error is None]
-        if new.depends_on:
+        if new.parents:
             try:
-                fit = self._waiting(fit, new.depends_on)
+                fit = self._waiting(fit, new.parents)
             except (ParentNotFound, TooManyDependents) as missing:
                 fit, made = [], [(task, error or missing) for task, error in made]
         good = put_on_waitlist(self._store, fit, number=new.number)
@@ -202,7 +201,7 @@ class Enqueuer:
         created = [answer.task for answer in enqueued if answer.created]
         now = {task.task_id: task for task in let_out_new(self._store, created, number=new.number)}
         whole = [replace(one, task=now.get(one.task.task_id, one.task)) for one in enqueued]
-        answers = iter(self._introduced(whole) if new.depends_on else whole)
+        answers = iter(self._introduced(whole) if new.parents else whole)
         return [next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made]
 
     def introduce(self, children: Sequence[Task]) -> list[Task]:
@@ -252,6 +251,45 @@ class Enqueuer:
         self._keys.retake(task)
         [after] = self._store.write_tasks([writes.revive(task, now=self._store.clock.now(), waiting_for=waiting_for)])
         return self.introduce([after])[0] if after is not None and after.status is Status.BLOCKED else after
+
+    def _made(self, new: NewTask, task_id: str | None, payload: Any) -> Task:
+        """The task as it will be put. The options were checked, once for a batch."""
+        options, now = new.options, self._store.clock.now()
+        task_id = new_task_id(now) if task_id is None else task_id
+        _check_id(task_id)
+        due = now + max(0.0, options["delay_s"]) if options["run_at"] is None else options["run_at"]
+        job, max_retry = new.job, options["max_retry"]
+        if isinstance(job, str):
+            queue, kind = DEFAULT_QUEUE, "batch"
+            text = dump_json(payload, f"the payload of {job!r}", PayloadInvalid)
+        else:
+            queue, kind = job.queue, job.kind
+            text = job.dump_payload(payload)
+            if max_retry is None:
+                max_retry = self._settings.max_retry if job.max_retry is None else job.max_retry
+        if options["queue"] is not None:
+            queue = options["queue"]
+        (name, version), limit = new.name_and_version, _limit(new)
+        return Task(
+            task_id=task_id,
+            status=Status.PENDING,
+            lane=Lane.of(task_id, queue, self._settings.shards),
+            created_at=timestamp(due),
+            submitted_at=timestamp(now),
+            job=name,
+            version=version,
+            kind=kind,
+            desired_state=Desired.STARTED if kind == STREAM else None,
+            payload_text=text,
+            max_retry=max_retry,
+            depends_on=new.parents,
+            on_parent_failure=options["on_parent_failure"] if new.parents else None,
+            unique_key=options["unique_key"],
+            unique_scope=options["unique_scope"] if options["unique_key"] is not None else None,
+            limit_key=limit.key if limit else None,
+            limit_max=options["limit"],
+            traceparent=trace_of_new(),
+        )
 
     def _introduced(self, enqueued: Sequence[Enqueued]) -> list[Enqueued]:
         """The outcomes once the parents know the children; without an answer the sweep makes them known."""
@@ -329,25 +367,46 @@ def _check_id(task_id: str) -> None:
 def _limit(new: NewTask) -> Limit | None:
     """What the enqueue asks for, else what the job has."""
     job = None if isinstance(new.job, str) else new.job
+    key, number = new.options["limit_key"], new.options["limit"]
     of_job = job_limit(job) if job is not None else None
-    number = new.limit if new.limit is not None else of_job.number if of_job else None
+    number = number if number is not None else of_job.number if of_job else None
     if number is None:
-        if new.limit_key is not None:
-            raise ConfigurationError("; ".join(limit_problems(None, new.limit_key)))
+        if key is not None:
+            raise ConfigurationError("; ".join(limit_problems(None, key)))
         return None
-    if new.limit_key is not None:
-        return Limit(new.limit_key, number)
+    if key is not None:
+        return Limit(key, number)
     if of_job is not None:
         return Limit(of_job.key, number)
     return Limit(new.name_and_version[0], number)
 
 
 def _check_options(new: NewTask) -> None:
+    options = new.options
+    run_at, max_retry, limit = options["run_at"], options["max_retry"], options["limit"]
     check(
-        choice_problem("on_parent_failure", new.on_parent_failure, OnParentFailure),
-        seconds_problem("delay_s", new.delay_s, least=-LONGEST_S),
-        None if new.run_at is None else seconds_problem("run_at, in epoch seconds,", new.run_at, most=LATEST_DUE),
-        None if new.max_retry is None else whole_problem("max_retry", new.max_retry, least=0, most=MOST_RETRIES),
-        *limit_problems(new.limit, new.limit_key if new.limit is not None else None),
+        choice_problem("on_parent_failure", options["on_parent_failure"], OnParentFailure),
+        seconds_problem("delay_s", options["delay_s"], least=-LONGEST_S),
+        None if run_at is None else seconds_problem("run_at, in epoch seconds,", run_at, most=LATEST_DUE),
+        None if max_retry is None else whole_problem("max_retry", max_retry, least=0, most=MOST_RETRIES),
+        *limit_problems(limit, options["limit_key"] if limit is not None else None),
     )
-    check_unique(new.unique_key, new.unique_scope)
+    check_unique(options["unique_key"], options["unique_scope"])
+
+
+def _ids(depends_on: Sequence[Task | str]) -> tuple[str, ...]:
+    """Ids of the parents that a caller names."""
+    parents = [depends_on] if isinstance(depends_on, (str, Task)) else depends_on  # a text is a sequence of letters
+    return tuple(dict.fromkeys(map(id_of, iterated("depends_on", parents))))
+
+
+def id_of(task: str | Task) -> str:
+    """The id of a task, given it or its id.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    name = task.task_id if isinstance(task, Task) else task
+    if not isinstance(name, str) or not is_storable(name):
+        check(f"{shown(task)} is no task: give its id as a text, or the Task")
+    return name

@@ -12,10 +12,10 @@ from thunderagent.model.errors import NotAllowed
 from thunderagent.model.pacing import wait_delays
 from thunderagent.model.task import Desired, Status, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.queue.commands import TRIES, current, id_of
+from thunderagent.queue.commands import TRIES, current
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.enqueue import Enqueuer
+from thunderagent.queue.enqueue import Enqueuer, id_of
 from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.journal import Run, read_journals

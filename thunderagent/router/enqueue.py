@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypeAlias, TypeVar, Unpack, overload
 from urllib.parse import quote
 
 from thunderagent.client import Client
@@ -14,6 +13,7 @@ from thunderagent.model.errors import ConfigurationError, DuplicateTask, Payload
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.names import plain_job
 from thunderagent.model.task import Task
+from thunderagent.queue.enqueue import EnqueueOptions, check_names
 
 P = TypeVar("P")
 
@@ -21,20 +21,8 @@ _KEPT: Final = "-_.~:@/= "
 """Kept as they are in an id, beside letters and digits; not '+', which stands before the number of a further task."""
 
 
-class Options(TypedDict, total=False):
-    """Options of `Client.enqueue`; those that are not given are left to it."""
-
-    task_id: str
-    depends_on: Sequence[Task | str | Enqueue]
-    on_parent_failure: str
-    delay_s: float
-    run_at: float
-    max_retry: int
-    queue: str
-    unique_key: str
-    unique_scope: str
-    limit_key: str
-    limit: int
+Options: TypeAlias = "EnqueueOptions[Task | str | Enqueue]"
+"""Options of `Client.enqueue`; a parent may also be an `Enqueue` of the same answer."""
 
 
 class Enqueue:
@@ -56,14 +44,15 @@ class Enqueue:
     def __init__(self, job: Job[P], payload: P, **options: Unpack[Options]) -> None: ...
 
     @overload
-    def __init__(self, job: str, payload: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> None: ...
+    def __init__(
+        self,
+        job: str,
+        payload: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> None: ...
 
     def __init__(self, job: Job[Any] | str, payload: Any = None, **options: Any) -> None:
-        for name in options:
-            if name not in Options.__annotations__:
-                close = difflib.get_close_matches(name, Options.__annotations__, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                raise ConfigurationError(f"Enqueue has no option {name!r}{hint}")
+        check_names("Enqueue", options, EnqueueOptions.__annotations__)
         self.job = job
         self.payload = payload
         self.options: Mapping[str, Any] = options

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from thunderagent.router.enqueue import Enqueue, Options
+from thunderagent.queue.enqueue import EnqueueOptions
+from thunderagent.router.enqueue import Enqueue
 from thunderagent.router.events import EventBridgeEvent
 from thunderagent.router.handler import Router
 
@@ -45,7 +46,7 @@ class TaskDetail(BaseModel):
 @router.eventbridge(detail_type=DETAIL_TYPE)
 def enqueue(detail: TaskDetail, event: EventBridgeEvent) -> Enqueue:
     """One event, one task. Without a `task_id` the id is made of the event, so that a redelivery is no second task."""
-    options: Options = detail.model_dump(exclude={"job", "payload"}, exclude_none=True)  # type: ignore[assignment]
+    options: EnqueueOptions[str] = detail.model_dump(exclude={"job", "payload"}, exclude_none=True)  # type: ignore[assignment]
     return Enqueue(detail.job, detail.payload, **options)
 
 

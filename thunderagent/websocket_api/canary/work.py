@@ -102,7 +102,7 @@ class CanaryWork:
         task: Task | None = None
         seconds, reason = 0.0, ""
         try:
-            task = self._enqueuer.put(self._enqueuer.make(NewTask(self._probe), None))
+            task = self._enqueuer.put(NewTask.of(self._probe), None)
             self._sender.tasks([task])
             task = self._wait(ctx, task)
             seconds, reason = _judged(task, self._store.clock.now(), self._budget_s)
