@@ -182,7 +182,7 @@ def a_server() -> Iterator[_Server]:
 def keep(monkeypatch: pytest.MonkeyPatch, secret: Any) -> None:
     """Let Secrets Manager have this."""
     text = secret if isinstance(secret, str) else json.dumps(secret)
-    monkeypatch.setattr("thunderagent.websocket_api.canary.secret_texts.secret_text", lambda name, region: text)
+    monkeypatch.setattr("thunderagent.websocket_api.canary.tokens.secret_text", lambda name, region: text)
 
 
 def test_a_secret_is_a_token_or_an_object_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +262,6 @@ def test_what_aws_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(name: str, region: str | None) -> str:
         raise AccessDenied("not allowed: secretsmanager:GetSecretValue")
 
-    monkeypatch.setattr("thunderagent.websocket_api.canary.secret_texts.secret_text", denied)
+    monkeypatch.setattr("thunderagent.websocket_api.canary.tokens.secret_text", denied)
     with pytest.raises(AccessDenied):
         get("secret:canary")

@@ -10,8 +10,7 @@ from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 from thunderagent.model.rows import as_map
 from thunderagent.ops.doctor.account import Account
 from thunderagent.ops.doctor.findings import Finding, State
-from thunderagent.websocket_api.canary.secret_texts import secret_text
-from thunderagent.websocket_api.canary.tokens import WARN_DAYS, days_left
+from thunderagent.websocket_api.canary.tokens import WARN_DAYS, days_left, secret_text
 
 
 def look_at_tokens(account: Account) -> Iterator[Finding]:

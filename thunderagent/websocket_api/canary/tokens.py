@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from thunderagent.model.canary_targets import From, TokenSource
 from thunderagent.model.clock import since_boot
-from thunderagent.model.errors import ThunderAgentError
+from thunderagent.model.errors import ConfigurationError, ThunderAgentError
 from thunderagent.model.rows import as_map, is_number
 
 LARGEST: Final = 16_384
@@ -193,8 +193,6 @@ def _of_command(source: TokenSource, target: str) -> str:
 
 def _of_secret(source: TokenSource) -> tuple[str, float]:
     """The secret's text; or, if it is a JSON object, the token in it, or one that its server gives."""
-    from thunderagent.websocket_api.canary.secret_texts import secret_text  # boto3 is slow to import, and few need it
-
     text = secret_text(source.place, region=source.region)
     if not text.lstrip().startswith("{"):
         return _checked(text, source), 0.0
@@ -206,6 +204,53 @@ def _of_secret(source: TokenSource) -> tuple[str, float]:
             f"no token from {source}: the secret is a JSON object with neither token nor {', '.join(missing)}"
         )
     return _of_server(source, told)
+
+
+def secret_text(name: str, *, region: str | None = None, endpoint: str | None = None) -> str:
+    """The text of a secret as it is now.
+
+    Args:
+        name: its name or its ARN.
+        region: AWS region; None: that of the ARN, else the one of the environment.
+        endpoint: of a local engine; None: AWS.
+
+    Raises:
+        AccessDenied: `secretsmanager:GetSecretValue` is not allowed.
+        ConfigurationError: there is no such secret, it is no text, or no region is known.
+        CredentialsMissing: there are no credentials.
+        CredentialsExpired: they are over.
+        StoreError: Secrets Manager did not answer.
+    """
+    # boto3 is slow to import, and few canaries need it
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from thunderagent.stores.aws import build, code_of, translate
+
+    where = region or (name.split(":")[3] if name.startswith("arn:") and name.count(":") >= 6 else None)
+    try:
+        found = build(lambda: _client(where, endpoint)).get_secret_value(SecretId=name)
+    except (ClientError, BotoCoreError) as error:
+        if code_of(error) == "ResourceNotFoundException":
+            raise ConfigurationError(f"there is no secret {name} in this region") from error
+        place, remedy = f"the secret {name}", "write secret:NAME?region=eu-central-1"
+        permission = "secretsmanager:GetSecretValue"
+        raise translate(error, "GetSecretValue", place, permission=permission, region=remedy) from error
+    text = found.get("SecretString")
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigurationError(f"the secret {name} has no text: put one with aws secretsmanager put-secret-value")
+    return text
+
+
+def _client(region: str | None, endpoint: str | None) -> Any:
+    from botocore.config import Config
+
+    from thunderagent.stores.aws import is_loopback, new_session
+
+    session = new_session(local=is_loopback(endpoint))
+    config = Config(connect_timeout=1, read_timeout=2, retries={"mode": "standard", "total_max_attempts": 2})
+    return session.client(
+        "secretsmanager", region_name=region or session.region_name, endpoint_url=endpoint, config=config
+    )
 
 
 def _of_server(source: TokenSource, told: dict[str, Any]) -> tuple[str, float]:
