@@ -115,7 +115,7 @@ def test_a_region_that_is_cut_off_fails_and_comes_back(one: Region, tokens: Call
     watch = CanaryWatch({A: one.gateway.url}, a_prober(tokens(), budget_s=2.0), EventBus(), own=A)
 
     def turns(number: int) -> list[bool]:
-        return [bool(run(watch.turn())) and watch.is_healthy() for _ in range(number)]
+        return [bool(run(watch.turn())) and watch.is_well for _ in range(number)]
 
     assert turns(2) == [False, True]
     one.gateway.cut()

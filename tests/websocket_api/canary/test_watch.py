@@ -65,7 +65,7 @@ class World:
         for _ in range(number):
             self.clock.advance(EVERY_S)
             run(self.watch.turn())
-            said.append(self.watch.is_healthy())
+            said.append(self.watch.is_well)
         return said
 
 
@@ -75,7 +75,7 @@ def broken(api: Api) -> None:
 
 def test_a_region_is_healthy_after_two_successes_down_after_two_failures_and_back_after_five(own: Api) -> None:
     world = World({OWN: own.url})
-    assert not world.watch.is_healthy()
+    assert not world.watch.is_well
     assert world.turns(3) == [False, True, True]
     broken(own)
     assert world.turns(3) == [True, False, False]
@@ -159,9 +159,9 @@ def test_a_judgement_that_is_old_is_none(own: Api) -> None:
     world = World({OWN: own.url})
     world.turns(2)
     world.clock.advance(STALE_TURNS * EVERY_S + BUDGET_S)
-    assert world.watch.is_healthy()
+    assert world.watch.is_well
     world.clock.advance(0.1)
-    assert (world.watch.is_healthy(), world.watch.successes) == (False, 0)
+    assert (world.watch.is_well, world.watch.successes) == (False, 0)
 
 
 def test_other_regions_are_tried_at_every_second_turn_and_decide_nothing(own: Api) -> None:
@@ -209,10 +209,10 @@ def test_it_begins_at_once_and_goes_on_by_itself_until_it_is_closed(own: Api) ->
     assert not watch.is_alive
     watch.start()
     recorder.wait_for(CanaryUp)
-    assert (watch.is_alive, watch.is_healthy()) == (True, True)
+    assert (watch.is_alive, watch.is_well) == (True, True)
     broken(own)
     recorder.wait_for(CanaryDown)
-    assert not watch.is_healthy()
+    assert not watch.is_well
     watch.close()
     assert not watch.is_alive
 

@@ -1,1 +1,1 @@
-"""The canary: tries, again and again, what a user of a WebSocket API does, and what a user of the queue does."""
+"""The canary: tries at intervals what the users of a WebSocket API and of the queue do."""

@@ -1,4 +1,4 @@
-"""Questions and answers over one connection: each answer is found by the id of its question."""
+"""Requests and answers over one connection; an answer has the id of its request."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ from thunderagent.model.errors import ThunderAgentError
 from thunderagent.websocket_api.protocol import Action, ChunkRefused, Joiner, Kind, Problem, encode
 
 MOST_OTHERS: Final = 100
-"""Messages that may come before an answer, such as pushes to the canary's user."""
+"""Other messages that may come before an answer, such as pushes to the canary's user."""
 
 
 _THROTTLED: Final = re.compile(r"limit ?exceeded|too many requests|throttl", re.IGNORECASE)
 
 
 class Unexpected(ThunderAgentError):
-    """The peer answered, and not as it should; the message says what."""
+    """The peer gave a wrong answer."""
 
 
 class Throttled(ThunderAgentError):
-    """The peer is there, and takes no more for now."""
+    """The peer works, and takes no more for now."""
 
 
 class Conversation:
-    """Asks over a connection. One question at a time.
-
-    Args:
-        connection: that is open.
-    """
+    """Sends requests over an open connection, one at a time."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -40,11 +36,11 @@ class Conversation:
         self._joiner = Joiner()
 
     async def ask(self, action: Action, *kinds: Kind, **members: Any) -> dict[str, Any]:
-        """The answer to a question, of one of these kinds. What is no answer to it is left alone.
+        """The answer to a request, of one of these kinds. Other messages are ignored.
 
         Raises:
             Throttled: the peer takes no more for now.
-            Unexpected: the answer is an error or of another kind, or too much else came.
+            Unexpected: the answer is an error or of another kind, or there were too many other messages.
             websockets.exceptions.ConnectionClosed: the connection ended.
         """
         number = f"canary-{next(self._ids)}"
@@ -68,7 +64,7 @@ class Conversation:
         raise Unexpected(f"{MOST_OTHERS} messages came, and none is the answer")
 
     def _read(self, text: str | bytes) -> dict[str, Any] | None:
-        """A whole message, if there is one now."""
+        """A message; None while its chunks are incomplete."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):

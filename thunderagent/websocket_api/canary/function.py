@@ -1,14 +1,14 @@
-"""The canary as an AWS Lambda function, for a schedule of once a minute: it needs no agent to be alive.
+"""The canary as an AWS Lambda function, for a schedule of once a minute: it needs no living agent.
 
 Its environment has the settings of agents: `THUNDERAGENT_CANARY_TARGETS`, `THUNDERAGENT_CANARY_TOKEN_FROM` (mostly
-`secret:ARN`), `THUNDERAGENT_CLOUDWATCH_NAMESPACE`, without which nothing is sent, and `THUNDERAGENT_REGION` for the
-region that looks, which without it is the function's own.
+`secret:ARN`), `THUNDERAGENT_CLOUDWATCH_NAMESPACE`, without which it sends nothing, and `THUNDERAGENT_REGION`, which is
+the function's own by default.
 
-Each run tries every target once, within ten seconds, and sends what an agent sends: `CanaryHealthy` by `Target` and
+Each run tries every target once, within ten seconds, and sends the metrics of an agent: `CanaryHealthy` by `Target` and
 `Observer`, and `CanaryLatency` by `Target` and `Step`.
 
-A container that stays warm remembers what went before, so that a target that was down is shown as such until five
-attempts in a row did. A new one knows nothing, and shows what it sees.
+A warm container remembers: a target that was down stays down until five attempts in a row succeed. A new container
+shows what it sees.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from thunderagent.websocket_api.canary.watch import Judge
 
 
 class Canary:
-    """What a container keeps from one run to the next.
+    """What a container keeps between runs.
 
     Args:
         settings: targets, token, namespace.
-        to: takes the data; None: sends none.
+        to: gets the metrics; None: they are not sent.
 
     Raises:
         ConfigurationError: there is no target.
@@ -54,10 +54,10 @@ class Canary:
         self._judge = Judge(self._targets, self._observer)
 
     def run(self) -> dict[str, Any]:
-        """Try every target once, send what was found, and answer with it.
+        """Try every target once, send the results, and return them.
 
         Raises:
-            StoreError: CloudWatch did not take the data, so that an alarm on missing data goes off.
+            StoreError: CloudWatch did not take the metrics, so the alarm on missing data goes off.
         """
         bus = EventBus()
         Telemetry(bus)
@@ -79,11 +79,11 @@ _canary: Canary | None = None
 
 
 def handler(event: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """What AWS Lambda calls, with whatever a schedule sends.
+    """The Lambda function, for any event of a schedule.
 
     Raises:
-        ConfigurationError: the settings cannot work; all problems are listed.
-        StoreError: CloudWatch did not take the data.
+        ConfigurationError: the settings cannot work; lists all problems.
+        StoreError: CloudWatch did not take the metrics.
     """
     global _canary
     with _guard:

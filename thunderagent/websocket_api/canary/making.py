@@ -1,4 +1,4 @@
-"""Makes what an agent's settings ask for: the thread that watches, and the jobs that try each minute."""
+"""Makes the parts of the canary from settings: the prober, the thread that watches, the jobs of each minute."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from thunderagent.websocket_api.canary.work import CanaryWork
 
 
 def observer_of(settings: Settings) -> str:
-    """Who looks: the region of the settings, else that of the table, else of the environment, else `local`."""
+    """The observer: the region of the settings, of the table or of the environment, else `local`."""
     query = dict(parse_qsl(urlsplit(settings.store).query)) if settings.store.startswith("dynamodb://") else {}
     names = (settings.region, query.get("region"), os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION"))
     return next((name for name in names if name), "local")
 
 
 def make_prober(settings: Settings, who: str) -> Prober:
-    """The one that tries targets for somebody, with the token of the settings.
+    """A prober with the token of the settings.
 
     Raises:
         ConfigurationError: the settings name no source of a token.

@@ -1,12 +1,11 @@
-"""One attempt of a canary at a WebSocket API: what a user does, step by step, within ten seconds.
+"""One attempt of a canary at a WebSocket API: the steps of a user, within ten seconds.
 
-Connect, be let in, ping, save a number that was never used before, read it back, close. Whatever goes wrong is a
-result that names the step and the reason, as a broken peer is what a canary is for. A peer that is throttled, and a
-canary without a token that counts, are no broken peer: such a result says so. Without a token the peer is tried all the
-same, as what takes the token away may have taken the peer with it.
+Connect, authorize, ping, save a new number, read it back, close. A failure is a result that names the step and the
+reason. A peer that throttles, and a canary without a good token, are no broken peer: such a result says so. Without a
+token the peer is tried all the same: what took the token away may have taken the peer too.
 
-Its user's state keeps one number for each of `SLOTS` probers of each observer, and does not grow. Probers that hit on
-one slot, or replication that brings another region's write in between, are told from a fault by one more try.
+The state of the canary's user keeps one number for each of `SLOTS` probers of each observer, and does not grow. Probers
+may share a slot, and replication may bring another region's write in between: one more try tells that from a fault.
 """
 
 from __future__ import annotations
@@ -40,30 +39,30 @@ from thunderagent.websocket_api.canary.tokens import Tokens, TokenUnavailable, c
 from thunderagent.websocket_api.protocol import MESSAGE_BYTES, Action, Kind
 
 BUDGET_S: Final = 10.0
-"""How long all steps together may take."""
+"""Longest time for all steps together."""
 
 SLOTS: Final = 16
 """Numbers that the state of a canary's user keeps for each observer."""
 
 TRIES: Final = 4
-"""Numbers that an attempt saves until it reads back one of them, while others write at the same time."""
+"""Numbers that an attempt saves until it reads one of them back, while others write at the same time."""
 
 SAVES: Final = 12
 """Saves of one number until it is the first to know the version, while others write at the same time."""
 
 TOKEN_SHARE: Final = 0.6
-"""Of the time of an attempt, what its token may take: a source that hangs must not hide a peer that is gone."""
+"""Share of an attempt's time for its token: a source that hangs must not hide a peer that is gone."""
 
 _REFUSED: Final = (401, 403)
 _UNTAKEN: Final = (*_REFUSED, 500)
-"""What may answer a token that is over, or none. 500 is what a local engine makes of 401; on AWS an authorizer broke,
-and a token that is over hides that until it is replaced."""
+"""Answers to an expired token, or to none. A local engine makes 500 of 401. On AWS, 500 is a broken authorizer, which
+an expired token hides until it is replaced."""
 _THROTTLED: Final = 429
 _UNSENT: Final = "no token was sent; say where it comes from in THUNDERAGENT_CANARY_TOKEN_FROM"
 
 
 class Step(StrEnum):
-    """The steps of a probe in their order; the metric of latencies tells them apart."""
+    """The steps of a probe in their order, as the metric of latencies names them."""
 
     TOKEN = "token"  # noqa: S105 - a step
     CONNECT = "connect"
@@ -73,16 +72,16 @@ class Step(StrEnum):
     GET = "getState"
     CLOSE = "close"
     RUN = "run"
-    """Of the queue: from the moment its task was put to the moment it was done."""
+    """Of the queue: from the put of its task to its end."""
 
 
 class Unjudged(StrEnum):
-    """Why an attempt that did not succeed says nothing about its target, whose last judgement stays."""
+    """Why a failed attempt says nothing about its target. The last judgement stays."""
 
     THROTTLED = "throttled"
-    """The peer takes no more for now: it is there. Clients that move to another region take their flood along."""
+    """The peer works, and takes no more for now. Clients that move to another region take their flood along."""
     TOKEN = "token"  # noqa: S105 - a reason
-    """The canary has no token that counts."""
+    """The canary has no good token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,40 +90,39 @@ class ProbeResult:
 
     target: str
     steps: Mapping[Step, float] = field(default_factory=dict)
-    """Seconds of each step that was done, in their order; of the one that failed too."""
+    """Seconds of each step, in their order, with the failed one."""
     failed: Step | None = None
-    """The step that did not do; None: all did."""
     reason: str = ""
-    """Why it did not, and what to look at; never a secret."""
+    """Why it failed, and what to look at; never a secret."""
     unjudged: Unjudged | None = None
-    """Why a failure does not count; None: it does."""
+    """Why a failure does not count; None: it counts."""
     refused: bool = False
-    """The peer did not take the token, and the token does not say that it is over."""
+    """The peer refused the token, and the token does not say that it has expired."""
     days_left: float | None = None
-    """Days until the token is over; None: unknown, or something replaces it in time."""
+    """Days until the token ends; None: unknown, or something replaces it in time."""
     region: str | None = None
-    """The region that answered, as it told."""
+    """The region that answered."""
     version: int = 0
-    """Of the canary's state after it, so that the next attempt need not ask for it."""
+    """Version of the canary's state afterwards; it saves the next attempt a request."""
 
     @property
     def ok(self) -> bool:
-        """True when every step did."""
+        """Whether every step succeeded."""
         return self.failed is None
 
     @property
     def counts(self) -> bool | None:
-        """For the target, or against it; None: neither."""
+        """True: for the target; False: against it; None: neither."""
         return None if self.unjudged else self.ok
 
     @property
     def was_let_in(self) -> bool:
-        """Whether the peer took the token."""
+        """Whether the peer accepted the token."""
         return self.ok or self.failed in (Step.PING, Step.SET, Step.GET, Step.CLOSE)
 
     @property
     def seconds(self) -> float:
-        """The time of all steps together."""
+        """Seconds of all steps together."""
         return sum(self.steps.values())
 
     def told(self) -> dict[str, Any]:
@@ -145,16 +143,16 @@ class ProbeResult:
 
 
 class Prober:
-    """Probes targets. In one event loop at a time.
+    """Probes targets, in one event loop at a time.
 
     Args:
-        observer: the region, or whatever else it is, that looks.
+        observer: the region that probes.
         tokens: of the targets.
-        who: tells this prober from others of the observer, such as the name of an agent.
-        budget_s: how long an attempt may take.
+        who: unique among the probers of the observer, such as the name of an agent.
+        budget_s: longest time of an attempt.
         context: for wss; None: the certificate authorities of the system.
         monotonic: the clock of the steps.
-        now: epoch seconds, for tokens that are over.
+        now: epoch seconds, for the end of tokens.
     """
 
     def __init__(
@@ -182,18 +180,18 @@ class Prober:
         self._monotonic = monotonic
         self._now = now
         self._let_in: dict[str, bool] = {}
-        """Targets and whether they took their token the last time."""
+        """Whether a target took its token the last time."""
         self._resolver = Resolver()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rng = random.Random()
 
     async def probe(self, target: str, url: str, *, version: int = 0) -> ProbeResult:
-        """Try everything once. Never raises for a broken peer, network or token.
+        """Try all steps once. A broken peer, network or token is a result.
 
         Args:
             target: its name.
             url: of the WebSocket.
-            version: of the canary's state, as the last attempt told it; 0: unknown.
+            version: of the canary's state after the last attempt; 0: unknown.
         """
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._resolver = loop, Resolver()  # what it waits for belongs to one loop
@@ -201,7 +199,7 @@ class Prober:
         try:
             async with asyncio.timeout(self._budget_s):
                 await attempt.run()
-        except Exception as error:  # of whatever kind: the canary has to tell it, and to go on
+        except Exception as error:
             return attempt.failure(error, self._reason(error, attempt))
         finally:
             attempt.abort()
@@ -210,9 +208,9 @@ class Prober:
     async def probe_all(
         self, targets: Mapping[str, str], versions: Mapping[str, int] | None = None
     ) -> list[ProbeResult]:
-        """Probe several at once; one result for each, in their order.
+        """Probe several targets at once; one result for each, in their order.
 
-        A token that no target takes is the canary's fault, and no target's.
+        A token that no target takes is a fault of the canary.
         """
         known = versions or {}
         probes = [self.probe(target, url, version=known.get(target, 0)) for target, url in targets.items()]
@@ -222,7 +220,7 @@ class Prober:
         return [one if is_alone or not one.refused or any(self._let_in.values()) else _doubted(one) for one in results]
 
     def _reason(self, error: Exception, attempt: _Attempt) -> str:
-        """What an error means, in a line that holds no secret and nothing that the peer could make long."""
+        """The meaning of an error in a line that holds no secret and that the peer cannot make long."""
         match error:
             case TimeoutError() if attempt.left_s <= 0:
                 return f"no answer: the {self._budget_s:g} s for all steps were over"
@@ -237,7 +235,7 @@ class Prober:
                     why = "the token is over: replace it where THUNDERAGENT_CANARY_TOKEN_FROM has it from"
                 return f"refused with {response.status_code}: {why}"
             case InvalidStatus(response=response):
-                # A local engine answers so when the authorizer lets nobody in.
+                # A local engine answers 500 when the authorizer refuses.
                 why = f": {_UNSENT}" if response.status_code == 500 and not attempt.token else ""
                 return f"the handshake was answered with {response.status_code}{why}"
             case InvalidHandshake():
@@ -266,11 +264,11 @@ class _Attempt:
         self._region: str | None = None
         self.token: str | None = None
         self._lacking: Exception | None = None
-        """Why there is no token; None: there is one, or none is wanted."""
+        """Why there is no token."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the token says of itself that its time is over."""
+        """Whether the token says that it has expired."""
         ends_at = claims_of(self.token or "").get("exp")
         return is_number(ends_at) and ends_at <= self._prober._now()
 
@@ -280,7 +278,7 @@ class _Attempt:
         return self._prober._budget_s - (self._prober._monotonic() - self._begun)
 
     def failure(self, error: Exception, reason: str) -> ProbeResult:
-        """What came of it when it failed."""
+        """The result of a failed attempt."""
         failed, status = self.failing(error), error.response.status_code if isinstance(error, InvalidStatus) else None
         unjudged = None
         if isinstance(error, Throttled) or status == _THROTTLED:
@@ -295,7 +293,7 @@ class _Attempt:
         return replace(self.result(failed=failed, reason=reason), unjudged=unjudged, refused=is_refused)
 
     def result(self, *, failed: Step | None = None, reason: str = "") -> ProbeResult:
-        """What came of it."""
+        """The result."""
         if failed is not None:
             self._note(failed)
         days = (
@@ -312,16 +310,16 @@ class _Attempt:
         )
 
     def failing(self, error: Exception) -> Step:
-        """The step that an error belongs to."""
+        """The step of an error."""
         return Step.AUTH if isinstance(error, InvalidStatus) and self._step is Step.CONNECT else self._step
 
     def abort(self) -> None:
-        """Leave no connection behind."""
+        """Abort the connection."""
         if self._connection is not None:
             abort_connection(self._connection)
 
     async def run(self) -> None:
-        """All steps; the one that is not done raises."""
+        """Do all steps; a failing step raises."""
         prober = self._prober
         with self._during(Step.TOKEN):
             await self._get_token(TOKEN_SHARE * prober._budget_s)
@@ -333,7 +331,7 @@ class _Attempt:
         )
         self._note(Step.AUTH)
         if self._lacking is not None:
-            raise self._lacking  # the peer is there, and lets in anybody
+            raise self._lacking  # the peer works, and asks for no token
         talk = Conversation(connection)
         with self._during(Step.PING):
             self._region = _region(await talk.ask(Action.PING, Kind.PONG))
@@ -354,11 +352,11 @@ class _Attempt:
                 self.token = await self._prober._tokens.get(self.target)
         except TimeoutError:
             self._lacking = TokenUnavailable(f"no token within {within_s:g} s")
-        except Exception as error:  # of whatever kind: the peer is tried all the same
+        except Exception as error:  # the peer is tried all the same
             self._lacking = error
 
     async def _keep_a_number(self, talk: Conversation) -> None:
-        """Save a number and read it back. Others may do so at the same moment; then once more."""
+        """Save a number and read it back; try again if others write at the same time."""
         for left in reversed(range(TRIES)):
             number = secrets.token_hex(16)
             with self._during(Step.SET):
@@ -399,7 +397,7 @@ class _Attempt:
         raise Unexpected("each time another client saved in between: give the canary a user of its own")
 
     def _reached(self) -> None:
-        """TCP and TLS are there; what follows is the handshake, in which the peer lets us in."""
+        """TCP and TLS are done; the handshake with its authorizer follows."""
         self._note(Step.CONNECT)
         self._step = Step.AUTH
 

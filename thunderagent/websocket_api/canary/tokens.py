@@ -1,6 +1,6 @@
-"""Gets the token with which a canary connects, anew for every attempt, so that one that was replaced is used at once.
+"""Gets the token of a canary, for every attempt again, so that a replaced token is used at once.
 
-A token, and whatever it is made of, is in no message and no log line.
+No message and no log line contains a token, or what it is made of.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ LARGEST: Final = 16_384
 """Bytes of a token, and of an answer that holds one."""
 
 ASK_S: Final = 5.0
-"""How long a command, or a server that gives tokens, may take."""
+"""Longest time of a command, or of a server that gives tokens."""
 
 EARLY_S: Final = 60.0
-"""A token that a server gave is replaced so long before its end."""
+"""Seconds before its end at which a token of a server is replaced."""
 
 TARGET_VARIABLE: Final = "THUNDERAGENT_CANARY_TARGET"
-"""Tells a command for which target the token is."""
+"""Names the target to a command."""
 
 
 WARN_DAYS: Final = 7.0
-"""So many days before its end a token is told of that nothing seems to replace."""
+"""Days before its end at which a token that nothing seems to replace is reported."""
 
 SHORT_DAYS: Final = 14.0
-"""A token of a shorter life is replaced by something, unless less than a tenth of its life is left."""
+"""Something replaces a token with a shorter life, unless less than a tenth of it is left."""
 
 
 class TokenUnavailable(ThunderAgentError):
-    """There is no token for a canary now; the message says why, and holds no secret."""
+    """There is no token for a canary now. The message holds no secret."""
 
 
 class Tokens:
@@ -56,7 +56,7 @@ class Tokens:
 
     Args:
         source: text of a `TokenSource`; None: targets want no token.
-        monotonic: the clock by which tokens of a server end.
+        monotonic: the clock for the life of a server's tokens.
 
     Raises:
         ConfigurationError: the text names no source.
@@ -71,7 +71,7 @@ class Tokens:
         self._under_way: set[str] = set()
 
     async def get(self, target: str) -> str | None:
-        """The token for a target; None when targets want none. Whoever waits may be cancelled at any moment.
+        """The token for a target; None when targets want none. The caller may be cancelled at any moment.
 
         Raises:
             TokenUnavailable: there is none.
@@ -88,15 +88,15 @@ class Tokens:
         return token
 
     def drop(self, target: str) -> None:
-        """The token was refused: the next is a new one."""
+        """Forget a token that was refused."""
         self._kept.pop(target, None)
 
     def days_left(self, target: str, token: str, now: float) -> float | None:
-        """Days until a token is over; None: it does not say, or something replaces it in time."""
+        """Days until a token ends; None: it does not say, or something replaces it in time."""
         return None if target in self._kept else days_left(token, now)
 
     async def _in_thread(self, target: str, source: TokenSource) -> tuple[str, float]:
-        """Fetch it in a thread that nobody waits for at the end; never in two for one target."""
+        """Fetch a token in a thread that the end of the process does not wait for; one thread for each target."""
         if target in self._under_way:
             raise TokenUnavailable(f"the last attempt to get the token from {source} has not ended yet")
         loop = asyncio.get_running_loop()
@@ -115,10 +115,10 @@ class Tokens:
             problem: Exception | None = None
             try:
                 found = _fetch(source, target)
-            except Exception as error:  # whatever it is, the canary has no token
+            except Exception as error:  # any error means that there is no token
                 problem = error
             self._under_way.discard(target)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(tell, found, problem)
 
         self._under_way.add(target)
@@ -131,7 +131,7 @@ class Tokens:
 
 
 def claims_of(token: str) -> Mapping[str, Any]:
-    """What a JWT claims, which only the API can verify; nothing for what is none."""
+    """The claims of a JWT, which only the API can verify; empty for another text."""
     try:
         body = token.split(".")[1]
         return as_map(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))))
@@ -140,7 +140,7 @@ def claims_of(token: str) -> Mapping[str, Any]:
 
 
 def days_left(token: str, now: float) -> float | None:
-    """Days until a JWT is over; None: it does not say, or its life is so short that something replaces it."""
+    """Days until a JWT ends; None: it does not say, or its life is so short that something replaces it."""
     claims = claims_of(token)
     ends_at, made_at = claims.get("exp"), claims.get("iat")
     if not is_number(ends_at):
@@ -151,7 +151,7 @@ def days_left(token: str, now: float) -> float | None:
 
 
 def _fetch(source: TokenSource, target: str) -> tuple[str, float]:
-    """The token, and for how many seconds it may be used again; 0: not at all."""
+    """The token, and the seconds for which it may be kept."""
     try:
         match source.kind:
             case From.FILE:
@@ -174,7 +174,7 @@ def _of_file(path: str) -> str:
 
 
 def _of_command(source: TokenSource, target: str) -> str:
-    """What a command prints. It is run without a shell, and its errors are not shown, as they may hold the token."""
+    """What a command prints. It runs without a shell. Its errors are not shown: they may hold the token."""
     try:
         ran = subprocess.run(
             shlex.split(source.place),
@@ -192,33 +192,33 @@ def _of_command(source: TokenSource, target: str) -> str:
 
 
 def _of_secret(source: TokenSource) -> tuple[str, float]:
-    """The secret's text; or, if it is a JSON object, the token in it, or one that its server gives."""
+    """The text of a secret; or, if it is a JSON object, its token, or one of the server that it names."""
     text = secret_text(source.place, region=source.region)
     if not text.lstrip().startswith("{"):
         return _checked(text, source), 0.0
-    told = json.loads(text)
-    if isinstance(token := told.get("token"), str):
+    data = json.loads(text)
+    if isinstance(token := data.get("token"), str):
         return _checked(token, source), 0.0
-    if missing := [name for name in ("token_url", "client_id", "client_secret") if not isinstance(told.get(name), str)]:
+    if missing := [name for name in ("token_url", "client_id", "client_secret") if not isinstance(data.get(name), str)]:
         raise TokenUnavailable(
             f"no token from {source}: the secret is a JSON object with neither token nor {', '.join(missing)}"
         )
-    return _of_server(source, told)
+    return _of_server(source, data)
 
 
 def secret_text(name: str, *, region: str | None = None, endpoint: str | None = None) -> str:
-    """The text of a secret as it is now.
+    """The present text of a secret.
 
     Args:
         name: its name or its ARN.
-        region: AWS region; None: that of the ARN, else the one of the environment.
+        region: AWS region; None: that of the ARN, else that of the environment.
         endpoint: of a local engine; None: AWS.
 
     Raises:
         AccessDenied: `secretsmanager:GetSecretValue` is not allowed.
         ConfigurationError: there is no such secret, it is no text, or no region is known.
         CredentialsMissing: there are no credentials.
-        CredentialsExpired: they are over.
+        CredentialsExpired: the credentials have expired.
         StoreError: Secrets Manager did not answer.
     """
     # boto3 is slow to import, and few canaries need it
@@ -253,15 +253,15 @@ def _client(region: str | None, endpoint: str | None) -> Any:
     )
 
 
-def _of_server(source: TokenSource, told: dict[str, Any]) -> tuple[str, float]:
+def _of_server(source: TokenSource, data: dict[str, Any]) -> tuple[str, float]:
     """A token by the grant "client credentials" of OAuth 2, from a server such as Amazon Cognito."""
-    url = told["token_url"]
+    url = data["token_url"]
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise TokenUnavailable(f"no token from {source}: its token_url must begin with https://")
-    more = {name: told[name] for name in ("scope", "audience") if isinstance(told.get(name), str)}
-    asked = {"grant_type": "client_credentials", "client_id": told["client_id"], **more}
-    body = urllib.parse.urlencode({**asked, "client_secret": told["client_secret"]}).encode()
+    more = {name: data[name] for name in ("scope", "audience") if isinstance(data.get(name), str)}
+    asked = {"grant_type": "client_credentials", "client_id": data["client_id"], **more}
+    body = urllib.parse.urlencode({**asked, "client_secret": data["client_secret"]}).encode()
     opener = urllib.request.build_opener(_NoRedirect())
     try:
         with opener.open(urllib.request.Request(url, body), timeout=ASK_S) as reply:  # noqa: S310 - checked above
@@ -278,14 +278,14 @@ def _of_server(source: TokenSource, told: dict[str, Any]) -> tuple[str, float]:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The client's secret goes to the server that is named, and to no other."""
+    """The client's secret goes only to the server that is named."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _checked(text: str, source: TokenSource) -> str:
-    """The token without the space around it, fit for a header."""
+    """The token without white space around it, fit for a header."""
     token = text.strip()
     if not token:
         raise TokenUnavailable(f"no token from {source}: it is empty")

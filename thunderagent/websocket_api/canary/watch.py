@@ -1,7 +1,7 @@
 """The thread that tries the API of this agent's region every half minute, and those of other regions less often.
 
-What it has found about its own region is what the region authority goes by: a region that its users cannot use should
-not have the grant. It runs in a thread and an event loop of its own, so that no handler can hold it up.
+The region authority goes by its judgement of its own region: a region that its users cannot use should not have the
+grant. It has its own thread and event loop, so no handler can hold it up.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CANARY_END_S: Final = 1.0
 
 
 OTHERS: Final = 2
-"""Other regions are tried at each second turn: what is decided here depends on the own one."""
+"""Other regions are tried at each second turn: the agent's decisions depend on its own region."""
 
 STALE_TURNS: Final = 3
-"""A judgement whose last attempt is so many turns old is none: the thread hangs, or has died."""
+"""Age of the last attempt, in turns, at which a judgement expires: the thread hangs, or has died."""
 
 
 class CanaryWatch:
@@ -42,12 +42,12 @@ class CanaryWatch:
     Args:
         targets: URLs by name.
         prober: tries them.
-        bus: told of every attempt, and when a target goes down or up.
-        own: the target that is this agent's region; None, or not among the targets: there is none.
+        bus: gets every attempt, and targets that go down or up.
+        own: the target of this agent's region; None, or not among the targets: there is none.
         every_s: seconds between two turns.
-        told: what the agent's row tells; the canary keeps its place `canary` up to date there.
-        now: epoch seconds, for what is told.
-        monotonic: the clock by which a judgement is old.
+        told: facts for the agent's row; the canary keeps the entry `canary` up to date.
+        now: epoch seconds, for that entry.
+        monotonic: the clock for the age of a judgement.
     """
 
     name = "canary"
@@ -84,18 +84,20 @@ class CanaryWatch:
 
     @property
     def has_own_target(self) -> bool:
-        """True when this agent's region is among the targets, so that its health is known by the canary."""
+        """Whether this agent's region is among the targets."""
         return self._own is not None
 
     @property
     def judged(self) -> Mapping[str, Hysteresis]:
-        """The judgement of each target, as it is now."""
+        """The present judgement of each target."""
         return dict(self._judge.judged)
 
-    def is_healthy(self) -> bool:
-        """Whether this agent's region is up: two attempts in a row did since the start, no two failed since, and the
-        last is not old. False while nothing is known, which takes a few seconds, and for an agent without own target.
-        A canary that cannot judge from the start says nothing against its region, or it would stop all of them at once.
+    @property
+    def is_well(self) -> bool:
+        """Whether this agent's region is up: two attempts in a row succeeded, no two failed since, the last is not old.
+
+        False in the first seconds, and without an own target. A canary that cannot judge from the start says nothing
+        against its region, or it would stop all regions at once.
         """
         if self._own is None:
             return False
@@ -105,14 +107,9 @@ class CanaryWatch:
         return self._monotonic() - self._tried_at <= STALE_TURNS * self._every_s + BUDGET_S
 
     @property
-    def is_well(self) -> bool:
-        """The same, as the region authority asks it."""
-        return self.is_healthy()
-
-    @property
     def successes(self) -> int:
-        """How many attempts at the own region in a row did, up to the last; 0 when it is not healthy."""
-        return self.judged[self._own].successes if self._own is not None and self.is_healthy() else 0
+        """The last successful attempts at the own region in a row; 0 when it is not well."""
+        return self.judged[self._own].successes if self._own is not None and self.is_well else 0
 
     # The thread
 
@@ -166,13 +163,13 @@ class CanaryWatch:
     # The work
 
     async def turn(self) -> list[ProbeResult]:
-        """Try the own region, and the others if it is their turn; all at once."""
+        """Try the own region, and the others at their turn, all at once."""
         turn, self._turns = self._turns, self._turns + 1
         every = turn % OTHERS == 0 or self._own is None
         targets = {name: url for name, url in self._targets.items() if every or name == self._own}
         results = await self._prober.probe_all(targets, self._judge.versions)
         if len(targets) < len(self._targets) and any(one.refused for one in results):
-            # Whether another region takes the token now is what tells a token that is wrong from a region that is.
+            # If another region takes the token now, the region is wrong and not the token.
             results = await self._prober.probe_all(self._targets, self._judge.versions)
         for result in results:
             self._judge.take(result, self._bus)
@@ -181,7 +178,7 @@ class CanaryWatch:
         return results
 
     def _entry(self, result: ProbeResult) -> dict[str, Any]:
-        """What the agent's row tells of a target."""
+        """The entry of a target for the agent's row."""
         up = self.judged[result.target].is_up
         entry = {
             "state": {None: "unknown", True: "up", False: "down"}[up],
@@ -196,7 +193,7 @@ class Judge:
 
     Args:
         targets: their names.
-        observer: who looks.
+        observer: named in events.
     """
 
     def __init__(self, targets: Iterable[str], observer: str) -> None:
@@ -204,17 +201,19 @@ class Judge:
         self.judged = dict.fromkeys(targets, Hysteresis())
         self.versions: dict[str, int] = {}
         self.blind: dict[str, Unjudged] = {}
-        """Targets whose last attempt could not judge, and why."""
+        """Why the last attempt could not judge, by target."""
         self._days: dict[str, int] = {}
 
     def is_fine(self, target: str) -> bool:
-        """What the metric tells: the last attempt did and the target is not down. One that could not judge counts as
-        one that did, so that a failure before it does not stand for ever."""
+        """The metric: the last attempt succeeded and the target is not down.
+
+        An attempt that could not judge counts as a success: a failure before it must not stand for ever.
+        """
         judged = self.judged[target]
         return judged.is_up is not False if target in self.blind else judged.is_fine
 
     def take(self, result: ProbeResult, bus: EventBus) -> None:
-        """Count an attempt; the bus is told of it, and of what it changes."""
+        """Count an attempt, and emit it with what it changes."""
         target, observer, before = result.target, self._observer, self.judged[result.target]
         after = self.judged[target] = before.after(result.counts)
         self.versions[target] = result.version

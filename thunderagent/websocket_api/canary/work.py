@@ -1,8 +1,8 @@
-"""The periodic job `thunderagent.canary`: each minute one agent of the fleet tries what users do, and tells it.
+"""The periodic job `thunderagent.canary`: each minute one agent of the fleet tries what users do.
 
-It puts a task of its own into its own queue and waits until another slot has run it, and it tries each target. A
-failure is a result and no error: the task is SUCCESS, and nothing is retried, as the next minute tries anew. The queue
-is one of its own so that a backlog of others is not taken for a fault; the time of theirs is in other metrics.
+It puts a task into its own queue, waits until another slot has run it, and tries each target. A failure is a result and
+no error: the task is SUCCESS and is not retried, because the next minute tries again. The queue is the canary's own, so
+a backlog of other tasks is no fault; other metrics show their waiting time.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober, ProbeResul
 JOB: Final = "thunderagent.canary"
 PROBE_JOB: Final = "thunderagent.canary.probe"
 KEPT_S: Final = 3600.0
-"""How long the row of a run stays: there are no more than 60 of them."""
+"""Life of the row of a run: there are at most 60 rows."""
 TOO_LATE_S: Final = 60.0
-"""A run that begins so late after its tick leaves the work to the next, which is due."""
+"""Delay after its tick at which a run leaves the work to the next run."""
 
 
 class CanaryWork:
-    """What the two jobs do. Its handlers run in the threads of an agent.
+    """The two jobs of the canary. Their handlers run in the threads of an agent.
 
     Args:
         targets: URLs by name.
-        prober: tries them; used here alone, as it belongs to one event loop at a time.
+        prober: tries them; not shared, because it belongs to one event loop at a time.
         store: of the agent.
         enqueuer: puts the task.
-        bus: told of the attempt at the queue.
+        bus: gets the attempt at the queue.
         sender: tells agents of the task at once.
-        budget_s: how long the task may take to be done.
+        budget_s: longest time of the task.
     """
 
     def __init__(
@@ -74,12 +74,10 @@ class CanaryWork:
         self._canary = make_job(JOB, self._run, timeout_s=3 * BUDGET_S, **common)
 
     def jobs(self) -> list[Job[Any]]:
-        """The jobs, for a registry."""
         scheduled = periodic(every(1).minute, catch_up="none", overlap="skip")(self._canary)
         return [replace(job, keep_s=KEPT_S) for job in (scheduled, self._probe)]
 
     def _run(self, ctx: Context, payload: Tick) -> dict[str, Any]:
-        """Try everything once."""
         late_s = self._store.clock.now() - payload.at.timestamp()
         if late_s > TOO_LATE_S:
             return {"observer": self._prober.observer, "late_s": round(late_s, 1), "skipped": "the next tick is due"}
@@ -98,7 +96,7 @@ class CanaryWork:
         """The task that the canary puts has nothing to do."""
 
     def _try_queue(self, ctx: Context, late_s: float) -> ProbeResult:
-        """Put a task and wait for its end; take its row away, whatever became of it."""
+        """Put a task, wait for its end, and delete its row."""
         task: Task | None = None
         seconds, reason = 0.0, ""
         try:

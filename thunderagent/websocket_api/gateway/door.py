@@ -1,4 +1,4 @@
-"""The port on which the local gateway takes WebSockets: slammed when a region is lost, and opened again."""
+"""The port of the local gateway for WebSockets: closed at once when a region is lost, and opened again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from websockets.http11 import Request, Response
 
 HOST: Final = "127.0.0.1"
 CLOSE_S: Final = 2.0
-"""How long a client may take to answer when its connection is closed."""
+"""Longest wait for a client's answer to a close."""
 _BACKLOG: Final = 1024
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """A client that may connect, and its connection."""
+    """A client that may connect, and its socket."""
 
     id: str
     authorizer: Mapping[str, Any]
@@ -30,13 +30,11 @@ class Peer:
     socket: Socket | None = None
     active_at: float = 0.0
     is_lost: bool = False
-    """The region was cut: nobody learns that the connection is over."""
+    """The region was cut: there is no `$disconnect`."""
     handling: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class Socket(ServerConnection):
-    """The socket of a client, and who that is once it may connect."""
-
     peer: Peer
 
 
@@ -45,8 +43,8 @@ class Door:
 
     Args:
         port: 0: a free one.
-        serve: runs a connection that is open.
-        request: decides about a request; None lets it connect, and its socket has its peer then.
+        serve: runs an open connection.
+        request: the answer to a request; None: it may connect, and its socket has a peer.
         max_size: bytes of a message and of a frame.
     """
 
@@ -89,7 +87,7 @@ class Door:
         )
 
     def slam(self) -> None:
-        """Reset all connections and refuse new ones; the port stays ours."""
+        """Reset all connections and refuse new ones; keep the port."""
         if self._server is not None:
             self._server.close(close_connections=False)
             self._server.server.close()  # now, and not when its task runs
@@ -101,12 +99,12 @@ class Door:
         self._abort()
 
     def unlock(self) -> None:
-        """From now on connects are not refused but wait for `open`."""
+        """Let connects wait for `open`."""
         if self._held is not None:
             self._held.listen(_BACKLOG)
 
     async def close(self) -> None:
-        """Close all connections politely, and what is left in bounded time; free the port."""
+        """Close all connections in bounded time, and free the port."""
         server, self._server = self._server, None
         if server is not None:
             server.close(code=1001, reason="Going away")
@@ -128,7 +126,7 @@ class Door:
 
 
 def bound(port: int) -> socket.socket:
-    """A socket that has a port on the loopback address, so that nobody else gets it, and does not listen."""
+    """A socket that holds a port of the loopback address and does not listen."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -1,4 +1,4 @@
-"""The events and limits of Amazon's API Gateway, as its handlers see them; made here of a local request."""
+"""The events and limits of Amazon's API Gateway, made of a local request."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ METHOD_ARN: Final = f"arn:aws:execute-api:local:000000000000:{API}/{STAGE}/$conn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits(Rates):
-    """What API Gateway allows, and our functions; tests make it less."""
+    """What API Gateway and the functions allow. Tests allow less."""
 
     rotate_after_s: float = 7200.0
     """Longest life of a connection."""
     idle_s: float = 600.0
-    """A connection without a message in either direction is closed after so long."""
+    """Silence in both directions after which a connection is closed."""
     connects_per_s: float = 500.0
-    """New connections in a second; more are refused with 429."""
+    """New connections a second; more are refused with 429."""
     frame_bytes: int = 32 * 1024
     """A larger frame closes the connection with 1009."""
     message_bytes: int = MESSAGE_BYTES
-    """So does a larger message."""
+    """A larger message does too."""
     answer_s: float = 29.0
-    """Longest time that a handler may take."""
+    """Longest time of a handler."""
     at_once: int = 8
-    """Messages of one connection that are handled at one moment; replies come in whatever order they are ready."""
+    """Messages of one connection that are handled at once; replies come in any order."""
 
 
 def new_connection_id() -> str:
-    """An id as API Gateway makes them."""
+    """An id in the form of API Gateway."""
     return base64.urlsafe_b64encode(secrets.token_bytes(11)).decode()
 
 
@@ -59,7 +59,6 @@ def connect_event(connection: str, path: str, headers: Mapping[str, str], *, now
 
 
 def message_event(connection: str, data: str | bytes, authorizer: Mapping[str, Any], *, now: float) -> dict[str, Any]:
-    """The event of a message."""
     is_text = isinstance(data, str)
     context = _context(connection, _route(data), "MESSAGE", now)
     return {
@@ -79,7 +78,7 @@ def disconnect_event(
 
 
 def failure(connection: str, event: Mapping[str, Any], message: str) -> str:
-    """What a client is sent when a handler fails or takes too long."""
+    """The text for a client whose handler failed, or took too long."""
     about = event["requestContext"]
     return json.dumps({"message": message, "connectionId": connection, "requestId": about["requestId"]})
 
@@ -99,7 +98,7 @@ def _context(connection: str, route: str, kind: str, now: float) -> dict[str, An
 
 
 def _route(data: str | bytes) -> str:
-    """The route of a message, chosen by `$request.body.action`."""
+    """The route of a message, by `$request.body.action`."""
     try:
         found = json.loads(data)
         action = found.get("action") if isinstance(found, dict) else None

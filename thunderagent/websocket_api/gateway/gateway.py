@@ -1,8 +1,8 @@
 """A local gateway: serves the WebSocket API on the loopback address as Amazon's API Gateway does.
 
-The same authorizer and handler as in Lambda get the same events, under the same limits: 32 KB a frame, 128 KB a
-message, ten minutes of silence, two hours of life. Beside WebSockets it serves the browser's client and the demo page,
-and on a second port the management API through which jobs push. For tests, drills and development, on one machine.
+The authorizer and the handler of Lambda get the same events under the same limits: 32 KB a frame, 128 KB a message, ten
+minutes of silence, two hours of life. It also serves the browser's client and the demo page, and on a second port the
+management API for pushes. For tests, drills and development.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from thunderagent.websocket_api.server.authorizer import Authorizer, Unauthorize
 from thunderagent.websocket_api.server.handler import PROTOCOL_HEADER, WebSocketApi
 
 THREADS: Final = 16
-"""Events that are handled at one moment."""
+"""Events that are handled at once."""
 SEND_S: Final = 5.0
-"""How long a client may take to make room for what it is sent."""
+"""Longest wait for a client that does not read."""
 
 T = TypeVar("T")
 Answer = dict[str, Any]
@@ -47,7 +47,7 @@ class Gateway:
         connections: the table of connections of this region.
         region: its name.
         authorizer: checks tokens; the gateway uses its bus.
-        clock: epoch seconds, for rows and for tokens that are over.
+        clock: epoch seconds, for rows and for the end of tokens.
         limits: those of API Gateway, or less.
         ports: of WebSockets and pages, and of the management API; 0: a free one.
         pages: what browsers get.
@@ -69,7 +69,7 @@ class Gateway:
         self.bus = authorizer.bus
         self.limits = limits or Limits()
         self.rotate_after_s = self.limits.rotate_after_s
-        """Longest life of a connection, also of those that are open."""
+        """Longest life of a connection; a change counts for open ones too."""
         self.is_cut = False
         self.pages = pages or Pages()
         self._now = clock
@@ -102,27 +102,27 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where clients connect to."""
+        """URL for clients."""
         return f"ws://{HOST}:{self._door.port}/"
 
     @property
     def http_url(self) -> str:
-        """Where browsers find the demo page."""
+        """URL of the demo page."""
         return f"http://{HOST}:{self._door.port}/"
 
     @property
     def push_endpoint(self) -> str:
-        """Where the management API is, for `THUNDERAGENT_PUSH_ENDPOINT`."""
+        """URL of the management API, for `THUNDERAGENT_PUSH_ENDPOINT`."""
         return f"http://{HOST}:{self._management.port}"
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._peers)
 
     @property
     def connection_ids(self) -> list[str]:
-        """The ids of their connections, the oldest first."""
+        """Ids of their connections, oldest first."""
         return list(self._peers)
 
     # Its life
@@ -134,7 +134,7 @@ class Gateway:
         await self._listen()
 
     async def close(self) -> None:
-        """Close every connection, as API Gateway does when a stage is deleted, and stop; bounded."""
+        """Close every connection in bounded time, as API Gateway does when a stage is deleted, and stop."""
         await self._door.close()
         self._management.close()
         if self._tasks:
@@ -151,11 +151,11 @@ class Gateway:
         await self.close()
 
     def cut(self) -> None:
-        """Lose the region: sockets are reset, new ones refused, and nobody is told. Any thread."""
+        """Lose the region: reset sockets, refuse new ones, without `$disconnect`. Any thread."""
         self._in_loop(self._cut)
 
     def mend(self) -> None:
-        """The region is back, on the same ports. Any thread."""
+        """Bring the region back on the same ports. Any thread."""
         self._in_loop(self._mend)
 
     def rotate(self) -> None:
@@ -163,15 +163,15 @@ class Gateway:
         self._in_loop(self._rotate)
 
     def post(self, connection: str, text: str) -> bool:
-        """Send a text to a connection, from a thread that is not the gateway's. False: it is gone.
+        """Send a text to a connection, from another thread. False: it is gone.
 
         Raises:
-            PushFailed: the client makes no room for it.
+            PushFailed: the client does not read it.
         """
         return self._from_thread(self.send(connection, text), connection)
 
     def close_connection(self, connection: str) -> bool:
-        """Close a connection, from a thread that is not the gateway's. False: it is gone."""
+        """Close a connection, from another thread. False: it is gone."""
         return self._from_thread(self.end(connection), connection)
 
     def _from_thread(self, coroutine: Coroutine[Any, Any, bool], connection: str) -> bool:
@@ -179,7 +179,7 @@ class Gateway:
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SEND_S + 1)
         except TimeoutError:
-            raise PushFailed(f"the client of {connection} does not read what it is sent") from None
+            raise PushFailed(f"the client of {connection} does not read") from None
 
     async def send(self, connection: str, text: str) -> bool:
         """Send a text to a connection. False: it is gone."""
@@ -203,7 +203,7 @@ class Gateway:
         return True
 
     def since(self, connection: str) -> float | None:
-        """Since when a connection is open, epoch seconds; None: it is gone."""
+        """Epoch seconds at which a connection was opened; None: it is gone."""
         peer = self._peers.get(connection)
         return peer.opened_at if peer else None
 
@@ -248,7 +248,7 @@ class Gateway:
         event = gateway_events.connect_event(gateway_events.new_connection_id(), request.path, headers, now=self._now())
         try:
             status, peer = await self._run(lambda: self._connect(event))
-        except RuntimeError:  # we are being closed
+        except RuntimeError:  # the gateway is closing
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Service Unavailable\n")
         if peer is None:
             return connection.respond(status, f"{HTTPStatus(status).phrase}\n")
@@ -256,7 +256,7 @@ class Gateway:
         return None
 
     def _connect(self, event: Answer) -> tuple[int, Peer | None]:
-        """Authorizer and `$connect`, in a thread: the status, and who may connect."""
+        """Authorizer and `$connect`, in a thread: the status, and the peer if it may connect."""
         about = event["requestContext"]
         try:
             policy = self._authorizer.authorize(event)
@@ -287,7 +287,7 @@ class Gateway:
         return response
 
     def _may_connect(self) -> bool:
-        """Take a token of the bucket of connects; it holds those of one second."""
+        """Take a token from the bucket of connects, which holds those of one second."""
         now, rate = asyncio.get_running_loop().time(), self.limits.connects_per_s
         self._tokens = min(rate, self._tokens + (now - self._filled_at) * rate)
         self._filled_at = now
@@ -322,7 +322,7 @@ class Gateway:
                 self._spawn(self._disconnected(peer, connection))
 
     def _left(self, peer: Peer, opened: float) -> float:
-        """Seconds until the connection is over, if nothing comes."""
+        """Seconds until the connection ends if it stays silent."""
         now = asyncio.get_running_loop().time()
         return min(opened + self.rotate_after_s, peer.active_at + self.limits.idle_s) - now
 
@@ -341,14 +341,14 @@ class Gateway:
                 await self.send(peer.id, body)
 
     def _failed(self, connection: str, error: Exception) -> HTTPStatus:
-        """A function raised: its client hears as little as from API Gateway, so it is told here."""
+        """Emit the error of a function: its client learns as little as from API Gateway."""
         self.bus.emit(MessageFailed(connection=connection, user="", error=f"{type(error).__name__}: {error}"))
         return HTTPStatus.INTERNAL_SERVER_ERROR
 
     async def _disconnected(self, peer: Peer, connection: Socket) -> None:
         code, reason = connection.close_code or 1006, connection.close_reason or ""
         event = gateway_events.disconnect_event(peer.id, peer.authorizer, code=code, reason=reason, now=self._now())
-        with suppress(Exception):  # best effort, as there
+        with suppress(Exception):  # API Gateway's is best effort too
             await self._run(lambda: self._api.handle(event))
 
     def _touch(self, peer: Peer) -> None:
@@ -369,7 +369,7 @@ class Gateway:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: what a client that has gone leads to is nobody's business
+            task.exception()  # taken, or asyncio would report the error of a client that is gone
 
     def _in_loop(self, call: Callable[[], None]) -> None:
         assert self._loop is not None, "the gateway is not started"
@@ -389,7 +389,7 @@ class Gateway:
 
 @contextmanager
 def in_thread(*gateways: Gateway) -> Iterator[None]:
-    """Run gateways in an event loop in a thread of their own, for code that has none."""
+    """Run gateways in an event loop in a thread of its own, for code without a loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
     thread.start()

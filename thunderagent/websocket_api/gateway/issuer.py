@@ -1,4 +1,4 @@
-"""An issuer of tokens for development and tests: it makes a key pair, and signs whatever it is asked to."""
+"""An issuer of tokens for development and tests, with a key pair of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AUDIENCE: Final = "thunderagent"
 
 
 class Issuer:
-    """Makes tokens with a key of its own. Never for production: it asks nobody for a password.
+    """Makes tokens for any user. Never for production: it asks for no password.
 
     Args:
         issuer: the `iss` of its tokens.
@@ -47,8 +47,8 @@ class Issuer:
 
         Args:
             user: its `sub`.
-            expires_s: seconds until it is over; below 0: it is over already.
-            claims: further claims, or others in the place of those that it has; None leaves one out.
+            expires_s: seconds until it ends; below 0: it has ended.
+            claims: further or other claims; None leaves one out.
         """
         now = self._now()
         all_claims = {
@@ -63,7 +63,7 @@ class Issuer:
         return jwt.encode(kept, self._key, algorithm="ES256", headers={"kid": self._kid})
 
     def verifier(self) -> Verifier:
-        """What checks its tokens."""
+        """A verifier of its tokens."""
         return Verifier(Keys(lambda: self.jwks), issuer=self.issuer, audience=self.audience, now=self._now)
 
     def authorizer(self, bus: EventBus | None = None) -> Authorizer:

@@ -20,12 +20,12 @@ from thunderagent.websocket_api.gateway.pages import Pages
 from thunderagent.websocket_api.server.authorizer import Authorizer
 
 TIDY_S: Final = 60.0
-"""How often rows that are over are taken out, which SQLite does not do by itself."""
+"""Pace at which expired rows are deleted, which SQLite does not do by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRegion:
-    """One region and where its connections are."""
+    """One region and its table of connections."""
 
     gateway: Gateway
     connections: Engine
@@ -40,11 +40,11 @@ def local_regions(
     authorizer: Authorizer | None = None,
     bus: EventBus | None = None,
 ) -> Iterator[list[LocalRegion]]:
-    """Gateways that share their states, as a global table does without its delay; they are not started.
+    """Gateways that share their states as in a global table without delay. They are not started.
 
     Args:
         names: of the regions.
-        folder: where the files are; made if it does not exist.
+        folder: of the files; made if it does not exist.
         ports: of WebSockets and of pushes for each region, one after the other; 0: free ones.
         authorizer: checks tokens; None: this is a demo, whose pages give tokens to every client of this machine.
         bus: gets the events of a demo.
@@ -91,7 +91,7 @@ async def serve(regions: Sequence[LocalRegion], started: Callable[[], None]) -> 
 
     Args:
         regions: what is served.
-        started: called when all of them listen.
+        started: called when all regions listen.
 
     Raises:
         ConfigurationError: a port is taken.

@@ -1,6 +1,6 @@
-"""The management API of the local gateway: `POST /@connections/ID` sends a text, `DELETE` closes, `GET` tells.
+"""The management API of the local gateway: `POST /@connections/ID` sends a text, `DELETE` closes, `GET` looks.
 
-It is what `ctx.push` speaks to, on a port of its own on the loopback address; signatures are not looked at.
+`ctx.push` uses it. It has a port of its own on the loopback address, and does not check signatures.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ from thunderagent.websocket_api.gateway.door import bound
 from thunderagent.websocket_api.protocol import MESSAGE_BYTES
 
 REQUEST_S: Final = 10.0
-"""Longest time that a request may take."""
+"""Longest time of a request."""
 _HEAD_BYTES: Final = 16 * 1024
 _MARK: Final = "/@connections/"
 
 
 class Sockets(Protocol):
-    """What the management API needs of a gateway."""
-
     async def send(self, connection: str, text: str) -> bool:
-        """Send a text; False: there is no such connection."""
+        """Send a text. False: there is no such connection."""
 
     async def end(self, connection: str) -> bool:
-        """Close a connection; False: there is none."""
+        """Close a connection. False: there is none."""
 
     def since(self, connection: str) -> float | None:
-        """Since when it is open; None: there is none."""
+        """Epoch seconds at which it was opened; None: there is none."""
 
 
 class Management:
@@ -62,12 +60,12 @@ class Management:
         self._server = await asyncio.start_server(self._serve, sock=sock, limit=_HEAD_BYTES)
 
     def slam(self) -> None:
-        """Stop listening and reset what is open; the port stays ours."""
+        """Stop listening and reset what is open; keep the port."""
         self._end()
         self._held = self._held or bound(self.port)
 
     def close(self) -> None:
-        """The same, and free the port."""
+        """Stop listening, reset what is open, and free the port."""
         self._end()
         if self._held is not None:
             self._held.close()
@@ -85,7 +83,7 @@ class Management:
             while await self._one(reader, writer):
                 pass
         except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has gone, or speaks no HTTP
+            pass  # the client is gone, or speaks no HTTP
         finally:
             self._open.discard(writer)
             writer.transport.abort() if writer.transport.is_closing() else writer.close()
@@ -93,7 +91,7 @@ class Management:
                 await writer.wait_closed()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; False: the connection is over."""
+        """Answer one request. False: the connection ends."""
         head = await reader.readuntil(b"\r\n\r\n")
         request, *lines = head.decode("latin-1").split("\r\n")
         method, path, _ = request.split(" ", 2)

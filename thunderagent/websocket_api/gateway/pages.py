@@ -1,11 +1,11 @@
-"""What the local gateway serves to browsers beside WebSockets: the client, the demo page, and what that page asks.
+"""Pages of the local gateway for browsers: the client, the demo page, and the requests of that page.
 
 * `GET /`, `/demo.html`, `/client.js`: the files of `browser/`;
 * `GET /demo.json`: `{"regions": [{"region": …, "url": "ws://…", "http": "http://…", "is_cut": false}, …]}`;
-* `GET /token?user=NAME&expires_s=60`: `{"token": …}`, signed with a key that was made for this demo;
+* `GET /token?user=NAME&expires_s=60`: `{"token": …}`, signed with the key of this demo;
 * `POST /cut?region=NAME`, `/mend`, `/rotate`: a region is lost, is back, closes its connections as after two hours.
 
-The last three only with an issuer, and only for pages of this machine.
+The last three need an issuer, and a page of this machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LONGEST_S: Final = 86400.0
 
 
 class Region(Protocol):
-    """What a page may know of a gateway and do to it."""
+    """A gateway, as a page sees it."""
 
     region: str
 
@@ -52,8 +52,6 @@ class Region(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer to a browser."""
-
     status: HTTPStatus
     body: str
     kind: str = "application/json"
@@ -65,7 +63,7 @@ class Pages:
 
     Args:
         regions: the gateways of a demo.
-        issuer: makes tokens for whoever asks; None: nobody gets one here, and nobody cuts anything.
+        issuer: makes tokens for every client; None: there are no tokens here, and no region can be cut.
     """
 
     def __init__(self, regions: Sequence[Region] = (), issuer: Issuer | None = None) -> None:
@@ -73,9 +71,8 @@ class Pages:
         self.issuer = issuer
 
     def answer(self, method: str, path: str, headers: Mapping[str, str]) -> Page:
-        """The answer to a request."""
         low = {name.lower(): value for name, value in headers.items()}
-        if not _is_here(f"//{low.get('host', '')}"):  # a name of the outside that leads here is an attack on the page
+        if not _is_here(f"//{low.get('host', '')}"):  # an outside name that leads here is an attack on the page
             return _error(HTTPStatus.FORBIDDEN, "only for pages of this machine")
         origin = low.get("origin")
         if origin is not None and not _is_here(origin):
@@ -96,10 +93,10 @@ class Pages:
         return Page(page.status, page.body, page.kind, origin)
 
     def _demo(self) -> Page:
-        told = [
+        regions = [
             {"region": one.region, "url": one.url, "http": one.http_url, "is_cut": one.is_cut} for one in self.regions
         ]
-        return Page(HTTPStatus.OK, json.dumps({"regions": told}))
+        return Page(HTTPStatus.OK, json.dumps({"regions": regions}))
 
     def _token(self, query: Mapping[str, str]) -> Page:
         assert self.issuer is not None
