@@ -47,6 +47,15 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page: Path) -> None:
         assert not anchor or anchor in anchors(file), link
 
 
+def test_every_page_that_code_or_a_template_names_exists() -> None:
+    files = [one for folder in ("thunderagent", "scripts", "infra", "systemd") for one in (ROOT / folder).rglob("*")]
+    for file in files:
+        if file.suffix in (".py", ".yaml", ".service", "") and file.is_file():
+            for page, anchor in re.findall(r"\bdocs/([\w/-]+\.md)(?:#([\w-]+))?", file.read_text(encoding="utf-8")):
+                assert (DOCS / page).is_file(), f"{file} names docs/{page}"
+                assert not anchor or anchor in anchors(DOCS / page), f"{file} names docs/{page}#{anchor}"
+
+
 def test_every_page_is_found_from_the_index() -> None:
     found, ahead = set[Path](), [DOCS / "index.md"]
     while ahead:
