@@ -264,7 +264,7 @@ def test_agents_of_all_versions_share_the_ticks_of_a_job() -> None:
     def build(ctx: Context, payload: New) -> None: ...
 
     with serving(build) as stage:
-        ticks = stage.agent._housekeeping._periodic
+        ticks = stage.agent._housekeeping._ticks
         ticks.learn([AgentInfo("another", 0.0, 0.0, {"jobs": [f"{NAME}@3"], "queues": {}})])
         assert "another" in ticks._others[NAME]
 

@@ -23,7 +23,7 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.model.ticks import cron, every
-from thunderagent.queue.schedules.scheduler import Periodic
+from thunderagent.queue.schedules.scheduler import TickScheduler
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 
@@ -59,7 +59,9 @@ class Stand:
 
     def register(self, *jobs: Job[Any]) -> None:
         """As an agent that starts with these jobs."""
-        Periodic(self.store, Registry(*jobs), settings(), EventBus(), owner="agent-1", cancel=self.client.cancel).look()
+        TickScheduler(
+            self.store, Registry(*jobs), settings(), EventBus(), owner="agent-1", cancel=self.client.cancel
+        ).look()
 
     def earlier(self, task_id: str) -> None:
         """As if the task of the row had been put a day before."""

@@ -46,7 +46,7 @@ from thunderagent.queue.commands import Commands
 from thunderagent.queue.dependents import Dependents
 from thunderagent.queue.doorbell.port import Doorbell
 from thunderagent.queue.doorbell.sender import DoorbellSender
-from thunderagent.queue.schedules.scheduler import Periodic
+from thunderagent.queue.schedules.scheduler import TickScheduler
 from thunderagent.regions.arbiter import Wellness
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings
@@ -159,14 +159,14 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
         limit=in_flight.admission.limit_of,
         freed=in_flight.admission.freed.note,
     )
-    periodic = Periodic(
+    ticks = TickScheduler(
         store,
         jobs,
         settings,
         bus,
         owner=core.name,
         cancel=Commands(store, settings, DoorbellSender(doorbell)).cancel,
-        ring=DoorbellSender(doorbell).tasks,
+        on_put=DoorbellSender(doorbell).tasks,
         rng=core.rng,
     )
     listener = DoorbellListener(
@@ -202,7 +202,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
             pollers=pollers,
             in_flight=in_flight,
             rescuer=rescuer,
-            periodic=periodic,
+            ticks=ticks,
             vitals=vitals,
             marks=marks,
             outage=outage,

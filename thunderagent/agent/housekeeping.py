@@ -30,7 +30,7 @@ from thunderagent.model.errors import StoreError, StoreRejected
 from thunderagent.model.memory import resident_mib
 from thunderagent.model.task import BATCH, STREAM, Lane, Task
 from thunderagent.model.version import __version__
-from thunderagent.queue.schedules.scheduler import TICK_LOOK_S, Periodic
+from thunderagent.queue.schedules.scheduler import TICK_LOOK_S, TickScheduler
 from thunderagent.stores.tasks import TaskStore
 
 STREAM_LOOK_S: Final = 0.5
@@ -94,7 +94,7 @@ class Housekeeping:
         pollers: Mapping[Served, QueuePoller],
         in_flight: InFlight,
         rescuer: Rescuer,
-        periodic: Periodic,
+        ticks: TickScheduler,
         vitals: Vitals,
         marks: Marks,
         outage: Outage,
@@ -110,7 +110,7 @@ class Housekeeping:
         self._pollers = pollers
         self._in_flight = in_flight
         self._rescuer = rescuer
-        self._periodic = periodic
+        self._ticks = ticks
         self._streams = Streams(store, core.settings, bus, in_flight=in_flight, rescuer=rescuer)
         self._stream_pollers = [poller for poller in pollers.values() if poller.kind == STREAM]
         self._texts = TextSweep(store, owner=core.name)
@@ -135,7 +135,7 @@ class Housekeeping:
             (sweep_s if self._stream_pollers else sweep_s * SHARES_SWEEPS, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
             (PAUSES_LOOK_S / 2, "pauses", self._look_at_controls),
-            (TICK_LOOK_S, "ticks", self._periodic.look),
+            (TICK_LOOK_S, "ticks", self._ticks.look),
             (COUNT_S, "counters", self._count),
             *(self._pieces_for_streams() if self._stream_pollers else ()),
         ):
@@ -201,13 +201,13 @@ class Housekeeping:
             self._in_flight.pauses.end()
 
     def _ticks_wait_s(self) -> float:
-        return self._periodic.wait_s() if self._gate.is_open else math.inf
+        return self._ticks.wait_s() if self._gate.is_open else math.inf
 
     def _expiry_wait_s(self) -> float:
         return self._expiry.due - self._store.monotonic() if self._gate.is_open else math.inf
 
     def _look_for_ticks(self) -> None:
-        self._store_permitting("ticks", self._periodic.look)
+        self._store_permitting("ticks", self._ticks.look)
 
     def _pieces_for_streams(self) -> Sequence[tuple[float, str, Callable[[], object]]]:
         streams, sweep_s = self._streams, self._settings.sweep_s
@@ -283,7 +283,7 @@ class Housekeeping:
         agents = self._store.agents()
         self._streams.fleet.learn(agents)
         self._in_flight.selector.learn(agents)
-        self._periodic.learn(agents)
+        self._ticks.learn(agents)
         for (name, _), poller in self._pollers.items():
             others = (agent.name for agent in agents if name in agent.info["queues"] and not is_paused(agent))
             serving = self._serving[name] = sorted({self._owner, *others})

@@ -26,15 +26,15 @@ from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 
 MOST_TICKS: Final = 10_000
-"""Ticks that are asked for at once."""
+"""Largest `number` of `next_ticks`."""
 
 TRIES: Final = 10
-"""How often a change is tried while agents change the row."""
+"""Attempts to change a row while agents change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:
-    """The schedule of a periodic job as its row tells it; moments are epoch seconds."""
+    """The schedule of a periodic job as its row has it; moments are epoch seconds."""
 
     job: str
     spec: str
@@ -43,15 +43,15 @@ class ScheduleInfo:
     overlap: str
     jitter_s: float
     last: int
-    """The last tick that was dealt with, or the moment from which on ticks count."""
+    """The last tick that was dealt with, or the moment from which ticks count."""
     next: int | None
     """The next tick; None while it is paused without an end."""
     previous: str | None
-    """Id of the task that was put last."""
+    """Id of the last task."""
     skipped: int
-    """Ticks that were left out so far."""
+    """Ticks that were skipped so far."""
     paused: float | None
-    """Since when no ticks are put."""
+    """Begin of the pause; None: it is not paused."""
     paused_until: float | None
     reason: str | None
 
@@ -96,7 +96,7 @@ class ScheduleCommands:
         for row_id, row in sorted(rows.items()):
             if expires_at(row) >= self._store.clock.earliest():
                 try:
-                    found.append(_told(row_id.removeprefix(schedule_id("")), State.of(row), now))
+                    found.append(_info(row_id.removeprefix(schedule_id("")), State.of(row), now))
                 except ConfigurationError as error:
                     self._store.unread.note(Unreadable(row_id, "info", str(error)))
         return found
@@ -109,7 +109,7 @@ class ScheduleCommands:
             ConfigurationError: the row was written by a version that knows more.
         """
         name, _, state = self._schedule(job)
-        return _told(name, state, self._store.clock.now())
+        return _info(name, state, self._store.clock.now())
 
     def next_ticks(self, job: Job[Any] | str, *, number: int = 5) -> Sequence[int]:
         """The next ticks of a periodic job in epoch seconds; none of a pause, and none at all without its end.
@@ -156,10 +156,10 @@ class ScheduleCommands:
         Args:
             job: the job or its name.
             for_s: seconds after which it ends by itself; None: only `resume` ends it.
-            reason: shown to whoever asks.
+            reason: shown beside the pause.
 
         Raises:
-            ConfigurationError: the time or the reason cannot be what it is.
+            ConfigurationError: the time or the reason makes no sense.
             TaskNotFound: no agent that has this job as a periodic one ever started here.
             NotAllowed: the row changes all the time.
         """
@@ -210,10 +210,10 @@ class ScheduleCommands:
 
     def _changed(self, job: Job[Any] | str, verb: str, change: Callable[[State], State]) -> ScheduleInfo:
         name, state = self._change_schedule(job, verb, change)
-        return _told(name, state, self._store.clock.now())
+        return _info(name, state, self._store.clock.now())
 
     def _change_schedule(self, job: Job[Any] | str, verb: str, change: Callable[[State], State]) -> tuple[str, State]:
-        """Change the row as it is; a decision of an agent that stands in it is left to be carried out."""
+        """Change the row as it is; a decision of an agent in it stays to be carried out."""
         owner = f"{socket.gethostname()}:{os.getpid()}"
         for _ in range(TRIES):
             name, row, seen = self._schedule(job)
@@ -234,7 +234,7 @@ def _next(state: State, now: float, number: int) -> list[int]:
     return between(state.schedule.spec, max(counts_from(state), math.floor(now)), math.inf, most=number)
 
 
-def _told(name: str, state: State, now: float) -> ScheduleInfo:
+def _info(name: str, state: State, now: float) -> ScheduleInfo:
     schedule, is_paused = state.schedule, state.is_paused(now)
     return ScheduleInfo(
         job=name,

@@ -1,8 +1,8 @@
-"""Puts the tasks of periodic jobs when they are due. Every agent does so, and there is no leader.
+"""Puts the tasks of periodic jobs when they are due. Every agent does so; there is no leader.
 
-An agent decides on what is due, writes the decision into the row of the schedule under the fence that it saw, puts the
-tasks, and takes the decision out of the row. One agent decides for each interval, and an agent that finds a decision
-that nobody has carried out does so: after a crash between any two statements no tick is lost and none comes twice.
+An agent decides on the due ticks, writes the decision into the row of the schedule under the fence that it read, puts
+the tasks, and removes the decision from the row. The fence lets one agent decide for each interval. A decision that
+stays in the row is carried out by another agent: after a crash between any two statements no tick is lost or doubled.
 """
 
 from __future__ import annotations
@@ -68,30 +68,30 @@ TICK_RESUME_S: Final = 3.0
 
 
 KEPT_S: Final = 90 * 86400.0
-"""How long the row of a schedule stays when no agent has its job any more."""
+"""Lifetime of the row of a schedule whose job no agent has any more."""
 
 EXTENDED_S: Final = 60 * 86400.0
-"""With less than this left, an agent that has the job extends it."""
+"""Rest of that lifetime below which an agent that has the job extends it."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """What an agent knows of a schedule, so that it need not read the row before something is due."""
+    """What an agent knows of a schedule, so that it reads the row only when something is due."""
 
     job: Job[Any]
     own: Schedule
     due: float = -math.inf
-    """Second of the shared clock at which the next tick is looked at."""
+    """Second of the shared clock at which the next tick is dealt with."""
     look_by: float = -math.inf
     """Monotonic second at which the row is read in any case."""
     last: int = 0
     is_greeted: bool = False
-    """True once the row was seen with the schedule of our code; from then on we follow the row."""
+    """True once the row had the schedule of our code; from then on we follow the row."""
     has_followed: bool = False
     pending: tuple[Any, float] | None = None
-    """Fence under which we saw a decision of another agent, and the monotonic second at which we did."""
-    told: Any = None
-    """Fence of the row that we could not read, and said so."""
+    """Fence of a decision of another agent, and the monotonic second at which we first read it."""
+    unreadable: Any = None
+    """Fence of the row that was reported as unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class _Deal:
     before: str | None = None
 
 
-class Periodic:
-    """The schedules of the jobs of one agent. Called in the agent's loop."""
+class TickScheduler:
+    """Puts the ticks of one agent's jobs. Called in the agent's loop."""
 
     def __init__(
         self,
@@ -118,19 +118,19 @@ class Periodic:
         *,
         owner: str,
         cancel: Callable[[str], object],
-        ring: Callable[[Sequence[Task]], None] = lambda tasks: None,
+        on_put: Callable[[Sequence[Task]], None] = lambda tasks: None,
         rng: random.Random | None = None,
     ) -> None:
         """Make it; nothing is read before `look`.
 
         Args:
             store: where the tasks are.
-            jobs: those that have a schedule are looked after.
+            jobs: of the agent; those with a schedule count.
             settings: for the shards of new tasks.
-            bus: told what happens.
+            bus: gets the events.
             owner: name of the agent.
             cancel: cancels the task with an id, as `Client.cancel` does.
-            ring: told of tasks that were put.
+            on_put: called with the tasks that were put.
             rng: source of the wait behind the agent whose turn it is.
         """
         self._store = store
@@ -138,31 +138,31 @@ class Periodic:
         self._bus = bus
         self._owner = owner
         self._cancel = cancel
-        self._ring = ring
+        self._on_put = on_put
         self._rng = rng or random.Random()
         self._watches = [_Watch(job, job.schedule) for job in jobs.values() if job.schedule is not None]
         self._others: dict[str, list[str]] = {}
         self._rests_until = -math.inf
 
     def learn(self, agents: Iterable[AgentInfo]) -> None:
-        """Know which agents have our jobs, so that one of them deals with a tick and the others come later."""
-        told = [(agent.name, set(map(plain_job, agent.info.get("jobs", ())))) for agent in agents]
+        """Learn which agents have our jobs, so that one of them deals with a tick and the others wait a little."""
+        known = [(agent.name, set(map(plain_job, agent.info.get("jobs", ())))) for agent in agents]
         self._others = {
-            watch.job.name: sorted({self._owner, *(name for name, jobs in told if watch.job.name in jobs)})
+            watch.job.name: sorted({self._owner, *(name for name, jobs in known if watch.job.name in jobs)})
             for watch in self._watches
         }
 
     def wait_s(self) -> float:
-        """Seconds until the next look is worth while, at most `TICK_LOOK_S`: clocks may be set meanwhile."""
+        """Seconds until the next `look`, at most `TICK_LOOK_S`: clocks may be set meanwhile."""
         now, monotonic = self._store.clock.now(), self._store.monotonic()
         waits = (0.0 if self._is_due(one, now, monotonic) else self._left(one, now, monotonic) for one in self._watches)
         return max(self._rests_until - monotonic, min(TICK_LOOK_S, min(waits, default=TICK_LOOK_S)))
 
     def look(self) -> None:
-        """Deal with every tick that is due. Reads no row if none is.
+        """Deal with every due tick; reads no row if none is due.
 
         Raises:
-            StoreError: something had no answer; what is undone is done at the next look, or by another agent.
+            StoreError: the store did not answer; the rest is done at the next look, or by another agent.
         """
         now, monotonic = self._store.clock.now(), self._store.monotonic()
         if monotonic < self._rests_until:
@@ -190,7 +190,7 @@ class Periodic:
     # The row
 
     def _register(self, watch: _Watch) -> Row | None:
-        """Put the row of a job that nobody has scheduled; the row as it is if somebody was faster."""
+        """Insert the row of a job that has none; the answer is the row of an agent that was faster."""
         now = self._store.clock.now()
         state = State(schedule=watch.own, last=math.floor(now))
         row_id = schedule_id(watch.job.name)
@@ -204,7 +204,7 @@ class Periodic:
         return None
 
     def _decide(self, watch: _Watch, row: Row) -> _Deal | None:
-        """What is to be done with a row; None: nothing, and it is known when to look again."""
+        """What to do with a row; None: nothing before the next look, whose time is set."""
         clock, name = self._store.clock, watch.job.name
         now = clock.now()
         fresh = State(schedule=watch.own, last=math.floor(now))
@@ -212,7 +212,7 @@ class Periodic:
             state = State.of(row)
         except ConfigurationError as error:
             return self._unreadable(watch, row, fresh, error)
-        if expires_at(row) < clock.earliest():  # as good as gone: nobody has had the job for long
+        if expires_at(row) < clock.earliest():  # as good as gone: no agent has had the job for long
             return _Deal(watch, row, fresh, "set schedule", before="an old one")
         if state.ticks:
             return self._resume(watch, row, state)
@@ -236,17 +236,17 @@ class Periodic:
         return None
 
     def _unreadable(self, watch: _Watch, row: Row, fresh: State, error: ConfigurationError) -> _Deal | None:
-        """Ours in its place when we start; later it is one of a newer version, which we leave alone."""
+        """At the start our schedule takes its place; later the row is of a newer version and is left alone."""
         if not watch.is_greeted and isinstance(row.get("fence"), int) and row.get("status") == SCHEDULE_STATUS:
             return _Deal(watch, row, fresh, "set schedule", before="one that cannot be read")
-        if watch.told != row.get("fence", ""):
+        if watch.unreadable != row.get("fence", ""):
             self._bus.emit(events.ScheduleUnreadable(job=watch.job.name, error=str(error)))
-        watch.told = row.get("fence", "")
+        watch.unreadable = row.get("fence", "")
         self._read_again(watch, SCHEDULE_LOOK_S)
         return None
 
     def _resume(self, watch: _Watch, row: Row, state: State) -> _Deal | None:
-        """Carry out a decision: at once if it is our own, else when its agent has had time enough."""
+        """Carry out a decision: our own at once, that of another agent after `TICK_RESUME_S`."""
         monotonic = self._store.monotonic()
         fence, since = (
             watch.pending if watch.pending and watch.pending[0] == row["fence"] else (row["fence"], monotonic)
@@ -258,7 +258,7 @@ class Periodic:
         return None
 
     def _write(self, deals: Sequence[_Deal]) -> list[_Deal]:
-        """Write decisions into their rows; the answer is those that are ours, with the rows as they are."""
+        """Write decisions into their rows; the answer is the accepted ones, with their rows."""
         answers = self._store.write_rows([self._change(deal) for deal in deals])
         won = []
         for deal, (is_done, row) in zip(deals, answers, strict=True):
@@ -292,7 +292,7 @@ class Periodic:
     # The tasks
 
     def _carry_out(self, deals: Sequence[_Deal]) -> None:
-        """Put the tasks of ticks that are decided, and say in the rows that this is done."""
+        """Put the tasks of decided ticks, and remove the decisions from the rows."""
         if not deals:
             return
         for deal in deals:
@@ -314,7 +314,7 @@ class Periodic:
                 put.append(answer.task)
                 self._bus.emit(events.TickPut(job=task.job, task_id=task.task_id, late_s=max(0.0, now - tick)))
         if put:
-            self._ring(put)
+            self._on_put(put)
         done = [deal for index, deal in enumerate(deals) if index not in errors]
         self._confirm(done)
         for error in errors.values():
@@ -342,9 +342,9 @@ class Periodic:
         return min(watch.due - now, watch.look_by - monotonic)
 
     def _sleep(self, watch: _Watch, state: State) -> None:
-        """Look again when the next tick is due: at once if it is our turn, else a little later."""
+        """Look again when the next tick is due; a little later if it is the turn of another agent."""
         now = self._store.clock.now()
-        # While it is paused too the row is read for each tick: somebody may have resumed it.
+        # A paused schedule too is read at each tick: it may have been resumed.
         tick = state.schedule.spec.next(math.floor(now) if state.is_paused(now) else counts_from(state))
         later = 0.0 if self._is_first(watch.job.name, tick) else self._rng.uniform(*TICK_OTHERS_S)
         watch.due = tick + later if watch.is_greeted else -math.inf
@@ -352,11 +352,11 @@ class Periodic:
         watch.look_by = self._store.monotonic() + jittered(SCHEDULE_LOOK_S, self._rng)
 
     def _look_soon(self, watch: _Watch) -> None:
-        """Somebody else has changed the row."""
+        """Read the row again soon: another agent has changed it."""
         self._read_again(watch, self._rng.uniform(*TICK_OTHERS_S))
 
     def _read_again(self, watch: _Watch, seconds: float) -> None:
-        """Read the row after this time, whatever its ticks are."""
+        """Read the row after so many seconds, whatever its ticks are."""
         watch.due, watch.last, watch.look_by = math.inf, 0, self._store.monotonic() + seconds
 
     def _is_first(self, job: str, tick: int) -> bool:
@@ -365,18 +365,18 @@ class Periodic:
 
 
 def is_open(store: TaskStore, task_id: str) -> bool:
-    """Whether there is a task with this id that has not ended, as far as its row can be read."""
+    """True while the task with this id has not ended, or cannot be read."""
     task = store.read([task_id]).get(task_id)
     return isinstance(task, Unreadable) or (task is not None and not task.status.is_terminal)
 
 
 def is_stopping(store: TaskStore, task_id: str) -> bool:
-    """Whether the task with this id was asked to stop, and has not ended."""
+    """True while the task with this id was asked to stop and has not ended."""
     task = store.peek([task_id]).get(task_id)
     return task is not None and task.is_stopping
 
 
 def _has_fresh_tick(state: State, now: float) -> bool:
-    """A tick of the row that is in time, though our code has another spec by now: it is dealt with before."""
+    """True when the row has a tick in time, which is dealt with before our code's other spec takes its place."""
     begin = max(counts_from(state), math.floor(now) - LATE_S)
     return not state.is_paused(now) and newest(state.schedule.spec, begin, now) is not None

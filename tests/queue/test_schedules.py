@@ -41,7 +41,7 @@ from thunderagent.queue.schedules.scheduler import (
     TICK_LOOK_S,
     TICK_OTHERS_S,
     TICK_RESUME_S,
-    Periodic,
+    TickScheduler,
 )
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.engine import Applied, Engine
@@ -133,15 +133,15 @@ class Host:
         self.client = Client(self.store, settings())
         self.bus = EventBus()
         self.record = Recorder(self.bus)
-        self.rung: list[Task] = []
-        self.ticks = Periodic(
+        self.put: list[Task] = []
+        self.ticks = TickScheduler(
             self.store,
             Registry(one),
             settings(),
             self.bus,
             owner=name,
             cancel=self.client.cancel,
-            ring=self.rung.extend,
+            on_put=self.put.extend,
             rng=random.Random(name),
         )
 
@@ -240,7 +240,7 @@ def test_a_tick_is_put_when_it_is_due_and_the_row_says_so(any_world: World) -> N
     assert any_world.put() == {1: Status.PENDING}
     assert (any_world.state.last, any_world.state.ticks) == (int(EPOCH) + 600, ())
     assert any_world.state.previous == tick_id(NAME, int(EPOCH) + 600)
-    assert [task.task_id for task in host.rung] == [any_world.state.previous]
+    assert [task.task_id for task in host.put] == [any_world.state.previous]
     [event] = host.record.of(events.TickPut)
     assert (event.job, event.task_id, event.late_s) == (NAME, any_world.state.previous, 0.0)
     host.look(600)
@@ -729,7 +729,7 @@ def test_an_agent_that_comes_late_with_its_decision_does_no_harm(world: World) -
     slow.look(600)
     assert world.put() == {1: Status.SUCCESS, 2: Status.PENDING}
     assert slow.record.of(events.TickPut) == []
-    assert slow.rung == []
+    assert slow.put == []
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
