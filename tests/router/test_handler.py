@@ -40,7 +40,7 @@ from thunderagent.router import (
     SqsMessage,
     Tasks,
 )
-from thunderagent.router.envelope import BODY_LIMIT
+from thunderagent.router.http import BODY_LIMIT
 from thunderagent.settings import load_settings
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore

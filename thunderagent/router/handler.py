@@ -13,7 +13,6 @@ from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.traceparent import continuing, from_xray
 from thunderagent.router import events as shapes
-from thunderagent.router import requests
 from thunderagent.router.answers import Tasks
 from thunderagent.router.deliveries import AnyRoute, Deliveries
 from thunderagent.router.events import (
@@ -26,6 +25,7 @@ from thunderagent.router.events import (
     SnsRecord,
     SqsMessage,
 )
+from thunderagent.router.http import Requests
 from thunderagent.router.routes import (
     EventBridgeRoute,
     HttpRoute,
@@ -263,7 +263,8 @@ class Router:
             if problem := shapes.not_for_a_router(event):
                 raise problem
             if shapes.is_http(event):
-                return requests.serve(event, self._http, self._base_path, self.client, self.bus)
+                requests = Requests(routes=self._http, base_path=self._base_path, client=self.client, bus=self.bus)
+                return requests.serve(event)
             if kind := shapes.records_of(event):
                 routes: Mapping[str, Sequence[AnyRoute]] = {"sns": self._sns, "sqs": self._sqs, "s3": self._s3}
                 return self._deliveries.records(kind, event["Records"], routes[kind])
