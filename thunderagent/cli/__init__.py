@@ -52,15 +52,15 @@ COMMANDS: Final = {
         "Use WebSocket APIs once as a client does: connect, be let in, ping, setState, getState, close.",
     ),
     "metrics": (
-        "metrics.metrics",
+        "fleet.metrics",
         "List the metrics of agents: what each means, its unit, and its names in CloudWatch and Prometheus.",
     ),
     "dashboard": (
-        "metrics.dashboard",
+        "fleet.dashboard",
         "Print the body of a CloudWatch dashboard of the metrics, with the thresholds of the alarms as lines.",
     ),
     "iam": (
-        "iam.iam",
+        "engine.iam",
         "Print the least AWS policy for a role, as JSON, for the table, queue, bucket and namespace of the settings.",
     ),
     "local": (

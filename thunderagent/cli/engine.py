@@ -1,7 +1,8 @@
-"""Commands on the place of the tasks: table create, check, delete, and the local engine."""
+"""Commands on the store: table create, check, delete, the local engine, and what AWS must allow."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from rich.markup import escape
 from thunderagent.cli.output import REFUSED, JsonOption, StoreOption, errors, notes, out, tell
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.ops import local_engine
+from thunderagent.ops.iam import Role, policy, resources
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_engine
 
@@ -113,6 +115,28 @@ def local(
             raise typer.Exit(REFUSED)
         if not as_json:
             typer.echo(f"export THUNDERAGENT_STORE='{running.url}'")
+
+
+def iam(
+    role: Annotated[
+        Role, typer.Argument(help="producer: an application; agent; operator: this command; doctor: its doctor --aws.")
+    ],
+    store: StoreOption = None,
+    account: Annotated[
+        str | None, typer.Option(help="Number of the AWS account; any if not given.", show_default=False)
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Region, instead of that of the store's URL.", show_default=False)
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="aws, aws-cn or aws-us-gov; that of the region.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the least AWS policy for a role, as JSON, for the table, queue, bucket and namespace of the settings."""
+    with errors():
+        found = resources(load_settings(store=store), account=account, region=region, partition=partition)
+        typer.echo(json.dumps(policy(role, found), indent=None if as_json else 2))
 
 
 def _local_data(running: local_engine.LocalEngine | None) -> dict[str, Any]:
