@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import pytest
 
@@ -15,25 +14,6 @@ CLASSES = [
     for _, one in inspect.getmembers(errors, inspect.isclass)
     if issubclass(one, ThunderAgentError) and one.__module__ == errors.__name__
 ]
-
-
-def drawn() -> dict[str, str | None]:
-    """Class to parent, as the docstring of the module draws them."""
-    tree: dict[str, str | None] = {}
-    path: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"^( {4}[│├└─ ]*)([A-Z]\w+)(?: {2,}\S|$)", line)
-        if found:
-            depth = (len(found[1]) - 4) // 4
-            del path[depth:]
-            tree[found[2]] = path[-1] if path else None
-            path.append(found[2])
-    return tree
-
-
-def test_the_tree_that_is_drawn_is_the_tree_that_is_there() -> None:
-    real = {one.__name__: next((b.__name__ for b in one.__bases__ if b in CLASSES), None) for one in CLASSES}
-    assert drawn() == real
 
 
 @pytest.mark.parametrize("kind", CLASSES)

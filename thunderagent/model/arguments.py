@@ -1,7 +1,6 @@
-"""What a caller gives must be what it is meant to be: a problem names the value and the remedy.
+"""Checks of what a caller gives: each `…_problem` answers with a sentence that names the value and the remedy, or None.
 
-Each `…_problem` answers with a sentence, or None. `True` is no number and no text is a number here: a value that is
-taken for another is worse than an error.
+`True` is no number here, and a text is no number: a value that is taken for another is worse than an error.
 """
 
 from __future__ import annotations
@@ -15,28 +14,20 @@ from thunderagent.model.errors import ConfigurationError
 
 MOST_RETRIES: Final = 1_000_000
 SHORTEST_S: Final = 0.001
-"""Shortest time where none makes no sense; the table keeps milliseconds."""
+"""Least time where zero makes no sense; the table keeps milliseconds."""
 
 LONGEST_S: Final = 10 * 365 * 86400.0
-"""Ten years: a longer time was meant in other units."""
+"""Ten years: a longer time was given in other units."""
 
 
 def check(*problems: str | None) -> None:
-    """Raise what is wrong, all of it at once.
-
-    Raises:
-        ConfigurationError: one of the problems is there.
-    """
+    """Raise all problems at once, as a ConfigurationError."""
     if found := [problem for problem in problems if problem]:
         raise ConfigurationError("; ".join(found))
 
 
 def iterated(name: str, values: Any) -> Iterable[Any]:
-    """The same values, where many are meant: a text or a mapping would give its letters or keys.
-
-    Raises:
-        ConfigurationError: they are none.
-    """
+    """The same values, checked to be many: a text or a mapping would give its letters or keys."""
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise ConfigurationError(f"{name} is {shown(values)}; use a list or another iterable")
     return values
@@ -52,7 +43,7 @@ def is_storable(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value as it stands in an error: its `repr`, cut short."""
+    """The `repr` of a value for an error, cut short."""
     try:
         text = repr(value)
     except Exception as problem:
@@ -61,7 +52,6 @@ def shown(value: object) -> str:
 
 
 def seconds_problem(name: str, value: object, *, least: float = 0.0, most: float = LONGEST_S) -> str | None:
-    """What is wrong with a number of seconds from `least` to `most`."""
     if (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
@@ -74,14 +64,13 @@ def seconds_problem(name: str, value: object, *, least: float = 0.0, most: float
 
 
 def whole_problem(name: str, value: object, *, least: int, most: int) -> str | None:
-    """What is wrong with a whole number from `least` to `most`."""
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
         return None
     return f"{name} is {shown(value)}; use a whole number from {least} to {most}"
 
 
 def text_problem(name: str, value: object, *, least: int = 0, most: int) -> str | None:
-    """What is wrong with one line of text that has `least` to `most` letters."""
+    """The problem of a text that is not one line of `least` to `most` letters."""
     if isinstance(value, str) and least <= len(value) <= most and value.isprintable():
         return None
     length = f"{least} to {most}" if least else f"at most {most}"
@@ -89,7 +78,6 @@ def text_problem(name: str, value: object, *, least: int = 0, most: int) -> str 
 
 
 def choice_problem(name: str, value: object, choices: Iterable[str]) -> str | None:
-    """What is wrong with one of a few words."""
     words = tuple(choices)
     if isinstance(value, str) and value in words:
         return None

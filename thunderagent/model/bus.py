@@ -1,5 +1,3 @@
-"""The bus that tells what happens in the engine to whoever listens."""
-
 from __future__ import annotations
 
 import sys
@@ -17,7 +15,7 @@ T = TypeVar("T")
 
 
 class EventBus:
-    """Tells each event to every listener, in the thread in which it happened.
+    """Calls every listener for each event, in the thread in which it happened.
 
     A listener that raises is reported on standard error and does not hurt the engine.
     """
@@ -32,9 +30,8 @@ class EventBus:
         """Call the listener for every event from now on; the answer is a function that ends this.
 
         Args:
-            listener: told one event.
-            several: told events that happened together, instead of the listener for each: one line after the other is
-                written by one call to the system then.
+            listener: called with one event.
+            several: called with events that happened together, instead: one call to the system writes all their lines.
         """
         one = (listener, several)
         with self._guard:
@@ -47,12 +44,11 @@ class EventBus:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Tell all listeners."""
         for listener, _ in self._listeners:
             _tell(listener, event)
 
     def emit_all(self, events: Sequence[Event]) -> None:
-        """Tell all listeners of events that happened together, in their order."""
+        """Call all listeners for events that happened together, in their order."""
         for listener, several in self._listeners:
             if several is not None:
                 _tell(several, events)
@@ -66,5 +62,5 @@ def _tell(listener: Callable[[T], object], what: T) -> None:
         listener(what)
     except Exception as error:
         name = type(what).__name__ if isinstance(what, Event) else "events"
-        with suppress(Exception):  # the log goes there too: its reader may be gone, or its disk full
+        with suppress(Exception):  # its reader may be gone, or its disk full
             without_waiting(sys.stderr).write(f"a listener of {name} failed: {error!r}\n")

@@ -1,4 +1,4 @@
-"""What a canary is to look at, and where its token comes from: the texts of the settings, checked, nothing opened."""
+"""The settings of a canary: its targets, and where its token comes from. Texts are checked, nothing is opened."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from urllib.parse import parse_qsl, urlsplit
 from thunderagent.model.errors import ConfigurationError
 
 QUEUE: Final = "queue"
-"""The target that every canary has by itself: a task that is put, run and done. No other may be named so."""
+"""The target that every canary has: a task that is put, run and done. No other may have this name."""
 
 MOST_TARGETS: Final = 10
-"""Each is connected to every half minute by each agent, and is a metric of its own."""
+"""Each agent connects to each of them every half minute, and each is a metric of its own."""
 
 TARGET: Final = "{target}"
 """In the source of a token: the name of the target."""
@@ -27,8 +27,6 @@ _EXAMPLE: Final = "file:///run/thunderagent/canary.jwt, env:CANARY_TOKEN, comman
 
 
 class From(StrEnum):
-    """Where a token comes from."""
-
     FILE = "file"
     VARIABLE = "env"
     COMMAND = "command"
@@ -37,7 +35,7 @@ class From(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Where the token of a canary comes from, and what is found there: a path, a variable, a command, a secret."""
+    """Where a token comes from: a path, a variable, a command or a secret."""
 
     kind: From
     place: str
@@ -49,7 +47,7 @@ class TokenSource:
         """The source that a text names, for one target.
 
         Raises:
-            ConfigurationError: it names none.
+            ConfigurationError: the text names none.
         """
         scheme, colon, rest = text.partition(":")
         if not colon or scheme not in set(From):
@@ -66,7 +64,7 @@ class TokenSource:
         return cls(kind, rest.replace(TARGET, target), region)
 
     def __str__(self) -> str:
-        """For messages: of a command its first word, as others may be secrets."""
+        """For messages; of a command the first word, as others may be secrets."""
         place = (
             self.place.split(maxsplit=1)[0] + " …" * (" " in self.place) if self.kind is From.COMMAND else self.place
         )
@@ -74,7 +72,7 @@ class TokenSource:
 
 
 def canary_problems(targets: Mapping[str, str], token_from: str | None, prefix: str) -> Iterator[str]:
-    """What is wrong with the settings of the canary, each problem with the variable that it is about."""
+    """Problems of the settings, each with its variable."""
     yield from (f"{prefix}CANARY_TARGETS {problem}" for problem in target_problems(targets))
     if token_from is not None:
         try:
@@ -84,7 +82,7 @@ def canary_problems(targets: Mapping[str, str], token_from: str | None, prefix: 
 
 
 def target_problems(targets: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with targets by name: names that no metric takes, URLs that are none or hold a secret."""
+    """Names that no metric takes, and URLs that are none or hold a secret."""
     if len(targets) > MOST_TARGETS:
         yield f"has {len(targets)} targets; use at most {MOST_TARGETS}"
     for name, url in targets.items():
@@ -108,5 +106,5 @@ def target_problems(targets: Mapping[str, str]) -> Iterator[str]:
 
 
 def is_region(target: str) -> bool:
-    """True for the name of an AWS region: then that region, and no other, has to answer."""
+    """Whether a target has the name of an AWS region: then that region, and no other, must answer."""
     return _REGION.fullmatch(target) is not None

@@ -1,11 +1,10 @@
-"""The shared clock: what time it is for every agent, whatever its host says.
+"""The shared clock of all agents, whatever their hosts say.
 
-Leases compare times that different hosts wrote, so those times must be on one clock. On one machine the host's clock
-says when a task is due (`HostClock`), and leases count from the machine's start (`BootClock`): nobody can set that. On
-DynamoDB both are the service's own time: each reply carries an HTTP `Date` (RFC 9110, section
-6.6.1, whole seconds), and `DateClock` intersects the bounds that many replies give.
+Leases compare times that different hosts wrote, so those times must be on one clock. On one machine its clock says when
+a task is due (`HostClock`), and leases count from its start (`BootClock`), which nobody can set. On DynamoDB both are
+the service's time: each reply carries an HTTP `Date` in whole seconds, and `DateClock` intersects many bounds.
 
-`now` is the best estimate; `earliest` and `latest` bound it. A holder writes its expiry from `latest`, an observer
+`now` is the best estimate, `earliest` and `latest` bound it. A holder writes its expiry from `latest`, an observer
 judges it by `earliest`: the errors of both fall on the safe side.
 """
 
@@ -25,16 +24,16 @@ from typing import Final, Protocol
 from thunderagent.model.forks import renewed
 
 DRIFT: Final = 1e-4
-"""How far two quartz clocks part per second, rounded up: 100 parts per million."""
+"""Drift of two quartz clocks per second, rounded up: 100 parts per million."""
 
 SAME_PLACE_S: Final = 1.0
-"""Two processes of a machine see its start at the same second, unless its clock was set between their looks."""
+"""Two processes see the start of their machine within this time, unless its clock was set between their looks."""
 
 _BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def _shift() -> float:
-    """Seconds that the time namespace of this process adds to that clock; containers of one machine may differ."""
+    """Seconds that the time namespace of this process adds to CLOCK_BOOTTIME; containers of one machine may differ."""
     try:
         offsets = Path("/proc/self/timens_offsets").read_text(encoding="ascii").split()
         at = offsets.index("boottime")
@@ -47,18 +46,18 @@ _SHIFT: Final = _shift()
 
 
 def since_boot() -> float:
-    """Seconds since this machine started, those included in which it slept; nobody can set them.
+    """Seconds since this machine started, its sleep included; nobody can set them.
 
-    `time.monotonic` stands still in suspend and hibernation, so a lease counted on it outlives its time. Only Linux
-    has this clock (CLOCK_BOOTTIME); elsewhere the answer is that of `time.monotonic`. A virtual machine that its
-    hypervisor pauses counts nothing on either.
+    `time.monotonic` stands still in suspend and hibernation, so a lease counted on it would outlive its time. Only
+    Linux
+    has this clock (CLOCK_BOOTTIME); elsewhere the answer is `time.monotonic`. Neither counts while a hypervisor pauses.
     """
     return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT) - _SHIFT
 
 
 @cache
 def boot_id() -> str | None:
-    """Names this start of the machine; None on systems that do not tell, or have no clock that counts from it."""
+    """An id of this start of the machine; None where the system has none, or no clock that counts from it."""
     try:
         return None if _BOOT is None else Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -66,10 +65,11 @@ def boot_id() -> str | None:
 
 
 def process_start(pid: int) -> str | None:
-    """Names this start of a process of this PID namespace; None: it has ended, or the system does not tell.
+    """An id of this start of a process of this PID namespace; None: the process has ended, or the system has none.
 
-    A host and a pid do not: the pid may be of a later process, and each container has a process 1. It is short, as the
-    row of an agent has it, which is billed by the kilobyte.
+    A host and a pid are not enough: a later process may have the pid, and each container has a process 1. The id is
+    short
+    because an agent's row is billed by the kilobyte.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -80,7 +80,7 @@ def process_start(pid: int) -> str | None:
 
 
 class SharedClock(Protocol):
-    """The time on which `lockTime` and `createdAt` are."""
+    """The clock of `lockTime` and `createdAt`."""
 
     def now(self) -> float:
         """Best estimate in epoch seconds."""
@@ -93,11 +93,11 @@ class SharedClock(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """False while nothing is known of the shared time: then nobody may judge a lease by it."""
+        """False while nothing is known of the shared time: then no lease may be judged."""
 
     @property
     def leases(self) -> SharedClock:
-        """The clock of leases, turns and agents' lives; the same one where nobody can set it."""
+        """The clock of leases, turns and agents' rows; the same one where nobody can set it."""
 
 
 def on_host(clock: SharedClock, at: float) -> float:
@@ -106,13 +106,14 @@ def on_host(clock: SharedClock, at: float) -> float:
 
 
 class BootClock:
-    """The clock of leases on one machine: the seconds since its start, from a place on the epoch.
+    """The clock of leases on one machine: seconds since its start, added to a base in epoch seconds.
 
-    All processes need the same place, which the first of them chooses and the store keeps. Until it is known, the clock
-    takes the one that it would choose.
+    All processes need the same base, which the first of them chooses and the store keeps. Until then a clock takes the
+    one
+    that it would choose.
 
     Args:
-        boot_id: names this start of the machine.
+        boot_id: id of this start of the machine.
         boot: seconds since then.
         host: the clock of the machine, which may be set at any time.
     """
@@ -125,25 +126,25 @@ class BootClock:
         self._host = host
         self._zero: float | None = None
         self.find: Callable[[], None] = lambda: None
-        """Called before the clock chooses by itself: the store may know the place, and then tells it by `place`."""
+        """Called before the clock chooses by itself: the store may know the base, and gives it to `place`."""
         self.is_placed = False
-        """Whether the place is the one that the store keeps."""
+        """Whether the base is the one that the store keeps."""
 
     @property
     def zero(self) -> float:
-        """The place: epoch seconds at which the machine started."""
+        """The base: epoch seconds at which the machine started."""
         if self._zero is None:
             self.find()
         return self.choose()
 
     def choose(self) -> float:
-        """The place, without a question to the store."""
+        """The base, without a question to the store."""
         if self._zero is None:
             self._zero = self._host() - self._boot()
         return self._zero
 
     def place(self, zero: float) -> bool:
-        """Take the place that the store keeps; False: times that this clock has told before are wrong."""
+        """Take the base that the store keeps; False: times that this clock gave before are wrong."""
         is_same = self._zero is None or abs(self._zero - zero) < SAME_PLACE_S
         self._zero, self.is_placed = zero, True
         return is_same
@@ -164,7 +165,7 @@ class HostClock:
     Args:
         read: epoch seconds; they say when a task is due.
         boot: seconds since the machine started.
-        boot_id: names that start; None: leases count on epoch seconds too, as on systems that have neither.
+        boot_id: id of that start; None: leases count on epoch seconds too.
     """
 
     is_usable = True
@@ -189,14 +190,12 @@ class DateClock:
     """The clock of the service, learnt from the `Date` headers of its replies.
 
     A reply with `Date` D, sent at local time s and received at r, was made between D and D + 1 on the service's clock,
-    so the offset of that clock to ours is between D - r and D + 1 - s. Bounds of many replies are intersected; they
-    widen slowly with age, and a reply that contradicts them all (the service's clock was set) starts afresh.
-
-    Offsets are kept to a clock that nobody can set: setting the host's clock changes nothing, nor does its sleep.
+    so the offset of that clock to ours is between D - r and D + 1 - s. Bounds of many replies are intersected. They
+    widen slowly with age, and a reply that contradicts them all (the service's clock was set) starts over.
 
     Args:
-        monotonic: that clock.
-        host: the clock of this machine, to tell how far it is off.
+        monotonic: a clock that nobody can set, to which offsets are kept.
+        host: the clock of this machine, for its `skew`.
     """
 
     def __init__(
@@ -213,7 +212,7 @@ class DateClock:
         self._at = 0.0
 
     def observe(self, date: str | None, *, sent: float, received: float) -> None:
-        """Learn from one reply; `sent` and `received` are seconds of `monotonic`. A broken date is no news."""
+        """Learn from one reply; `sent` and `received` are seconds of `monotonic`. A broken date is ignored."""
         try:
             second = parsedate_to_datetime(date or "").timestamp()
         except (TypeError, ValueError):
@@ -261,7 +260,6 @@ class DateClock:
 
 
 def at_text(at: float) -> str:
-    """Epoch seconds for people."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (ValueError, OverflowError, OSError):  # a number made by hand
@@ -269,7 +267,7 @@ def at_text(at: float) -> str:
 
 
 def span_text(seconds: float) -> str:
-    """A time in its two largest units: 45 s, 12 min, 2 h 5 min, 3 d 4 h."""
+    """The two largest units of a time: 45 s, 12 min, 2 h 5 min, 3 d 4 h."""
     left = max(0, round(seconds))
     for number, name, smaller, its_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if left >= number:

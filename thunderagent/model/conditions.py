@@ -1,4 +1,4 @@
-"""A conditional write as a value: what is changed in one row, and what must hold for any of it to happen."""
+"""A conditional write as a value: what changes in one row, and what must hold for any of it to happen."""
 
 from __future__ import annotations
 
@@ -12,45 +12,35 @@ from thunderagent.model.task import Row
 
 @dataclass(frozen=True, slots=True)
 class Is:
-    """The attribute has exactly this value."""
-
     name: str
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The attribute is not there."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The attribute is there."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """The attribute is a number smaller than this one."""
-
     name: str
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """The attribute is a number larger than this one."""
-
     name: str
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fewer:
-    """The attribute is a set with fewer members than this, or is not there."""
+    """The attribute is a set with fewer members than this, or absent."""
 
     name: str
     number: int
@@ -58,37 +48,33 @@ class Fewer:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The attribute is a number that can be counted on: from 0, and exact on every engine. Or it is not there."""
+    """The attribute is a count from 0 that every engine holds exactly, or absent."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The attribute is there and has the type that the table gives it."""
+    """The attribute has the type that the table gives it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mistyped:
-    """The attribute is there and has another type: of a row that was written by hand."""
+    """The attribute is there with another type: a person wrote the row."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The attribute has one of these values."""
-
     name: str
     values: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """At least one of these conditions holds."""
-
     conditions: tuple[Condition, ...]
 
 
@@ -97,8 +83,6 @@ Condition = Is | Absent | Present | Below | Above | Fewer | Counts | Typed | Mis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """One conditional change of one row."""
-
     verb: str
     task_id: str
     set: Mapping[str, Any] = field(default_factory=dict)
@@ -109,7 +93,7 @@ class Write:
     discard: Mapping[str, str] = field(default_factory=dict)
     """Member to take out of the string set of that name; an empty set is an absent attribute."""
     delete: bool = False
-    """Take the whole row away; nothing else is changed then."""
+    """Delete the row, and change nothing else."""
     require: Sequence[Condition]
 
     def __post_init__(self) -> None:
@@ -118,9 +102,9 @@ class Write:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What must hold: what the verb requires, and that what is counted or collected is not of another type.
+        """What the verb requires, and that what is counted or collected has its own type.
 
-        Engines do not agree about what becomes of such an attribute: so all of them refuse the write.
+        Engines differ in what becomes of an attribute of another type, so all of them refuse the write.
         """
         if not (self.increase or self.insert or self.discard):
             return tuple(self.require)
@@ -130,7 +114,7 @@ class Write:
         return (*self.require, *counted, *sets)
 
     def landed_on(self, row: Row) -> bool:
-        """True when the row looks exactly as this write leaves it: a lost reply, not a lost race.
+        """Whether the row looks exactly as this write leaves it: a lost reply, not a lost race.
 
         Owners are unique per process start and times have milliseconds, so no other writer leaves the same values.
         """

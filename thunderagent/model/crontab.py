@@ -1,7 +1,7 @@
-"""Cron lines as people have them, read into the fields that cronsim knows: five, or six with seconds first.
+"""Cron lines of other programs, read into the five fields that cronsim knows, or six with seconds first.
 
-What a line means for certain is taken: nicknames, `?`, full names, ranges over the end, `CRON_TZ=`, `cron()` of AWS,
-and a year that says nothing. All else is refused with what to write instead.
+A line is taken where its meaning is certain: nicknames, `?`, full names, ranges over the end, `CRON_TZ=`, `cron()` of
+AWS, a year that says nothing. All else is refused with what to write instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNITS: Final[Mapping[str, str]] = {"s": "seconds", "m": "minutes", "h": "hours"
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field of a line: its values, their names, and the interval that a step over all of it may have meant."""
+    """A field of a line; `unit` is the interval that a step over all of it may have meant."""
 
     name: str
     first: int
@@ -46,7 +46,7 @@ class _Field:
     unit: str | None = None
 
     def value(self, text: str) -> int | None:
-        """The number of a value; None: it is none of this field."""
+        """The number of a value, None for a text that is no value of this field."""
         if text in self.names:
             return self.names.index(text) + self.first
         return int(text) if text.isdecimal() and text.isascii() else None
@@ -63,10 +63,10 @@ _WORDS: Final = frozenset({*_DAYS, *_MONTHS, *_LONG, "L", "W", "LW", "H"})
 
 
 def read_line(line: str) -> tuple[str, str | None]:
-    """The fields of a line for cronsim, and the zone if the line names one.
+    """The fields of a line for cronsim, and its zone if the line names one.
 
     Raises:
-        ConfigurationError: its meaning is not certain, or it is no cron line; the message has the remedy.
+        ConfigurationError: the meaning is not certain, or it is no cron line; the message has the remedy.
     """
     text = " ".join(line.split())
     zone = None
@@ -99,7 +99,7 @@ def _nickname(text: str) -> str:
 
 
 def _aws(kind: str, text: str) -> str:
-    """What AWS writes as `cron(…)`; its other two forms are no cron lines."""
+    """The fields of `cron(…)` of AWS; its other two forms are no cron lines."""
     if kind == "at":
         raise ConfigurationError("a single moment is no schedule: use client.enqueue(…, run_at=…)")
     if kind == "rate":
@@ -115,7 +115,7 @@ def _aws(kind: str, text: str) -> str:
 
 
 def _fields(text: str) -> str:
-    """A line of five fields, of six with seconds before or a year behind them, or of seven with both."""
+    """Five fields, six with seconds first or a year last, or seven with both."""
     given = text.split()
     times = [one.upper() for one in given]
     if len(given) > 5 and all(map(_is_time, times[:5])):
@@ -149,7 +149,7 @@ def _is_time(text: str) -> bool:
 
 
 def _ends_with_year(six: Sequence[str]) -> bool:
-    """Of six fields the last is a year, and not the first the seconds: a `?`, a name or a number says so."""
+    """Whether the last of six fields is a year, not the first the seconds: `?`, a name or a number shows it."""
     _, _, day, month, weekday, year = six
     has_names = set(_words(month)) & set(_MONTHS) or set(_words(weekday)) & set(_DAYS)
     return "?" in (day, weekday) or bool(has_names) or re.search(r"\d{4}", year) is not None
@@ -172,7 +172,7 @@ def _read(fields: Sequence[_Field], times: Sequence[str], *, counts_from_one: bo
     Args:
         fields: what the times stand for.
         times: in capitals.
-        counts_from_one: Sunday is 1, as AWS has it; False: Sunday is 0 or 7; None: dialects differ.
+        counts_from_one: Sunday is 1, as in AWS; False: Sunday is 0 or 7; None: dialects differ.
     """
     read = []
     for field, text in zip(fields, times, strict=True):
@@ -185,7 +185,7 @@ def _read(fields: Sequence[_Field], times: Sequence[str], *, counts_from_one: bo
 
 
 def _named_weekday(term: str, counts_from_one: bool | None) -> str:
-    """A part of the days of a week whose numbers are not those of crontabs."""
+    """Days of the week by name, where their numbers are not those of crontabs."""
     head, hash_sign, which = term.partition("#")
     head, slash, step = head.partition("/")
     if re.search(r"\d", head):
@@ -207,7 +207,7 @@ def _term(field: _Field, text: str) -> str:
 
 
 def _part(field: _Field, part: str) -> str:
-    """One part of a field, as cronsim takes it; what it does not know is refused there, or here with a remedy."""
+    """One part of a field as cronsim takes it; what it does not know is refused there, or here with a remedy."""
     if "?" in part:
         raise ConfigurationError(f"`?` stands for any day, and {part} is the {field.name}: write *")
     if part == "H" or part.startswith(("H/", "H(")):
@@ -232,7 +232,7 @@ def _part(field: _Field, part: str) -> str:
 
 
 def _over_the_end(field: _Field, start: int, end: int, step: int) -> str:
-    """A range such as `FRI-MON` or `22-2`, which goes on with the first value behind the last."""
+    """A range such as `FRI-MON` or `22-2`, which goes on with the first value after the last."""
     if start > field.last:  # Sunday as 7
         return f"{field.first}-{end}" + (f"/{step}" if step > 1 else "")
     values = [*range(start, field.last + 1), *range(field.first, end + 1)][::step]

@@ -10,18 +10,16 @@ from thunderagent.model.task import OnParentFailure as OnParentFailure
 from thunderagent.model.task import Status, Task
 
 LONGEST_ID: Final = 512
-"""Bytes of a task's id at most."""
+"""Most bytes of a task's id."""
 
 MOST_LINKED: Final = 375_000
-"""Bytes of ids that a row keeps at most, with one more for each: of the tasks that it waits for, and that wait for it.
+"""Most bytes of other tasks' ids in a row, with one more for each: of those that it waits for, and that wait for it.
 
 A row of DynamoDB has 400 KB. What else a task comes to in its life is under 24 KB.
 """
 
 
 class Verdict(Enum):
-    """What one parent means for one child."""
-
     WAIT = "wait"
     GO = "go"
     FAIL = "fail"
@@ -29,7 +27,7 @@ class Verdict(Enum):
 
 
 def verdict(parent: Status | None, policy: str | None) -> Verdict:
-    """The verdict of one parent; `None` is a parent that no longer exists, which counts as one that failed.
+    """The verdict of one parent; None is a parent that no longer exists, which counts as failed.
 
     Parents must exist when a child is enqueued, so no cycle can be built and every chain of waiting ends.
     """
@@ -52,12 +50,12 @@ def reason(parent_id: str, parent: Status | None) -> str:
 
 
 def linked_bytes(names: Iterable[str]) -> int:
-    """What the ids of other tasks take in a row."""
+    """Bytes that the ids of other tasks take in a row."""
     return sum(len(name.encode(errors="replace")) + 1 for name in names)
 
 
 def most_dependents(parent: Task, children: Iterable[str]) -> int:
-    """How many tasks may wait for a parent at the moment before these do too; 0: its row has no room for them.
+    """How many tasks may wait for a parent before these do too; 0: its row has no room for them.
 
     Others may have come since the parent was read: each counts as the longest id.
     """

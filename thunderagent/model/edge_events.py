@@ -18,7 +18,7 @@ class EventRouted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRefused(Event):
-    """A router rejected an event; the reason holds no values of it."""
+    """A router rejected an event; `reason` holds none of its values."""
 
     route: str
     event_id: str
@@ -27,7 +27,7 @@ class EventRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFailed(Event):
-    """A router could not handle a request, which is not the sender's fault."""
+    """A router could not handle a request, through no fault of the sender."""
 
     route: str
     event_id: str
@@ -36,7 +36,7 @@ class EventFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionRefused(Event):
-    """A client may not connect; the reason holds no token."""
+    """A client may not connect; `reason` holds no token."""
 
     connection: str
     status: int
@@ -45,15 +45,13 @@ class ConnectionRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOpened(Event):
-    """A client of this user has connected."""
-
     connection: str
     user: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRefused(Event):
-    """A message was answered with an error, for which its sender is to blame."""
+    """A message was answered with an error of its sender."""
 
     connection: str
     user: str
@@ -63,7 +61,7 @@ class MessageRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionFlooded(Event):
-    """A connection was closed, as it sent too much and went on regardless."""
+    """A connection was closed, as it went on sending too much."""
 
     connection: str
     user: str
@@ -71,7 +69,7 @@ class ConnectionFlooded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFailed(Event):
-    """A message could not be handled, which is not its sender's fault."""
+    """A message could not be handled, through no fault of its sender."""
 
     connection: str
     user: str

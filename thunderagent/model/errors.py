@@ -1,51 +1,6 @@
-"""Every exception that ThunderAgent raises, in one tree.
+"""Every exception that ThunderAgent raises. The docstring of a class is its default message.
 
-The docstring of a class is its default message. A lost race is never an exception (it is a value); these are broken
-inputs and broken dependencies, and each says what to do.
-
-    ThunderAgentError
-    ├── ConfigurationError        a setting, URL or job definition cannot work
-    ├── JobImportError            a module of the jobs package does not import
-    ├── PayloadError              the input of a task is not acceptable
-    │   ├── PayloadInvalid        … it does not fit the job's payload type, or is not JSON
-    │   └── PayloadTooLarge       … it is over the size that a row can hold
-    ├── UnknownJob                no job of this name is registered here
-    ├── TaskNotFound              no task has this id
-    ├── DuplicateTask             the id is taken by a task with another job or payload
-    ├── ParentNotFound            `depends_on` names a task that does not exist
-    ├── TooManyDependents         more tasks wait for one, or one waits for more, than a row has room for
-    ├── ParentResultLost          a parent succeeded and its result cannot be had
-    ├── EventRejected             an event that came to a router cannot become a task
-    ├── NotAllowed                the task's state does not permit this command
-    │   └── TaskUnreadable        … this version cannot read its row
-    ├── WaitTimeout               the task did not end in the given time
-    ├── TaskStopped               raised inside a handler that asked `ctx.check()`
-    │   ├── TaskCancelled         … somebody cancelled the task
-    │   ├── LeaseLost             … the lease is over or another agent holds it
-    │   ├── TimeLimitExceeded     … `timeout_s` is over
-    │   ├── StreamStopped         … somebody stopped the stream
-    │   ├── StreamHandedOff       … another agent is to hold the stream
-    │   ├── StreamWedged          … the stream makes no progress here
-    │   └── AgentDraining         … the agent is stopping and its drain time is over
-    ├── StreamFailed              a stream cannot go on: the peer refuses for good, or a limit of ours says so
-    ├── ClientClosed              the client of the WebSocket API has ended
-    ├── ChangeRefused             the WebSocket API does not take a change of the state, now or later
-    │   └── VersionConflict       … the state does not have the version that the change was made for
-    ├── TooManyChanges            more changes wait for the WebSocket API than are kept
-    ├── MessageTooLarge           the message to a user is over what the WebSocket API can send; nothing was sent
-    ├── PushFailed                a message to a user reached none of their connections, for a reason that may pass
-    ├── DoorbellError             rings cannot be heard now; agents poll as if there were no doorbell
-    └── StoreError                the store did not do what was asked
-        ├── StoreUnavailable      … for now: retry later
-        │   ├── StoreThrottled    … the table or index refuses because of its throughput
-        │   ├── RegionPassive     … another region has the grant, or nobody: this one may not write
-        │   ├── CredentialsExpired  … the session's credentials are over
-        │   └── CredentialsMissing  … there are none at this moment; a ConfigurationError too
-        ├── StoreRejected         … for good: the engine does not take this write or question, now or later
-        ├── TableMissing          … the table or its index does not exist
-        ├── AccessDenied          … a permission is missing
-        ├── TextGone              … a payload or result that is kept apart from its row is not there any more
-        └── SchemaMismatch        … the database was written by another version
+A lost race is a value and never an exception. These are broken inputs and dependencies, and each says what to do.
 """
 
 from __future__ import annotations

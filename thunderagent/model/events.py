@@ -1,6 +1,6 @@
 """What happens in the engine, as frozen classes.
 
-The engine never logs: it emits on a bus (`bus.py`). `telemetry.py` alone turns events into log lines, tests await them.
+The engine never logs: it emits on a bus (`bus.py`). `telemetry/logs.py` turns events into log lines, tests await them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStarted(Event):
-    """The agent is about to poll for the first time."""
-
     agent: str
     store: str
     queues: str
@@ -53,7 +51,7 @@ class Polled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEvent(Event):
-    """Something happened to one task under one lease."""
+    """An event of one task under one lease."""
 
     task_id: str
     job: str
@@ -65,14 +63,14 @@ class TaskEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStarted(TaskEvent):
-    """The handler is about to run; `waited_s` since the task was due."""
+    """The handler is about to run, `waited_s` after the task was due."""
 
     waited_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTakenOver(TaskEvent):
-    """The task of a lost agent is ours now."""
+    """The agent has taken over the task of a lost agent."""
 
     lost_agent: str
 
@@ -94,8 +92,6 @@ class TaskSetApart(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSucceeded(TaskEvent):
-    """SUCCESS is written."""
-
     seconds: float
     note: str | None = None
 
@@ -110,15 +106,11 @@ class TaskRetried(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailed(TaskEvent):
-    """FAILED is written."""
-
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskClosed(TaskEvent):
-    """DONE is written."""
-
     reason: str
 
 
@@ -144,7 +136,7 @@ class TaskReleased(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLost(TaskEvent):
-    """The lease is gone: `reason` says whether another agent has it or we could not renew it in time."""
+    """The lease is over: `reason` says whether another agent has it or it could not be renewed in time."""
 
     reason: str
 
@@ -158,7 +150,7 @@ class SettleRefused(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeRejected(TaskEvent):
-    """The store takes no outcome of the task, not even a bare failure: its lease ends by itself."""
+    """The store takes no outcome of the task, not even a bare failure: its lease expires."""
 
     verb: str
     error: str
@@ -166,7 +158,7 @@ class OutcomeRejected(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRejected(Event):
-    """The store does not take this write of a row, now or later; the rows beside it go on."""
+    """The store never takes this write of a row; the rows beside it go on."""
 
     task_id: str
     verb: str
@@ -175,7 +167,7 @@ class WriteRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOverran(TaskEvent):
-    """The handler goes on although it was told to stop, or has ended only now, long after its time limit."""
+    """The handler runs on although it was asked to stop, or has ended only now, long after its time limit."""
 
     reason: str
     seconds: float
@@ -183,7 +175,7 @@ class TaskOverran(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildUnparked(Event):
-    """A BLOCKED task left for its queue, as its last parent ended."""
+    """A BLOCKED task is in its queue, as its last parent ended."""
 
     task_id: str
     parent_id: str
@@ -217,7 +209,7 @@ class UnknownJobsSeen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowUnreadable(Event):
-    """A row that this version cannot read is left alone: a newer version has written it, or a person. Told once."""
+    """This version cannot read a row, and leaves it alone. Emitted once for each row."""
 
     row_id: str
     attribute: str
@@ -226,13 +218,12 @@ class RowUnreadable(Event):
 
     @classmethod
     def of(cls, one: Unreadable) -> RowUnreadable:
-        """The event of a row."""
         return cls(row_id=one.row_id, attribute=one.attribute, value=one.value, remedy=REMEDY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Event):
-    """This agent has noticed that a queue or a job of its, or itself, is paused; `until` None: until resumed."""
+    """The agent has noticed that a queue or a job of its, or itself, is paused; `until` None: until resumed."""
 
     kind: str
     name: str
@@ -242,7 +233,7 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Event):
-    """This agent has noticed the end of a pause, by hand or by itself."""
+    """The agent has noticed the end of a pause, by hand or by itself."""
 
     kind: str
     name: str
@@ -259,8 +250,6 @@ class StoreFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRecovered(Event):
-    """The store answers again."""
-
     during: str
     seconds: float
 
@@ -282,7 +271,7 @@ class DoorbellRecovered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatLate(Event):
-    """A round of heartbeats came this many seconds after its time."""
+    """A round of heartbeats came this many seconds late."""
 
     seconds: float
 
@@ -320,8 +309,6 @@ class StreamDisconnected(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGap(TaskEvent):
-    """Messages are missing."""
-
     gap: str
     action: str
 
@@ -342,7 +329,7 @@ class StreamWedged(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHandedOff(TaskEvent):
-    """A stream goes to another agent; `overlap`: we go on with it until that one is ready."""
+    """A stream goes to another agent; `overlap`: this agent goes on with it until that one is ready."""
 
     reason: str
     overlap: bool
@@ -350,14 +337,14 @@ class StreamHandedOff(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamHandedOver(TaskEvent):
-    """We have stopped handling a stream that we had offered; `cursor` is where."""
+    """The agent has stopped handling a stream that it had offered; `cursor` is where."""
 
     cursor: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveConnections(Event):
-    """The gauge: open connections, and streams held."""
+    """Open connections, and streams held."""
 
     connections: int
     streams: int
@@ -374,7 +361,7 @@ class TickPut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicksSkipped(Event):
-    """Ticks of a periodic job were left out; of very many, at most a thousand are counted."""
+    """Ticks of a periodic job were left out; at most a thousand are counted."""
 
     job: str
     number: int
@@ -400,7 +387,7 @@ class ScheduleSetBack(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleUnreadable(Event):
-    """The row of a periodic job is none that this version can follow: its ticks are left to other agents."""
+    """This version cannot follow the row of a periodic job: its ticks are left to other agents."""
 
     job: str
     error: str

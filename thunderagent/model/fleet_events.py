@@ -1,4 +1,4 @@
-"""What happens to an agent as one of a fleet that somebody runs: its health, its retirement, what it tells others."""
+"""Events of an agent as one of a fleet: its health, its retirement, its region, its canary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thunderagent.model.events import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged(Event):
-    """The agent is healthy again, or is not; `reasons` say what is wrong, each with what to look at."""
+    """The health of the agent has changed; `reasons` say what is wrong and what to look at."""
 
     healthy: bool
     reasons: tuple[str, ...] = ()
@@ -17,15 +17,15 @@ class HealthChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRetires(Event):
-    """The agent drains by itself: to be started afresh, because somebody asked it to, or as its machine goes."""
+    """The agent drains by itself: for a fresh one, on request, or because its machine goes."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecyclingOff(Event):
-    """The agent has more memory than `recycle_mib` before it ran a task: a fresh one would be no smaller, so it goes
-    on without recycling by memory. Give it a larger number."""
+    """The agent had more memory than `recycle_mib` before it ran a task: a fresh one would be no smaller, so it does
+    not recycle by memory. Give it a larger number."""
 
     resident_mib: int
     recycle_mib: int
@@ -33,19 +33,19 @@ class RecyclingOff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFailed(Event):
-    """The agent's loop met an error that nobody expected: it gives its tasks back, if it can, and ends with it."""
+    """The agent's loop met an unexpected error: it gives its tasks back, if it can, and ends."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceAtRisk(Event):
-    """EC2 recommends to move away from this instance, which it may take away soon. Nothing is done about it."""
+    """EC2 recommends to move away from this instance, which it may take away soon. The agent goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticesFailed(Event):
-    """The EC2 instance does not say whether it is to be taken away. Told once; it is asked again, less often."""
+    """The EC2 instance does not say whether it is to be taken away. Emitted once; it is asked again, less often."""
 
     error: str
     next_try_s: float
@@ -53,7 +53,7 @@ class NoticesFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookFailed(Event):
-    """A hook raised, or could not keep up; the task that it was about is not affected."""
+    """A hook raised, or could not keep up; its task is not affected."""
 
     hook: str
     error: str
@@ -82,14 +82,14 @@ class QueueMeasured(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogMeasured(Event):
-    """How many tasks of all queues together are ready, which is told after the queues one by one."""
+    """How many tasks of all queues are ready; emitted after the queues one by one."""
 
     ready: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantAsked(Event):
-    """The agent wrote to the arbiter for its region, other than a beat: `won` says whether it was the first."""
+    """The agent wrote to the arbiter for its region, other than a beat; `won`: its write was the first."""
 
     region: str
     verb: str
@@ -132,9 +132,9 @@ class RegionsFrozen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryProbed(Event):
-    """A canary has tried a target, or the queue: how many seconds each step took; `step` and `reason` when one failed.
+    """A canary has tried a target, or the queue: seconds of each step; `step` and `reason` when one failed.
 
-    `healthy` is what the metric tells: the attempt did, and the target is not down by the attempts before.
+    `healthy` is the metric: the attempt did, and the target is not down by the attempts before.
     """
 
     target: str
@@ -151,7 +151,7 @@ class CanaryProbed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryBlind(Event):
-    """A canary cannot judge a target, and its last judgement stays: it is throttled, or has no token that counts."""
+    """A canary cannot judge a target, as it is throttled or has no valid token; its last judgement stays."""
 
     target: str
     observer: str
@@ -162,7 +162,7 @@ class CanaryBlind(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryTokenEnds(Event):
-    """The token of a canary is over in so many days, and nothing seems to replace it; told once a day."""
+    """The token of a canary expires in so many days, and nothing seems to replace it; emitted once a day."""
 
     target: str
     observer: str
@@ -171,7 +171,7 @@ class CanaryTokenEnds(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryDown(Event):
-    """A target of the canary is down: so many attempts in a row have failed, the last in this step for this reason."""
+    """A target of the canary is down: so many attempts in a row have failed, the last in this step."""
 
     target: str
     observer: str

@@ -1,4 +1,4 @@
-"""What a forked child finds otherwise than its parent left it: locks are free, connections of the parent are closed."""
+"""Locks and connections in a forked child: locks are free, connections of the parent are closed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _locks: Final[WeakSet[Any]] = WeakSet()
 
 
 def renewed(lock: T) -> T:
-    """The same lock or event; a forked child finds it free, as the thread that held it is not there.
+    """The same lock or event, which a forked child finds free: the thread that held it is not there.
 
-    It is for locks that are held for a moment and guard values that hold at each of them.
+    It is for locks that are held for a moment and guard values that are valid at each of them.
     """
     _locks.add(lock)
     return lock
 
 
 def of_this_process(connection: T, close: Callable[[T], object]) -> None:
-    """Close this connection in forked children, as `close` does: one that ends here must not stay open there."""
+    """Close this connection in forked children: one that ends here must not stay open there."""
     _connections[connection] = close
 
 

@@ -1,4 +1,4 @@
-"""Payloads and results are JSON data, as text that keeps the order of their keys. Only comparisons sort them."""
+"""Payloads and results as JSON text that keeps the order of their keys. Only comparisons sort them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 NOT_STORED: Final = "the result was not stored: "
-"""The begin of the note in the row of a task that is SUCCESS and whose result is lost."""
+"""Begin of the note in the row of a task that is SUCCESS and whose result is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unstorable:
-    """For the engine: stands for a value of a handler that cannot be JSON data; `why` tells."""
+    """Stands for a handler's value that cannot be JSON data; `why` says why."""
 
     why: str
 
@@ -25,7 +25,7 @@ _SORTED: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"), ensure
 
 
 def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str:
-    """Plain data as JSON text: keys in the order that they have, no spaces, no NaN.
+    """Plain data as JSON text: keys in their order, no spaces, no NaN.
 
     Raises:
         error: the value holds something that is not JSON data; `what` names it.
@@ -34,7 +34,7 @@ def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str
         text = _AS_GIVEN.encode(value)
         _SORTED.encode(value)  # refuses 1 beside "1", which would be one key in the text
         if not text.isascii():
-            text.encode()  # half a surrogate pair is no text: no engine can keep it
+            text.encode()  # no engine can keep half a surrogate pair
         return text
     except (TypeError, ValueError, RecursionError) as problem:
         raise error(
@@ -44,7 +44,7 @@ def dump_json(value: Any, what: str, error: type[Exception] = ValueError) -> str
 
 
 def sorted_json(text: str) -> str:
-    """JSON text with its keys sorted: the same for equal data. Text that is not JSON stays as it is."""
+    """JSON text with its keys sorted, the same for equal data. Text that is not JSON stays as it is."""
     try:
         return _SORTED.encode(json.loads(text))
     except (ValueError, RecursionError):
@@ -52,7 +52,6 @@ def sorted_json(text: str) -> str:
 
 
 def is_same_json(one: str | None, other: str | None) -> bool:
-    """True if two texts hold the same data, whatever the order of their keys."""
     if one is None or other is None or one == other:
         return one == other
     return sorted_json(one) == sorted_json(other)
@@ -61,8 +60,7 @@ def is_same_json(one: str | None, other: str | None) -> bool:
 def dump_result(value: Any) -> str | None:
     """What a handler returned as JSON text; None stays None.
 
-    Models, dataclasses, dates, decimals, UUIDs, paths and sets are converted as pydantic converts them, and mappings of
-    other kinds as dicts.
+    Pydantic converts models, dataclasses, dates, decimals, UUIDs, paths, sets and mappings of other kinds.
 
     Raises:
         ValueError: the value cannot be JSON data.

@@ -1,7 +1,7 @@
 """What was seen when an agent was lost with a task, as the row keeps it, and what follows for the task.
 
-A lost agent takes everything down that it ran, and only one of that may be to blame. So a loss is kept with its
-company: a task is given up for losses that it had alone, or for many in company that changed.
+A lost agent takes down everything that it ran, and only one task may be to blame. A task is given up for losses that
+it had alone, or for many in changing company.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from thunderagent.model.rows import is_number
 from thunderagent.model.task import Task
 
 ALONE: Final = "alone"
-"""In the last entry of `errors`: the fence of the run for which the agent ran nothing else that could be to blame."""
+"""In the last entry of `errors`: the fence of the run beside which the agent ran nothing else that could be to
+blame."""
 
 BESIDE: Final = "beside"
-"""In the entry of a loss: how many other tasks were seen lost with the same agent."""
+"""In the entry of a loss: how many other tasks were lost with the same agent."""
 
 LIVES: Final = "lives"
 """In the entry of a loss: the agent was seen alive after the lease was over."""
 
 IN_COMPANY: Final = 5
-"""Times `max_crashes` at which a task is given up although it never ran alone when its agent was lost."""
+"""Times `max_crashes` at which a task is given up although it never ran alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class Loss:
 
     @property
     def words(self) -> str:
-        """The loss in a line."""
         text = f"the lease ran out although agent {self.agent} lives" if self.lives else f"agent {self.agent} was lost"
         if self.is_alone:
             return f"{text}, which ran only this task"
@@ -53,7 +53,7 @@ class Loss:
 
 
 def runs_alone(task: Task) -> bool:
-    """True when the row says that its agent runs nothing else that could be to blame."""
+    """Whether the row says that its agent runs nothing else that could be to blame."""
     return any(entry.get(ALONE) == task.fence for entry in task.errors)
 
 
@@ -63,18 +63,18 @@ def must_run_apart(crash_count: int, max_crashes: int) -> bool:
 
 
 def is_to_blame(task: Task, max_crashes: int) -> bool:
-    """True when one more loss is one too many: this one alone, or far too many in any company."""
+    """Whether one more loss is one too many: this task alone, or far too many in any company."""
     if task.crash_count < max_crashes:
         return False
     return runs_alone(task) or task.crash_count >= max_crashes * IN_COMPANY
 
 
 def lived(task: Task, seen_at: Mapping[str, float]) -> int:
-    """How many of the agents that were lost with a task were alive after its lease was over, as far as is known.
+    """How many of the agents that were lost with a task are known to have lived after its lease was over.
 
     Args:
-        task: whose row says which agents they were, and when they were taken for lost.
-        seen_at: when an agent told of itself for the last time.
+        task: its row names those agents, with the time of each loss.
+        seen_at: when each agent wrote its row for the last time.
     """
     return sum(
         bool(entry.get(LIVES)) or (is_number(at := entry.get("at")) and seen_at.get(str(entry.get("agent")), 0.0) > at)

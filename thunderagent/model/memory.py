@@ -1,4 +1,4 @@
-"""The memory of processes, in MiB: of this one now and at its peak, and whether the kernel killed one for it."""
+"""Memory of this process in MiB, now and at its peak, and whether the kernel killed a process for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _UNITS_A_KIB: Final = 1024 if sys.platform == "darwin" else 1
 
 
 def resident_mib(proc: Path = Path("/proc/self")) -> float:
-    """Resident memory of this process. Without `/proc` the most that it ever had: that does not fall again."""
+    """Resident memory; without `/proc` its peak, which does not fall."""
     with suppress(OSError, ValueError, IndexError):
         return int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
     return peak_mib()
 
 
 def peak_mib(proc: Path = Path("/proc/self")) -> float:
-    """The most resident memory that this process ever had. Without `/proc`, or that of its parent if that is more."""
+    """Peak of the resident memory; without `/proc`, that of the parent if that is more."""
     with suppress(OSError, ValueError, StopIteration):
         line = next(line for line in (proc / "status").read_text().splitlines() if line.startswith("VmHWM:"))
         return int(line.split()[1]) / 1024
@@ -30,12 +30,12 @@ def peak_mib(proc: Path = Path("/proc/self")) -> float:
 
 
 def of_usage(ru_maxrss: int) -> float:
-    """What the kernel tells of an ended child."""
+    """What the kernel says of an ended child."""
     return ru_maxrss / _UNITS_A_KIB / 1024
 
 
 def kernel_kills(proc: Path = Path("/proc/self"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Processes of this one's control group that the kernel has killed as memory ran out; None: it does not tell."""
+    """Processes of this control group that the kernel killed as memory ran out; None: it does not say."""
     with suppress(OSError, ValueError, StopIteration):
         group = next(line for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::"))
         events = (root / group.removeprefix("0::").strip("/") / "memory.events").read_text()

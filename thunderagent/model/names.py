@@ -1,7 +1,7 @@
 """Names as they stand in the table: of jobs with their versions, and keys.
 
-The attribute `job` of a row is the name of the job while its version is 1, and `name@2` from then on. So an agent that
-does not know the version reads past the task as it does past a job that it does not have, whatever its own age.
+The attribute `job` is the name of the job for version 1, and `name@2` from then on. An agent that does not know the
+version, whatever its own age, reads past the task as past a job that it does not have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from thunderagent.model.arguments import is_storable, shown
 from thunderagent.model.errors import ConfigurationError
 
 NEWEST: Final = 999_999
-"""The highest version that a job can have."""
 
 LONGEST_KEY: Final = 256
 
@@ -29,13 +28,11 @@ def job_value(name: str, version: int) -> str:
 
 
 def parse_job(value: str) -> tuple[str, int]:
-    """Name and version of a job, from the attribute `job`."""
     found = _OF_A_VERSION.fullmatch(value)
     return (found[1], int(found[2])) if found else (value, 1)
 
 
 def plain_job(value: str) -> str:
-    """The name of a job, from the attribute `job`."""
     return parse_job(value)[0] if "@" in value else value
 
 
@@ -43,7 +40,7 @@ def wanted_job(text: str) -> tuple[str, int]:
     """Name and version of a job that a caller names: `report.build`, or `report.build@2`.
 
     Raises:
-        ConfigurationError: it ends like a version, and is none.
+        ConfigurationError: the text ends like a version, and is none.
     """
     found = _LIKE_A_VERSION.fullmatch(text)
     if found is None:
@@ -55,19 +52,19 @@ def wanted_job(text: str) -> tuple[str, int]:
 
 
 def has_version(name: str) -> bool:
-    """True for a text that ends like the version of a job, as no name of a job may."""
+    """Whether a text ends like the version of a job, as no name of a job may."""
     return _LIKE_A_VERSION.fullmatch(name) is not None
 
 
 def job_name_problem(name: object) -> str | None:
-    """What is wrong with the name of a job, without its version; None: nothing."""
+    """The problem of a job's name without its version, or None."""
     if isinstance(name, str) and 1 <= len(name) <= 128 and is_storable(name) and not re.search(r"\s", name):
         return None
     return f"the name {shown(name)} of a job must have 1 to 128 characters and no space"
 
 
 def key_problem(name: str, value: object) -> str | None:
-    """What is wrong with a text that is to be a unique key or the key of a limit; None: nothing."""
+    """The problem of a text for a unique key or the key of a limit, or None."""
     if not isinstance(value, str):
         return f"{name} is {shown(value)}; use a text"
     size = len(value.encode(errors="replace"))
@@ -77,7 +74,7 @@ def key_problem(name: str, value: object) -> str | None:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'a' or 'b'?` with the known names that resemble this one; the empty string for none."""
+    """`; did you mean 'a' or 'b'?` with known names that resemble this one, or an empty text."""
     close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.7)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 

@@ -1,8 +1,8 @@
 """Text streams whose writers never wait for a reader.
 
 A pipe that nobody reads is full after 64 KiB, and the next write to it waits for ever: the loop, a heartbeat, a handler
-or the end of the process. Here a line that the reader does not take at once waits in a bounded queue, and lines for
-which there is no room are counted.
+or the end of the process. Here a line that the reader does not take at once waits in a bounded queue. Lines for which
+there is no room are dropped and counted.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ MOST_WAITING: Final = 1 << 20
 _EACH: Final = 100
 """Bytes that a waiting piece of text takes beside its own."""
 _END: Final = b""
-"""What asks the thread to close its file."""
+"""Asks the thread to close its file."""
 
 _known: WeakKeyDictionary[TextIO, TextIO] = WeakKeyDictionary()
-"""Streams with those that were made of them."""
+"""Streams and the ones made of them."""
 
 
 def said(number: int) -> str:
-    """The line that stands where lines were dropped."""
+    """The line in place of dropped lines."""
     return f"thunderagent: {number} lines were dropped here, which nobody took in time\n"
 
 
 class Outlet(io.RawIOBase):
-    """What is below a text stream. Safe in threads, signal handlers, finalizers, and after a fork.
+    """The bytes below a text stream. Safe in threads, signal handlers, finalizers, and after a fork.
 
     The caller's thread writes what the reader takes at once, so that a line is there when the process dies. A thread
     writes the rest. Once a line was dropped, all are until nothing waits: one line then says how many. What waits when
-    the outlet is closed is still written to its own file, and to no other that has got the same number.
+    the outlet is closed still goes to its own file, never to another one with the same number.
 
     Args:
         descriptor: of the file, pipe, socket or terminal.
@@ -61,9 +61,8 @@ class Outlet(io.RawIOBase):
         self.name = descriptor
         self.mode = "wb"
         self.said: Callable[[int], str] = said
-        """Makes the line that stands where lines were dropped."""
         self.dropped = 0
-        """Lines that nobody will read."""
+        """Lines dropped so far."""
         self._descriptor = descriptor
         self._most = most
         self._own, self._is_direct = _opened(descriptor)
@@ -106,7 +105,7 @@ class Outlet(io.RawIOBase):
         return len(data)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until nothing waits any more, at most so long; False when something does."""
+        """Wait at most so long until nothing waits; False when something does."""
         until = time.monotonic() + seconds
         while self._waiting and time.monotonic() < until:
             time.sleep(LINES_LOOK_S)
@@ -128,7 +127,7 @@ class Outlet(io.RawIOBase):
         self._begin()
 
     def _mark(self) -> bytes:
-        """What stands in the place of the lines that were dropped so far."""
+        """The line in place of the lines that were dropped so far."""
         return self.said(self._lost).encode(errors="backslashreplace") if self._lost else b""
 
     def _drop(self, data: bytes) -> None:
@@ -146,7 +145,7 @@ class Outlet(io.RawIOBase):
             thread = threading.Thread(target=self._serve, name="lines", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no thread is to be had: the process is at its end, or at a limit
+            except RuntimeError:  # no thread: the process is at its end, or at a limit
                 self._drop(data)
                 return
             self._thread = thread
@@ -154,7 +153,7 @@ class Outlet(io.RawIOBase):
         self._inbox.put(data)
 
     def _take(self, data: bytes) -> bytes | None:
-        """Write what is taken at once; what is left over, or None: its reader is gone, or its disk is full."""
+        """Write what is taken at once; the rest, or None: the reader is gone, or the disk is full."""
         try:
             return data[os.write(self._own, data) :]
         except BlockingIOError:
@@ -195,14 +194,14 @@ def _opened(descriptor: int) -> tuple[int, bool]:
     The flag O_NONBLOCK belongs to the open file, which other processes share: so a pipe or a terminal is opened again.
     """
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        with suppress(OSError):  # it is a socket, or another user's pipe, or this is not Linux
+        with suppress(OSError):  # a socket, another user's pipe, or not Linux
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), True
         return os.dup(descriptor), False
     return os.dup(descriptor), True
 
 
 def without_waiting(stream: TextIO) -> TextIO:
-    """The same stream for writers that must not wait; a stream in memory is that already."""
+    """The same stream for writers that must not wait; a stream in memory stays as it is."""
     if outlet_of(stream) is not None:
         return stream
     known = _known.get(stream)
@@ -225,13 +224,13 @@ def outlet_of(stream: TextIO) -> Outlet | None:
 
 
 def open_outlets() -> None:
-    """Nobody in this process waits from now on for a reader of its standard output or standard error."""
+    """Make standard output and standard error of this process streams whose writers never wait."""
     sys.stdout, sys.stderr = (stream and without_waiting(stream) for stream in (sys.stdout, sys.stderr))
     atexit.register(end_lines)
 
 
 def end_lines(seconds: float = LINES_END_S) -> None:
-    """Let the lines out that wait for a reader, within this time: before the process ends."""
+    """Wait for a reader of the last lines, within this time, before the process ends."""
     until = time.monotonic() + seconds
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -242,7 +241,6 @@ def end_lines(seconds: float = LINES_END_S) -> None:
 
 
 def dropped_lines() -> int:
-    """Lines that this process has dropped so far."""
     return sum(outlet.dropped for outlet in _outlets())
 
 

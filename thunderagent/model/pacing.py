@@ -1,4 +1,4 @@
-"""Backoff, the pace of polls, and the waits of those who ask again."""
+"""Backoff and the pace of polls."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Backoff:
 
 @dataclass(slots=True)
 class PollPace:
-    """How long a queue waits before it asks for work again.
+    """Waits of a queue between two polls.
 
-    Work and room: at once. A part of a page: `min_s`. Nothing: grows by half each time to `max_s`, and after
-    `off_peak_after_s` of nothing to `idle_s`; to `stretched_s`, if that is longer, while rings tell of new tasks. Every
-    wait is jittered by a quarter so that agents do not march in step.
+    Work and room: none. A part of a page: `min_s`. Nothing: grows by half each time to `max_s`, and after
+    `off_peak_after_s` of nothing to `idle_s`; to `stretched_s`, if longer, while a doorbell works. Every wait is
+    jittered
+    by a quarter so that agents do not march in step.
     """
 
     min_s: float
@@ -66,10 +67,8 @@ def jittered(seconds: float, rng: random.Random) -> float:
 
 
 def first_poll(rng: random.Random, min_s: float) -> float:
-    """Random delay of an agent's first poll, so that a fleet that starts together does not poll together.
-
-    It is 1 to 3 s, and for agents that may poll more often than each second (`min_s`) as much shorter.
-    """
+    """Random delay of an agent's first poll, which spreads a fleet that starts together: 1 to 3 s, less for a short
+    `min_s`."""
     return rng.uniform(1.0, 3.0) * min(1.0, min_s)
 
 
@@ -82,7 +81,7 @@ def outage_delays(rng: random.Random, cap_s: float = 30.0) -> Iterator[float]:
 
 
 def wait_delays() -> Iterator[float]:
-    """Waits between looks at a task that a client waits for: 50 ms growing by half to 2 s."""
+    """Waits between looks of a caller at what it waits for: 50 ms growing by half to 2 s."""
     seconds = 0.05
     while True:
         yield seconds

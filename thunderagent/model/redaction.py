@@ -1,7 +1,7 @@
-"""Takes secrets out of what is logged: values of facts by their names, and what looks like a secret inside texts.
+"""Hides secrets in what is logged: values of facts by their names, and what looks like a secret inside texts.
 
-A text is searched only when it has something that every shape of a secret has; most have not, and cost nothing. Rather
-too much is hidden than too little: what follows `token=` is, to the next space.
+A text is searched only when it has something that every shape of a secret has; most have not, and cost nothing. Too
+much is hidden rather than too little: all that follows `token=`, up to the next space.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECRET_NAMES: Final = (
     "private-key",
     "x-amz-signature",
 )
-"""A fact whose name contains one of these, in whatever letters, is hidden."""
+"""A fact whose name contains one of these, in any case, is hidden."""
 
 _KEY_ID: Final = r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
 _USER: Final = r"(?<=://)[^\s/?#\"'<>]+(?=@)"
@@ -48,7 +48,7 @@ class Redactor:
         self._known: dict[str, bool] = {}
         words = "|".join(re.escape(name) for name in self._names)
         # A name, = or :, and a value: the rest of the line for a header; else a quoted text to its quote, or to the end
-        # if that was cut off; or something in brackets; or all to the next space. What repeats in a name is bounded, so
+        # if that was cut off; or something in brackets; or all to the next space. Repetition in a name is bounded, so
         # that no text takes longer than its length.
         mark = r"[\w.\-]{0,64}\\{0,8}[\"']?\]?[ \t]{0,8}[=:][ \t]{0,8}+"
         self._pattern = re.compile(
@@ -62,7 +62,7 @@ class Redactor:
         )
 
     def hides(self, name: str) -> bool:
-        """True for the name of a fact whose value is a secret."""
+        """Whether the value of a fact with this name is a secret."""
         known = self._known.get(name)
         if known is None:
             low = name.lower()
@@ -72,7 +72,6 @@ class Redactor:
         return known
 
     def text(self, text: str) -> str:
-        """The text without secrets."""
         if "=" in text or ":" in text:
             low = text.lower()
             for name in self._names:

@@ -1,7 +1,7 @@
-"""The attributes of the table, the values that each may have, and rows that this version cannot read.
+"""Attributes of the table, the values that each may have, and rows that this version cannot read.
 
-A newer version may have written such a row, or a person. It becomes a value: readers of many rows leave it out, change
-nothing of it, and name it once.
+A newer version or a person may have written such a row. It becomes a value: readers of many rows leave it out, do not
+change it, and name it once.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ LEASE_ATTRIBUTES: Final = ("lockTime", "leaseOwner", "leaseSec", "hb")
 REMEDY: Final = "upgrade this installation if a newer version has written the row, else mend or delete it"
 
 NAMED: Final = 10_000
-"""Rows that one process names at most, and of which it remembers that it did."""
+"""Rows that one process names at most."""
 
 ALONE_S: Final = 600.0
-"""How long no claim is tried of a task whose row could not be read; it may have been mended meanwhile."""
+"""How long a task is not claimed after its row could not be read; it may be mended meanwhile."""
 
 LARGEST: Final = 1e126
-"""Numbers of a row are below it: those of DynamoDB are."""
+"""Numbers of a row are below it, as those of DynamoDB."""
 
 MOST_COUNTED: Final = 2**53
 """Up to here every whole number is exact on both engines."""
@@ -106,11 +106,10 @@ class Unreadable:
     row_id: str
     attribute: str
     value: str
-    """In words, and short: the type, or for a value that is not the application's also the value."""
+    """Short and in words: the type, and the value itself unless it is the application's."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], attribute: str) -> Unreadable:
-        """The value for a row, because of one of its attributes."""
         return cls(f"{row.get('taskId', '')!s:.512}", attribute, _in_words(attribute, row))
 
     def __str__(self) -> str:
@@ -121,7 +120,7 @@ class Unread:
     """The rows that one process could not read: names each once, and knows which tasks not to claim.
 
     Args:
-        monotonic: the clock by which a task is left alone.
+        monotonic: the clock for `ALONE_S`.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -133,7 +132,7 @@ class Unread:
         """Called once for each row, in the thread that has read it."""
 
     def note(self, one: Unreadable) -> None:
-        """Name a row, unless it was named before, or so many were that one more line says nothing new."""
+        """Name a row once, and no more rows than `NAMED`."""
         with self._guard:
             is_new = self._named.pop(one.row_id, None) is None and self._number < NAMED
             self._number += is_new
@@ -144,12 +143,12 @@ class Unread:
             self.listener(one)
 
     def is_left_alone(self, task_id: str) -> bool:
-        """Whether the row of a task could not be read a while ago."""
+        """Whether the row of a task could not be read within `ALONE_S`."""
         return bool(self._named) and self._named.get(task_id, 0.0) > self._monotonic()
 
     @property
     def pause_s(self) -> float:
-        """How long a task waits that was claimed in vain: of many, all agents together claim ten in a second."""
+        """Wait of a task that was claimed in vain: of many, all agents together claim ten in a second."""
         return max(1.0, len(self._named) / 10)
 
 
@@ -164,22 +163,19 @@ def is_count(value: object) -> bool:
 
 
 def is_set(value: object) -> bool:
-    """A set of texts."""
     return isinstance(value, (set, frozenset)) and all(isinstance(member, str) for member in value)
 
 
 def is_list(value: object) -> bool:
-    """A list of texts."""
     return isinstance(value, (list, tuple)) and all(isinstance(member, str) for member in value)
 
 
 def is_maps(value: object) -> bool:
-    """A list of maps of JSON data."""
     return isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value) and is_json(value)
 
 
 def is_json(value: object) -> bool:
-    """Data that a row can keep again: no bytes, no sets, no number that is none."""
+    """Data that a row can keep: no bytes, no sets, no NaN."""
     left = [value]
     while left:
         one = left.pop()
@@ -200,21 +196,21 @@ RIGHT: Final[Mapping[str, Callable[[object], bool]]] = {
     "L": is_json,
     "M": lambda value: isinstance(value, Mapping) and is_json(value),
 }
-"""Whether a value is one of an attribute, by the type that the table gives it."""
+"""Whether a value has the type of an attribute."""
 
 
 def mistyped(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these attributes that is there and has another type than its own; None: there is none."""
+    """The first of these attributes that is there with a wrong type, or None."""
     return next((name for name in names if name in row and not RIGHT[ATTRIBUTES[name]](row[name])), None)
 
 
 def as_map(value: object) -> Mapping[str, Any]:
-    """A map of a row that another version may have written; empty in the place of anything else."""
+    """A map of a row, or an empty one in the place of anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
 def as_number(value: object) -> float:
-    """A number of such a row; 0 in the place of anything else."""
+    """A number of a row, or 0 in the place of anything else."""
     return value if is_number(value) else 0.0
 
 

@@ -1,7 +1,7 @@
 """Schedules: what a periodic job is to do, what its row says, and the pure decision which ticks are put.
 
-Of several agents one decides for each interval, as it changes the row under the fence that it saw. What it decided
-stands in the row until it is put, so that another agent can do it in its place.
+One of several agents decides for each interval: it changes the row under the fence that it saw. The decision stands in
+the row until its ticks are put, so that another agent can put them.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ CATCH_UPS: Final = ("none", "last", "all")
 OVERLAPS: Final = ("allow", "skip", "cancel_previous")
 
 LATE_S: Final = 60
-"""A tick that is so late, or later, was missed: `catch_up` says what becomes of it."""
+"""Age from which on a tick was missed: `catch_up` says what becomes of it."""
 
 SET_BACK_S: Final = 300
-"""A row whose last tick is further ahead than this was written under a clock that was wrong."""
+"""A row whose last tick is further ahead than this was written under a wrong clock."""
 
 AT_ONCE: Final = 100
-"""Ticks that one decision puts at most; the next goes on from there."""
+"""Ticks of one decision at most; the next goes on from there."""
 
 COUNTED: Final = 1000
 """Missed ticks that are counted at most."""
 
 LONGEST_JITTER_S: Final = 86400.0
 PAYLOAD_BYTES: Final = 8192
-"""Longest payload of a schedule: its row is written with each tick."""
+"""Most bytes of a schedule's payload: its row is written with each tick."""
 
 
 class Tick(BaseModel):
-    """The payload of a periodic job that has no other: `at`, in UTC, is the moment of the tick, not that of the run."""
+    """The payload of a periodic job that has no other: `at` is the moment of the tick in UTC, not that of the run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,7 +70,7 @@ class Schedule:
     payload: str | None = None
     """JSON text; None: each tick has a `Tick`."""
     version: int = 1
-    """Of the job's code that gave the schedule, and so of its payload."""
+    """Of the job's code that gave the schedule and its payload."""
 
     def __post_init__(self) -> None:
         check(choice_problem("catch_up", self.catch_up, CATCH_UPS), choice_problem("overlap", self.overlap, OVERLAPS))
@@ -85,11 +85,10 @@ class Schedule:
         Lane(self.queue)
 
     def is_same(self, other: Schedule) -> bool:
-        """True for the same schedule, whatever the order of the keys in its payload."""
+        """Whether it is the same schedule, whatever the order of the keys in its payload."""
         return replace(self, payload=other.payload) == other and is_same_json(self.payload, other.payload)
 
     def to_data(self) -> dict[str, Any]:
-        """The schedule as a small JSON map."""
         data: dict[str, Any] = {"spec": self.spec.to_data(), "queue": self.queue}
         data |= {"catch_up": self.catch_up, "overlap": self.overlap}
         data |= {"jitter_s": self.jitter_s} if self.jitter_s else {}
@@ -98,10 +97,10 @@ class Schedule:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Schedule:
-        """The schedule that `to_data` gave.
+        """The schedule of a small JSON map, as `to_data` gives it.
 
         Raises:
-            ConfigurationError: it is none that this version can follow.
+            ConfigurationError: this version cannot follow it.
         """
         try:
             return cls(
@@ -119,15 +118,13 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the row of a schedule says."""
-
     schedule: Schedule
     last: int
-    """The last tick that was dealt with; at the begin, the moment from which on ticks count."""
+    """The last tick that was dealt with; at the begin, the moment from which ticks count."""
     ticks: tuple[int, ...] = ()
     """Ticks that are decided, and perhaps not put."""
     cancels: str | None = None
-    """Id of the task that is to be cancelled before they are put."""
+    """Id of the task to be cancelled before they are put."""
     previous: str | None = None
     """Id of the task that was put last."""
     skipped: int = 0
@@ -136,14 +133,11 @@ class State:
     """Since when no ticks are put, in epoch seconds."""
     paused_until: float | None = None
     reason: str | None = None
-    """Why it is paused."""
 
     def is_paused(self, now: float) -> bool:
-        """True while no ticks are put."""
         return self.paused is not None and (self.paused_until is None or now < self.paused_until)
 
     def to_info(self) -> dict[str, Any]:
-        """The attribute `info` of the row."""
         info = self.schedule.to_data() | {"last": self.last}
         for name in _TOLD:
             if value := getattr(self, name):
@@ -152,10 +146,10 @@ class State:
 
     @classmethod
     def of(cls, row: Row) -> State:
-        """The state that a row tells.
+        """The state in a row.
 
         Raises:
-            ConfigurationError: the row was made by hand, or by a version that knows more.
+            ConfigurationError: a person or a newer version wrote the row.
         """
         info = row.get("info")
         if not isinstance(info, Mapping):
@@ -176,7 +170,7 @@ class State:
 
 
 def expires_at(row: Row) -> float:
-    """When the row of a schedule goes; infinity if it does not say."""
+    """When the row of a schedule expires; infinity if it does not say."""
     at = row.get("expireAt")
     return at if is_number(at) else math.inf
 
@@ -201,20 +195,20 @@ _TOLD: Final[Mapping[str, Callable[[object], bool]]] = {
     "paused_until": _is_time,
     "reason": _is_text,
 }
-"""What stands in a row beside the schedule and its ticks, if there is something to tell, and how to know it."""
+"""What stands in a row beside the schedule and its ticks: the name, the field, and whether a value is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done with a row: the state that it goes to, and why."""
+    """What is to be done with a row: its next state, and why."""
 
     state: State
     skipped: tuple[tuple[str, int], ...] = ()
-    """Ticks that are left out: why, and how many."""
+    """Reasons and numbers of ticks that are left out."""
     set_back_s: float = 0.0
     """How far ahead the row was of the clock."""
     must_wait: bool = False
-    """Nothing is decided before the task of the tick before has ended, which was cancelled."""
+    """Nothing is decided before the cancelled task of the previous tick has ended."""
 
     @property
     def ticks(self) -> tuple[int, ...]:
@@ -239,9 +233,9 @@ def plan(
 
     Args:
         job: its name.
-        state: what the row says; what was decided before must have been put.
+        state: what the row says; the ticks of the previous decision must have been put.
         now: epoch seconds.
-        is_open: whether the task with this id has not ended; asked only if `overlap` wants to know.
+        is_open: whether the task with this id has not ended; asked only if `overlap` needs it.
         is_stopping: whether an open task was cancelled: with `overlap="skip"` the tick waits for its end.
     """
     if state.last > now + SET_BACK_S:
@@ -274,12 +268,12 @@ def plan(
 
 
 def counts_from(state: State) -> int:
-    """The moment from which on ticks count: the last one, or the end of a pause."""
+    """The moment from which ticks count: the last one, or the end of a pause."""
     return max(state.last, math.floor(state.paused_until or 0.0)) if state.paused is not None else state.last
 
 
 def _caught_up(schedule: Schedule, last: int, now: float, skipped: list[tuple[str, int]]) -> tuple[list[int], int]:
-    """Of the ticks that are due, those that `catch_up` wants, and the last that is dealt with."""
+    """The due ticks that `catch_up` lets through, and the last that is dealt with."""
     spec = schedule.spec
     if schedule.catch_up == "all":
         ticks = between(spec, last, now, most=AT_ONCE)
@@ -299,12 +293,12 @@ def _caught_up(schedule: Schedule, last: int, now: float, skipped: list[tuple[st
 def _kept_apart(
     job: str, state: State, ticks: list[int], is_open: Callable[[str], bool], skipped: list[tuple[str, int]]
 ) -> tuple[list[int], str | None]:
-    """Of the ticks, those that `overlap` lets through, and the task that is to be cancelled for them."""
+    """The ticks that `overlap` lets through, and the task to be cancelled for them."""
     overlap, before = state.schedule.overlap, state.previous
     if overlap == "allow" or not ticks:
         return ticks, None
-    # Ids of a job are in the order of their ticks. A later one was put under a clock that was ahead: it still has its
-    # time to come. The same one was put by hand, a moment ago.
+    # Ids of a job are in the order of their ticks. A later one was put under a clock that was ahead: it is still to
+    # come. The same one was put by hand, a moment ago.
     is_in_the_way = before is not None and before < tick_id(job, ticks[0]) and is_open(before)
     if overlap == "skip":
         kept = [] if is_in_the_way else ticks[:1]
@@ -315,22 +309,19 @@ def _kept_apart(
 
 
 def schedule_id(job: str) -> str:
-    """Id of the row of a schedule."""
     return f"schedule:{job}"
 
 
 def tick_id(job: str, tick: int) -> str:
-    """Id of the task of a tick: every agent finds the same, so that it is put once."""
+    """Id of the task of a tick, the same for every agent, so that the tick is put once."""
     return f"{job}@{tick_text(tick)}"
 
 
 def tick_text(tick: int) -> str:
-    """A tick as in ids and payloads."""
     return datetime.fromtimestamp(tick, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def tick_payload(tick: int) -> str:
-    """A `Tick` as JSON text."""
     return dump_json({"at": tick_text(tick)}, "a tick")
 
 

@@ -1,7 +1,7 @@
-"""The task: its states, its row, and the place in the index where it can be found.
+"""The task: its states, its row, and its place in the index.
 
-A `Task` is a frozen picture of one row of TaskTable. Rows travel between the store and its engines as plain
-dictionaries with the attribute names of the table (`taskId`, `createdAt`, …); `read_task` is the only reader.
+A `Task` is a frozen picture of one row. Rows travel between the store and its engines as plain dictionaries with the
+attribute names of the table (`taskId`, `createdAt`, …); `read_task` is their only reader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thunderagent.model.names import job_value, parse_job
 from thunderagent.model.rows import ATTRIBUTES, RIGHT, Unreadable, is_count, is_list, is_maps
 
 Row = dict[str, Any]
-"""One row with the attribute names of the table; an attribute that is absent is not a key."""
+"""One row by attribute names of the table; an absent attribute is no key."""
 
 DEFAULT_QUEUE: Final = "default"
 
@@ -32,11 +32,11 @@ RESERVED: Final = (
     *("agent:", "turn:", "lanes:", "journal:", "unique:", "limit:", "schedule:", "control:", "probe:", "boot:"),
     *("region:", "sentinel:"),
 )
-"""The ids of rows of our own begin so, and those of no task."""
+"""Ids of our own rows begin so, and no task's id does."""
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGITS: Final = 9
-"""Of the number of a shard, at most."""
+"""Most digits of a shard's number."""
 
 
 class Status(StrEnum):
@@ -44,7 +44,7 @@ class Status(StrEnum):
 
     * `PENDING`: waits for `createdAt` (its due time) and a free slot.
     * `RUNNING`: one agent holds its lease.
-    * `BLOCKED`: waits for the tasks it depends on, or for a slot of its limit.
+    * `BLOCKED`: waits for the tasks it depends on, or for a permit of its limit.
     * `SUCCESS`: it ran to its end. Only this satisfies a dependency.
     * `FAILED`: retries or crashes are used up, or the error was fatal; stays for inspection and retry.
     * `DONE`: closed on purpose; `done_reason` says why.
@@ -59,7 +59,7 @@ class Status(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True when no agent will touch the task again unless somebody retries it."""
+        """Whether no agent will touch the task again unless a person retries it."""
         return self in TERMINAL
 
 
@@ -73,8 +73,8 @@ TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.FAILED: frozenset({Status.PENDING, Status.BLOCKED}),
     Status.DONE: frozenset({Status.PENDING, Status.BLOCKED}),
 }
-"""Which status may follow which. RUNNING to RUNNING is a takeover, PENDING to BLOCKED the way to a waitlist,
-BLOCKED to RUNNING the claim of a task from there; what leaves FAILED and DONE is a retry by hand."""
+"""Which status may follow which. RUNNING to RUNNING is a takeover, PENDING to BLOCKED the way to a waitlist, BLOCKED
+to RUNNING the claim of a task from there. What leaves FAILED and DONE is a retry by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Lane:
         return "" if self.queue == DEFAULT_QUEUE else f"#{self.queue}"
 
     def value(self, status: str) -> str:
-        """The value of the attribute `status` for a task of this lane."""
+        """The attribute `status` of a task of this lane."""
         return f"{status}{self.suffix}"
 
     @classmethod
@@ -121,12 +121,12 @@ class Lane:
 
 
 WAITLIST_MARK: Final = "@"
-"""In a status value: between the lane and the key of the limit on whose waitlist the task is."""
+"""Between the lane and the key of the limit on whose waitlist the task is."""
 
 
 class StatusValue(NamedTuple):
-    """What a value of the attribute `status` says: `BLOCKED#reports.3@api` is a task of the queue `reports`, shard 3,
-    that waits for a permit of the limit `api`."""
+    """A value of the attribute `status`: `BLOCKED#reports.3@api` is of a task of the queue `reports`, shard 3, that
+    waits for a permit of the limit `api`."""
 
     status: str
     suffix: str
@@ -134,7 +134,6 @@ class StatusValue(NamedTuple):
 
     @classmethod
     def parse(cls, value: str) -> StatusValue:
-        """The parts of a status value."""
         place, mark, waitlist = value.partition(WAITLIST_MARK)
         status, hash_mark, suffix = place.partition("#")
         return cls(status, hash_mark + suffix, waitlist if mark else None)
@@ -145,7 +144,7 @@ _lane_of_suffix = lru_cache(maxsize=4096)(Lane.parse)
 
 
 def lanes_of(suffixes: Iterable[str], strange: Callable[[str], None]) -> list[Lane]:
-    """The lanes of these suffixes, each once; `strange` is told those that name none."""
+    """The lanes of these suffixes, each once; `strange` is called with those that name none."""
     lanes: dict[Lane, None] = {}
     for suffix in suffixes:
         try:
@@ -177,11 +176,11 @@ BATCH: Final = "batch"
 """The `kind` of a task that runs to its end."""
 
 STREAM: Final = "stream"
-"""The `kind` of a task whose job holds a connection until it is told to stop."""
+"""The `kind` of a task whose job holds a connection until it is asked to stop."""
 
 
 class Desired(StrEnum):
-    """What is wanted of a stream: the attribute `desiredState`."""
+    """The attribute `desiredState` of a stream."""
 
     STARTED = "STARTED"
     STOPPED = "STOPPED"
@@ -201,7 +200,7 @@ class OnParentFailure(StrEnum):
 
 
 class UniqueScope(StrEnum):
-    """Until when a unique key is held by its task: the attribute `uniqueScope`.
+    """How long a task holds its unique key: the attribute `uniqueScope`.
 
     * `UNTIL_START`: until an agent starts the task.
     * `UNTIL_DONE`: until the task has ended, whatever its end.
@@ -212,11 +211,11 @@ class UniqueScope(StrEnum):
 
 
 class Handoff(StrEnum):
-    """How far the handing over of a live stream is: the attribute `handoffState`.
+    """How far the handoff of a live stream is: the attribute `handoffState`.
 
-    * `OFFERED`: the one who held the stream goes on handling messages, until another agent is ready.
+    * `OFFERED`: the old holder goes on handling messages until another agent is ready.
     * `READY`: the successor is connected and buffers.
-    * `DONE`: the one before has stopped; `lastSeq` is where.
+    * `DONE`: the old holder has stopped; `lastSeq` is where.
     """
 
     OFFERED = "OFFERED"
@@ -226,29 +225,29 @@ class Handoff(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task as a row of the table said it at some moment; times are epoch seconds."""
+    """One task as its row was at some moment; times are epoch seconds."""
 
     task_id: str
     status: Status
     lane: Lane = _PLAIN
     created_at: float
-    """StatusValue in the queue: the earliest moment the task may run. Moves with each delay, retry and snooze."""
+    """The earliest moment the task may run, its place in the queue. Moves with each delay, retry and snooze."""
     submitted_at: float
     started_at: float | None = None
     finished_at: float | None = None
     updated_at: float | None = None
     job: str
     version: int = 1
-    """Of the job's code that put the task; no attribute, but a part of `job` there."""
+    """Of the job's code that put the task; in the table a part of `job`."""
     kind: str = "batch"
     payload_text: str = "null"
     payload_ref: str | None = None
     payload_error: StoreError | None = None
-    """Why the payload, which is kept apart from the row, could not be read; no attribute."""
+    """Why a payload outside the row could not be read; no attribute."""
     payload_until: float | None = None
-    """When the payload is deleted by itself, as far as it was read from apart the row; no attribute."""
+    """When a payload outside the row is deleted by itself, as far as it was read; no attribute."""
     retry_count: int = 0
-    """Handler errors so far. It grows when a retry is written; snooze, drain and lost agents leave it alone."""
+    """Handler errors so far. Snoozes, drains and lost agents do not count."""
     max_retry: int | None = None
     """Retries allowed; None for a task that was enqueued without its job's code: the agent's job knows."""
     crash_count: int = 0
@@ -265,7 +264,7 @@ class Task:
     on_parent_failure: str | None = None
     desired_state: str | None = None
     last_seq: Mapping[str, Any] | None = None
-    """The cursor of a stream, as it was last saved."""
+    """The saved cursor of a stream."""
     handoff_owner: str | None = None
     handoff_until: float | None = None
     handoff_state: str | None = None
@@ -274,20 +273,18 @@ class Task:
     result_text: str | None = None
     result_ref: str | None = None
     result_error: StoreError | None = None
-    """Why the result, which is kept apart from the row, could not be read; no attribute."""
+    """Why a result outside the row could not be read; no attribute."""
     error: str | None = None
     errors: tuple[Mapping[str, Any], ...] = ()
-    """The last ten failed attempts, oldest first."""
     done_reason: str | None = None
     expire_at: float | None = None
     unique_key: str | None = None
     unique_scope: str | None = None
-    """Until when the unique key is held: `UniqueScope`."""
     limit_key: str | None = None
     limit_max: int | None = None
     """How many tasks with this `limit_key` may run at once in the whole fleet."""
     traceparent: str | None = None
-    """The trace that the task belongs to, as a W3C `traceparent`: of whoever enqueued it."""
+    """The W3C `traceparent` of the caller that enqueued it."""
     region_epoch: int | None = None
     """Epoch of the region whose agent claimed it last; None: it was claimed where there is one region."""
     waitlist: str | None = None
@@ -295,34 +292,31 @@ class Task:
 
     @property
     def is_stream(self) -> bool:
-        """True for a task that holds a connection until it is told to stop."""
         return self.kind == STREAM
 
     @property
     def is_stopping(self) -> bool:
-        """True for a task that was asked to stop, by a cancel or as a stream, and has not ended yet."""
+        """Whether the task was asked to stop, by a cancel or as a stream, and has not ended yet."""
         is_asked = self.cancel_requested or (self.is_stream and self.desired_state == Desired.STOPPED)
         return is_asked and not self.status.is_terminal
 
     @property
     def id(self) -> str:
-        """The same as `task_id`."""
         return self.task_id
 
     @property
     def queue(self) -> str:
-        """Name of the queue."""
         return self.lane.queue
 
     @property
     def status_value(self) -> str:
-        """The attribute `status` as it is stored, with the suffix of the lane and the waitlist."""
+        """The attribute `status`, with the suffix of the lane and the waitlist."""
         value = f"{self.status}{self.lane.suffix}"
         return value if self.waitlist is None else f"{value}{WAITLIST_MARK}{self.waitlist}"
 
     @property
     def job_value(self) -> str:
-        """The attribute `job` as it is stored, with the version unless that is 1."""
+        """The attribute `job`, with the version unless that is 1."""
         return job_value(self.job, self.version)
 
     @property
@@ -335,7 +329,7 @@ class Task:
         """The payload as JSON data.
 
         Raises:
-            StoreError: it is kept apart from the row, and could not be read.
+            StoreError: it is outside the row, and could not be read.
         """
         if self.payload_error is not None:
             raise self.payload_error
@@ -346,7 +340,7 @@ class Task:
         """The result as JSON data; None until the task has succeeded.
 
         Raises:
-            StoreError: it is kept apart from the row, and could not be read.
+            StoreError: it is outside the row, and could not be read.
         """
         if self.result_error is not None:
             raise self.result_error
@@ -354,12 +348,12 @@ class Task:
 
     @property
     def progress(self) -> Any:
-        """What the handler last told with `ctx.progress()`, as JSON data."""
+        """The last value of `ctx.progress()`, as JSON data."""
         return None if self.progress_text is None else json.loads(self.progress_text)
 
     @classmethod
     def from_row(cls, row: Row) -> Task:
-        """The task that a row describes.
+        """The task of a row.
 
         Raises:
             TaskUnreadable: this version cannot read the row.
@@ -370,7 +364,7 @@ class Task:
         return task
 
     def to_row(self) -> Row:
-        """The row to put; what is empty is left out, as DynamoDB refuses empty sets and we pay for each byte."""
+        """The row to put; what is empty is left out, as DynamoDB refuses empty sets and bills each byte."""
         row = {
             name: value
             for name, field in _FIELDS.items()
@@ -429,9 +423,9 @@ _STATUSES: Final = {str(status): status for status in Status}
 
 
 def read_task(row: Row) -> Task | Unreadable:
-    """The task that a row describes. What the row lacks is filled in; what this version does not know it leaves alone.
+    """The task of a row. What the row lacks is filled in; attributes that this version does not know are left alone.
 
-    A value of a wrong type, a status, policy or state of a newer version: the whole row cannot be read then.
+    A value of a wrong type, or a newer version's status, policy or state, makes the whole row unreadable.
     """
     values: dict[str, Any] = {}
     for name, value in row.items():
@@ -461,7 +455,7 @@ def read_task(row: Row) -> Task | Unreadable:
 
 
 class Candidate(NamedTuple):
-    """What an index entry tells of a task: enough to try a claim, nothing to rely on.
+    """An index entry of a task: enough to try a claim, nothing to rely on.
 
     A tuple and not a dataclass, as a poll makes fifty of them to claim ten.
     """
@@ -474,7 +468,7 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, task_id: str, status_value: str, created_at: float, job: object, kind: object) -> Candidate:
-        """The entry, whatever the row has as its job and kind: a job that is no text is one that no agent has."""
+        """The entry, whatever the row has as job and kind: no agent has a job whose name is no text."""
         job_text = job if isinstance(job, str) else f"{job!r:.80}"
         kind = kind or BATCH
         return cls(task_id, status_value, created_at, job_text, kind if isinstance(kind, str) else f"{kind!r:.80}")
@@ -497,11 +491,10 @@ class Lease:
     fence: int
     lease_s: float
     held_from: float
-    """Monotonic seconds of the moment before the claim or the last good renewal was sent."""
+    """Monotonic seconds just before the claim or the last good renewal was sent."""
 
     @property
     def task_id(self) -> str:
-        """Id of the leased task."""
         return self.task.task_id
 
     def deadline(self, margin: float) -> float:

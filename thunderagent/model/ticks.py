@@ -1,14 +1,17 @@
 """When a periodic job is due: a spec as a value, and the ticks that it gives.
 
-A spec is a fixed set of moments, whole epoch seconds, that depends neither on who asks nor on when: every agent finds
-the same ticks. It is data too: `to_data` and `spec_of` are each other's inverse.
+A spec is a fixed set of moments in whole epoch seconds: every agent finds the same ticks, whenever it asks. It is data
+too: `to_data` and `spec_of` are each other's inverse.
 
-* Seconds, minutes and hours are counted in UTC from the epoch: `every(7).minutes` are the multiples of 420 s. They do
-  not drift with the start of a process, and a change of the clock on the wall does not touch them.
-* Days, weeks and weekdays are times on the wall of a zone. One that does not come in spring ticks at the first moment
-  after the gap; one that comes twice in autumn ticks the first time only.
-* So does a cron expression with fixed seconds, minutes and hours. One that starts its seconds, minutes or hours with
-  `*` ticks whenever the clock on the wall matches, so it goes on evenly through a change of the clock.
+* Seconds, minutes and hours are counted in UTC from the epoch: `every(7).minutes` are the multiples of 420 s. Neither
+  the start of a process nor a change of the wall clock moves them.
+* Days, weeks and weekdays are wall times of a zone. A time that does not come in spring ticks at the first moment after
+  the gap; one that comes twice in autumn ticks the first time only.
+* So does a cron expression with fixed seconds, minutes and hours. One with `*` in them ticks whenever the wall clock
+  matches, so it goes on evenly through a change of the clock.
+
+cronsim knows neither intervals that go on over an hour, a month or a year, nor seconds in its handling of gaps: so
+`every` counts by itself, and `Cron` has cronsim walk on a wall without a zone.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ UNITS: Final[Mapping[str, int]] = {"seconds": 1, "minutes": 60, "hours": 3600, "
 WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 LONGEST_S: Final = 3660 * DAY_S
 LAST_MOMENT: Final = 10_000_000_000
-"""The year 2286: no clock that can be right shows more, and the calendar goes further than that."""
+"""The year 2286: no right clock shows more."""
 
 _FIRST_DAY: Final = date(1970, 1, 1).toordinal()
 _FORMS: Final[Mapping[str, tuple[str, str]]] = {
@@ -48,11 +51,11 @@ class Every:
     number: int
     unit: str
     weekday: int | None = None
-    """Of weeks: 0 for Monday, which is the default, to 6."""
+    """Of weeks: 0 for Monday, the default, to 6."""
     at_s: int | None = None
     """Seconds after the begin of the unit."""
     zone: str = "UTC"
-    """Of days and weeks: on whose wall they begin."""
+    """Of days and weeks."""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS or type(self.number) is not int:
@@ -69,8 +72,11 @@ class Every:
             raise ConfigurationError(f"{self.unit} are counted in UTC: leave the zone {self.zone!r} out, or use days")
 
     def at(self, text: str, zone: str | None = None) -> Every:
-        """The same at a time: `"HH:MM"` or `"HH:MM:SS"` of days and weeks, in a zone; `":MM"` or `"MM:SS"` of hours;
-        `":SS"` of minutes.
+        """The same at a time.
+
+        Args:
+            text: `"HH:MM"` or `"HH:MM:SS"` of days and weeks, `":MM"` or `"MM:SS"` of hours, `":SS"` of minutes.
+            zone: of days and weeks.
 
         Raises:
             ConfigurationError: there is no such time, or no such zone.
@@ -94,7 +100,6 @@ class Every:
         return ((after - offset) // period + 1) * period + offset
 
     def to_data(self) -> dict[str, Any]:
-        """The spec as a small JSON map."""
         data: dict[str, Any] = {"every": self.number, "unit": self.unit}
         data |= {"weekday": self.weekday} if self.weekday is not None else {}
         data |= {"at": self.at_s} if self.at_s is not None else {}
@@ -102,7 +107,7 @@ class Every:
 
     @property
     def shortest_s(self) -> int:
-        """Seconds from a tick to the next, at least."""
+        """Least seconds between two ticks."""
         return self.number * UNITS[self.unit] - (DAY_S // 2 if self._on_the_wall else 0)
 
     def __str__(self) -> str:
@@ -128,7 +133,7 @@ class Every:
         return self.unit in ("days", "weeks")
 
     def _days(self, after: int, zone: tzinfo) -> Iterator[int]:
-        """Numbers of days since the epoch, from the day before on: what it lacks may tick after its end."""
+        """Numbers of days since the epoch, from the day before: a time that it lacks may tick after its end."""
         first = wall_time(after, zone).date().toordinal() - _FIRST_DAY - 1
         shift = (self.weekday or 0) - 3 if self.unit == "weeks" else 0  # the epoch was a Thursday
         step = self.number * (7 if self.unit == "weeks" else 1)
@@ -186,12 +191,11 @@ class Cron:
             after = turn - 1
 
     def to_data(self) -> dict[str, Any]:
-        """The spec as a small JSON map."""
         return {"cron": self.expression, "zone": self.zone}
 
     @property
     def shortest_s(self) -> int:
-        """Seconds from a tick to the next, at least; half of an hour or a day that the clock on the wall may change."""
+        """Least seconds between two ticks; half of an hour or a day that a change of the clock may shorten."""
         *seconds, minute, hour, _, _, _ = self.expression.split()
         if seconds and not seconds[0].isdecimal():
             return 1
@@ -201,18 +205,18 @@ class Cron:
 
     @property
     def _is_fixed(self) -> bool:
-        """True when the time of the day is fixed: it ticks once whatever the clock on the wall does."""
+        """Whether the time of day is fixed: it ticks once whatever the wall clock does."""
         times = self.expression.split()[:-3]
         return not any(part.startswith("*") for part in times)
 
     @property
     def _days(self) -> tuple[str, str]:
-        """The two fields of days, of the month and of the week."""
+        """The two fields of days: of the month, and of the week."""
         *_, day, _, weekday = self.expression.split()
         return day, weekday
 
     def _never_comes(self) -> bool:
-        """True if the days are there in some months, though in none of these."""
+        """Whether the days exist in some months, but not in these."""
         fields = self.expression.split()
         if len(fields) not in (5, 6):
             return False
@@ -223,7 +227,7 @@ class Cron:
         return True
 
     def __str__(self) -> str:
-        """For people, with what two fields of days mean together: `cron 0 0 13 * FRI UTC (day 13 or FRI)`."""
+        """For people, with what both fields of days mean together: `cron 0 0 13 * FRI UTC (day 13 or FRI)`."""
         day, weekday = self._days
         both = "and" if day.startswith("*") or weekday.startswith("*") else "or"
         meaning = "" if "*" in (day, weekday) else f" (day {day} {both} {weekday})"
@@ -234,7 +238,7 @@ Spec = Every | Cron
 
 
 class Count:
-    """`every(10)`, which waits for its unit: `.seconds`, `.minutes`, `.hours`, `.days`, `.weeks` or a weekday."""
+    """`every(10)`, which needs its unit: `.seconds`, `.minutes`, `.hours`, `.days`, `.weeks` or a weekday."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -246,32 +250,26 @@ class Count:
 
     @property
     def second(self) -> Every:
-        """Every second."""
         return self._one("seconds")
 
     @property
     def seconds(self) -> Every:
-        """Every so many seconds, counted in UTC."""
         return Every(self._number, "seconds")
 
     @property
     def minute(self) -> Every:
-        """Every minute."""
         return self._one("minutes")
 
     @property
     def minutes(self) -> Every:
-        """Every so many minutes, counted in UTC."""
         return Every(self._number, "minutes")
 
     @property
     def hour(self) -> Every:
-        """Every hour."""
         return self._one("hours")
 
     @property
     def hours(self) -> Every:
-        """Every so many hours, counted in UTC."""
         return Every(self._number, "hours")
 
     @property
@@ -296,53 +294,46 @@ class Count:
 
     @property
     def monday(self) -> Every:
-        """The Monday of every so many weeks."""
         return Every(self._number, "weeks", 0)
 
     @property
     def tuesday(self) -> Every:
-        """The Tuesday of every so many weeks."""
         return Every(self._number, "weeks", 1)
 
     @property
     def wednesday(self) -> Every:
-        """The Wednesday of every so many weeks."""
         return Every(self._number, "weeks", 2)
 
     @property
     def thursday(self) -> Every:
-        """The Thursday of every so many weeks."""
         return Every(self._number, "weeks", 3)
 
     @property
     def friday(self) -> Every:
-        """The Friday of every so many weeks."""
         return Every(self._number, "weeks", 4)
 
     @property
     def saturday(self) -> Every:
-        """The Saturday of every so many weeks."""
         return Every(self._number, "weeks", 5)
 
     @property
     def sunday(self) -> Every:
-        """The Sunday of every so many weeks."""
         return Every(self._number, "weeks", 6)
 
 
 def every(number: int = 1) -> Count:
-    """A spec in words: `every(10).minutes`, `every().hour.at(":15")`, `every().day.at("02:00", "Europe/Berlin")`,
-    `every().monday.at("09:30")`, `every(2).weeks`."""
+    """A spec in words: `every(10).minutes`, `every().hour.at(":15")`, `every(2).weeks`,
+    `every().monday.at("09:30")`."""
     return Count(number)
 
 
 def cron(expression: str, zone: str | None = None) -> Cron:
-    """A spec as a cron expression: minute, hour, day of month, month, day of week, and seconds before them if there
-    are six fields.
+    """A spec as a cron expression: minute, hour, day of month, month, day of week, and seconds before them if there are
+    six.
 
     Lines of crontabs, of Quartz and of AWS are taken where their meaning is certain: `@daily`, `?`, `FRI-MON`,
-    `CRON_TZ=Europe/Berlin 0 2 * * *`, `cron(0 12 * * ? *)`. With both fields of days set, a day that fits either will
-    do, unless one of them begins with `*`.
+    `CRON_TZ=Europe/Berlin 0 2 * * *`, `cron(0 12 * * ? *)`. With both fields of days set, a day that fits either is
+    enough, unless one of them begins with `*`.
 
     Args:
         expression: the fields, or such a line.
@@ -367,7 +358,7 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
     """The spec that `to_data` gave.
 
     Raises:
-        ConfigurationError: it is none that this version knows.
+        ConfigurationError: this version does not know it.
     """
     match dict(data):
         case {"cron": str(expression), "zone": str(zone), **rest} if not rest:
@@ -378,7 +369,7 @@ def spec_of(data: Mapping[str, Any]) -> Spec:
 
 
 def between(spec: Spec, after: float, until: float, *, most: int) -> list[int]:
-    """The ticks after `after`, up to and with `until`, oldest first, and of many the first `most`."""
+    """The first `most` ticks after `after`, up to and with `until`, oldest first."""
     ticks: list[int] = []
     last, end = int(after // 1), int(min(until, LAST_MOMENT) // 1)
     while len(ticks) < most and last < end and (tick := spec.next(last)) <= end:
@@ -387,7 +378,7 @@ def between(spec: Spec, after: float, until: float, *, most: int) -> list[int]:
 
 
 def newest(spec: Spec, after: float, until: float) -> int | None:
-    """The last tick after `after`, up to and with `until`; however many there are, it takes a few dozen steps."""
+    """The last tick after `after`, up to and with `until`, in a few dozen steps however many there are."""
     start, end = int(after // 1), int(min(until, LAST_MOMENT) // 1)
     if start >= end or spec.next(start) > end:
         return None

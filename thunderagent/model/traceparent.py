@@ -1,7 +1,7 @@
-"""The trace that a task belongs to, as a W3C `traceparent`: read, checked, and known to what runs inside.
+"""The trace of a task, as a W3C `traceparent`: read, checked, and known to what runs inside.
 
 `00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`: version, trace, span, flags. A text that is none is no error:
-whatever it came with goes on without a trace. Nothing here needs OpenTelemetry.
+its task goes on without a trace. Nothing here needs OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
 
 CURRENT: Final[ContextVar[str | None]] = ContextVar("traceparent", default=None)
-"""The trace of the run, or of the request, that this thread or coroutine works for."""
+"""The trace of the run or the request that this thread or coroutine works for."""
 
 
 def checked(text: object) -> str | None:
@@ -49,7 +49,7 @@ def from_xray(text: object) -> str | None:
 
 
 def trace_id(text: str | None) -> str | None:
-    """The trace that a `traceparent` names, or None."""
+    """The trace of a `traceparent`, or None."""
     return None if (text := checked(text)) is None else text[3:35]
 
 

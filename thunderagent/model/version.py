@@ -1,3 +1,3 @@
-"""The version, apart from everything else so that any layer can name it."""
+"""The version, alone so that any room can import it."""
 
 __version__ = "0.1.0"

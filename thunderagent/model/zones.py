@@ -1,6 +1,6 @@
-"""The clock on the wall of a time zone: from wall times to moments, and back.
+"""The wall clock of a time zone: from wall times to moments, and back.
 
-Moments are whole epoch seconds. A wall time that comes twice, in autumn, means its first coming; one that does not come
+Moments are whole epoch seconds. A wall time that comes twice, in autumn, means its first coming. One that does not come
 at all, in spring, means the first moment after the gap.
 """
 
@@ -23,7 +23,7 @@ def zone_named(name: str) -> tzinfo:
     """The zone of a name such as `Europe/Berlin`.
 
     Raises:
-        ConfigurationError: this machine does not know it; close names are told.
+        ConfigurationError: this machine does not know it; the message has similar names.
     """
     if name == "UTC":
         return UTC
@@ -43,12 +43,12 @@ def zone_named(name: str) -> tzinfo:
 
 
 def wall_time(moment: int, zone: tzinfo) -> datetime:
-    """What the clock on the wall shows, without a zone."""
+    """What the wall clock shows, without a zone."""
     return datetime.fromtimestamp(moment, zone).replace(tzinfo=None, fold=0)
 
 
 def offset_s(moment: int, zone: tzinfo) -> int:
-    """Seconds by which the clock on the wall is ahead of UTC."""
+    """Seconds by which the wall clock is ahead of UTC."""
     return seconds_of(wall_time(moment, zone)) - moment
 
 
@@ -58,7 +58,7 @@ def seconds_of(naive: datetime) -> int:
 
 
 def moment_of(naive: datetime, zone: tzinfo) -> int:
-    """The first moment at which the clock on the wall shows this, or the first after the gap in which it lies."""
+    """The first moment at which the wall clock shows this, or the first after the gap in which it lies."""
     first = int(naive.replace(tzinfo=zone, fold=0).timestamp())
     if wall_time(first, zone) == naive:
         return first
@@ -67,7 +67,7 @@ def moment_of(naive: datetime, zone: tzinfo) -> int:
 
 
 def next_turn(start: int, end: int, zone: tzinfo) -> int | None:
-    """The first second after `start`, up to `end`, at which the clock on the wall has been put forward or back.
+    """The first second after `start`, up to `end`, at which the wall clock has been put forward or back.
 
     Looks once a day: no zone has ever changed its clock twice in one.
     """
