@@ -72,9 +72,9 @@ class Settings(BaseSettings):
     max_streams: int = 700
     """Streams that the agent holds at most, beside the slots of its queues; 0: none."""
     rebalance_streams: int = 5
-    """Streams that an agent well above the mean of the fleet hands off at a time; 0: none."""
+    """Streams that an agent well above the mean of the fleet hands off in one turn; 0: none."""
     rebalance_s: float = 60.0
-    """Time between two such times; agents tell how many they hold every 15 s, so not less than that."""
+    """Time between two such turns. At least 15 s: agents report as often how many streams they hold."""
     connect_rate: float = 40.0
     """Connections that the agent's streams open in a second."""
     connect_concurrency: int = 16
@@ -82,23 +82,23 @@ class Settings(BaseSettings):
     event_loop: str = "asyncio"
     """`asyncio` or `uvloop`, for coroutine functions and streams; uvloop needs a fifth of the memory with TLS."""
     lease_s: float = 300.0
-    """How long a task stays with an agent that is not heard of."""
+    """How long a task stays with a silent agent before another one takes it."""
     heartbeat_s: float = 60.0
     """Time between two renewals of a lease; at most a third of it."""
     poll_min_s: float = 1.0
-    """Pause after a poll that found a part of a page."""
+    """Pause between polls after one that found less than a page."""
     poll_max_s: float = 5.0
     """Longest pause between polls while the queue is empty."""
     poll_idle_s: float = 10.0
     """Pause between polls when the queue has been empty for five minutes."""
     wake_queue_url: str | None = None
-    """Amazon SQS queue that tells agents of new tasks at once, with DynamoDB; SQLite needs none. One for each table."""
+    """Amazon SQS queue that notifies agents of new tasks, with DynamoDB; SQLite needs none. One for each table."""
     poll_wake_s: float = 60.0
-    """Longest pause between polls while that queue works and there is nothing to do."""
+    """Longest pause between polls while that queue works and is empty."""
     batch_page: int = 50
-    """Index entries that a poll reads at least when several agents serve the queue, 1 to 1000."""
+    """Least number of index entries that a poll reads when several agents serve the queue, 1 to 1000."""
     max_retry: int = 3
-    """Retries after handler errors unless the job or the task says otherwise."""
+    """Retries after handler errors, where neither job nor task has a number."""
     max_crashes: int = 3
     """Lost agents that a task survives; one more that ran nothing else makes it FAILED."""
     backoff_base_s: float = 2.0
@@ -110,11 +110,11 @@ class Settings(BaseSettings):
     stop_wait_s: float = 45.0
     """The `stopwaitsecs` of the supervisor that runs the agent; must be over `drain_s` by 5 s or more."""
     sweep_s: float = 15.0
-    """Time between two looks for lost agents' tasks and stuck dependencies; with streams, 5 s at most for the first."""
+    """Time between two sweeps for lost agents' tasks and stuck dependencies. With streams, 5 s at most for tasks."""
     clock_guard_s: float = 2.0
     """Added to a lease before another agent takes the task."""
     keep_success_days: float = 14.0
-    """Days until a task that is SUCCESS or DONE is deleted."""
+    """Days until a task that is SUCCESS or DONE (closed on purpose) is deleted."""
     keep_failed_days: float = 90.0
     """Days until a task that is FAILED is deleted."""
     blob_bucket: str | None = None
@@ -130,40 +130,40 @@ class Settings(BaseSettings):
     push_endpoint: str | None = None
     """Management API of the WebSocket API for `ctx.push`: `https://API.execute-api.REGION.amazonaws.com/STAGE`."""
     push_connections: str | None = None
-    """URL of its table of connections, which says who is connected: `dynamodb://TABLE?region=REGION`."""
+    """URL of its table of connections: `dynamodb://TABLE?region=REGION`."""
     http_port: int = 0
     """Port of an agent's `/metrics` and `/health`, the next free one of 32 if it is taken; 0: none."""
     http_host: str = "127.0.0.1"
-    """Address of that port; whoever reaches it may read the metrics."""
+    """Address of that port. Everything that reaches it may read the metrics."""
     traces: bool = False
     """Make OpenTelemetry spans of enqueues and runs, sent as `OTEL_…` variables say; needs the extra `traces`."""
     health_folder: str | None = None
-    """Folder in which each agent keeps a file `PID.json` that says how it is."""
+    """Folder in which each agent keeps a file `PID.json` with its health."""
     health_s: float = 60.0
-    """An agent whose store, heartbeat, loop or event loop has not got on for so long is not healthy."""
+    """How long store, heartbeat, loop or event loop may stand still before an agent is not healthy."""
     recycle_tasks: int = 0
-    """An agent that has run so many tasks drains, for the supervisor to start a fresh one; 0: never."""
+    """Tasks after which an agent drains, for its supervisor to start a fresh one; 0: never."""
     recycle_mib: int = 0
-    """The same when its process has more resident memory than so many MiB; 0: never."""
+    """Resident memory in MiB above which an agent drains; 0: never."""
     recycle_threads: int = 3
-    """The same when so many handlers went on for a minute after they were told to stop; 0: never."""
+    """Handlers that go on a minute after they were asked to stop, at which an agent drains; 0: never."""
     ec2_notices: bool = False
-    """Ask the EC2 instance each 5 s whether it is to be taken away (spot, Auto Scaling), and drain when it is."""
+    """Ask the EC2 instance each 5 s whether it will be taken away (spot, Auto Scaling), and drain then."""
 
     region: str | None = None
     """Region in which the agent runs, such as `eu-central-1`; needed where several share a global table."""
     region_arbiter: str | None = None
-    """Store with the row that says which region has the grant: a table in a third region; without one, there is one."""
+    """Store with the row of the grant: a table in a third region. Empty: there is one region."""
     region_scope: str = "default"
     """Name of that row: agents that share a global table have the same."""
     region_lease_s: float = 30.0
-    """How long a region keeps its grant when it is not heard of."""
+    """How long a silent region keeps its grant."""
     region_beat_s: float = 10.0
     """Time between two renewals of the grant; at most a third of it."""
     region_preferred: str | None = None
     """Region that has the grant first, and may get it back."""
     region_failback: str = "manual"
-    """`manual`, or `auto`: the preferred region takes its place back when it has been well again for a while."""
+    """`manual`, or `auto`: the preferred region takes the grant back when it has been well for a while."""
 
     canary_targets: dict[str, str] = Field(default_factory=dict)
     """WebSocket APIs that agents try by region, as JSON: `{"eu-central-1": "wss://…"}`; empty: no canary."""
