@@ -318,7 +318,10 @@ Section = tuple[str, list[Line]]
 
 
 def section(
-    title: str, ours: Mapping[str, float | None], naive: Numbers | None = None, goals: Goals | None = None
+    title: str,
+    ours: Mapping[str, float | None],
+    naive: Mapping[str, float | None] | None = None,
+    goals: Goals | None = None,
 ) -> Section:
     """The lines of what was measured on both sides; None is left out."""
     naive, goals = naive or {}, goals or {}

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -145,6 +145,16 @@ def serve(hello: Mapping[str, Any], answer: Callable[..., Mapping[str, Any]] = C
 
     say(hello)
     threading.Thread(target=work, name="requests", daemon=True).start()
+
+
+def run(main: Coroutine[Any, Any, None], *, on_uvloop: bool) -> None:
+    """Run a process that has an event loop."""
+    if on_uvloop:
+        import uvloop  # an extra
+
+        uvloop.run(main)
+    else:
+        asyncio.run(main)
 
 
 def raise_open_files() -> int:

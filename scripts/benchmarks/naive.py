@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from benchmarks.measured import COUNTS, raise_open_files, serve
+from benchmarks.measured import COUNTS, raise_open_files, run, serve
 
 PAGE: Final = 10
 LOCK_S: Final = 300.0
@@ -235,9 +235,5 @@ if __name__ == "__main__":
     given: dict[str, Any] = json.loads(sys.argv[1])
     if "store" in given:
         run_queue(given["store"])
-    elif given["loop"] == "uvloop":
-        import uvloop
-
-        uvloop.run(run_streams(given["url"]))
     else:
-        asyncio.run(run_streams(given["url"]))
+        run(run_streams(given["url"]), on_uvloop=given["loop"] == "uvloop")

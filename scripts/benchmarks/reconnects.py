@@ -9,10 +9,9 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.harness import Numbers, Plan, Section, section
+from benchmarks.harness import Plan, Section, section
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.pump import SPREAD_S, reconnect_delay
 from thunderagent.websocket_api.client.options import CONNECTS_A_SECOND, ClientOptions
@@ -23,21 +22,6 @@ NAIVE_CAP_S: Final = 5.0
 
 Delay = Callable[[int], float]
 """Seconds before the next attempt, by the number of failures so far; 0 right after the loss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a fleet came back."""
-
-    clients: int
-    seconds: float
-    """Until the last one was back."""
-    half_s: float
-    """Until half of them were."""
-    attempts: int
-    refused: int
-    busiest: int
-    """Attempts in the busiest second."""
 
 
 def resilient(fleet: int, rng: random.Random, *, sees_why: bool = True) -> Delay:
@@ -62,7 +46,7 @@ def naive(rng: random.Random) -> Delay:
     return lambda failures: reconnect_delay(failures, 0.5, NAIVE_CAP_S, rng)
 
 
-def reconnect(clients: int, delay: Delay, rate: float = CONNECTS_A_SECOND) -> Outcome:
+def reconnect(clients: int, delay: Delay, rate: float = CONNECTS_A_SECOND) -> dict[str, float]:
     """All lose their connections at 0; how they come back.
 
     The API takes `rate` connects in a second, and as many at once after a quiet one.
@@ -81,18 +65,16 @@ def reconnect(clients: int, delay: Delay, rate: float = CONNECTS_A_SECOND) -> Ou
             back.append(seconds)
         else:
             heapq.heappush(waiting, (seconds + delay(failures + 1), number, failures + 1))
-    total = attempts.total()
-    return Outcome(
-        clients=clients,
-        seconds=seconds,
-        half_s=back[clients // 2],
-        attempts=total,
-        refused=total - clients,
-        busiest=max(attempts.values()),
-    )
+    return {
+        "all back, s": seconds,
+        "half of them back, s": back[clients // 2],
+        "attempts": attempts.total(),
+        "refused": attempts.total() - clients,
+        "attempts in the busiest second": max(attempts.values()),
+    }
 
 
-def comparison(clients: int = CLIENTS, seed: int = 1) -> dict[str, Outcome]:
+def comparison(clients: int = CLIENTS, seed: int = 1) -> dict[str, dict[str, float]]:
     """The kinds of clients in the same place."""
     return {
         "thunderagent": reconnect(clients, resilient(clients, random.Random(seed))),
@@ -103,19 +85,9 @@ def comparison(clients: int = CLIENTS, seed: int = 1) -> dict[str, Outcome]:
 
 def measure_reconnects(plan: Plan) -> list[Section]:
     """The kinds of clients beside each other, for each number of them."""
-
-    def numbers(one: Outcome) -> Numbers:
-        return {
-            "all back, s": one.seconds,
-            "half of them back, s": one.half_s,
-            "attempts": one.attempts,
-            "refused": one.refused,
-            "attempts in the busiest second": one.busiest,
-        }
-
     sections = []
     for clients in plan.clients:
-        ours, wrong, theirs = map(numbers, comparison(clients).values())
+        ours, wrong, theirs = comparison(clients).values()
         title = f"{clients:,} clients lose their region at one moment"
         sections += [section(title, ours, theirs), section(f"{title}, and know of a third of them", wrong)]
     return sections
