@@ -16,7 +16,7 @@ import pytest
 from tests.support.engine import LONG_S, Stage, put, seen, serving
 from tests.support.stands import eventually
 from thunderagent.agent.admission import ARRIVES_TIMES, Admission
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.agent.text_sweep import TextSweep
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
@@ -362,12 +362,11 @@ def test_a_payload_lives_on_whoever_ends_its_task() -> None:
         store,
         EventBus(),
         Dependents(store, EventBus(), keep_success_s=1000 * DAY_S, keep_failed_s=1000 * DAY_S),
+        LostLeases(store, owner="me", guard_s=0.0),
         owner="me",
         max_crashes=0,
-        guard_s=0.0,
         sweep_s=15.0,
         keep_failed_s=1000 * DAY_S,
-        monotonic=clock.monotonic,
     )
     assert rescuer.take_over([Lane()], lambda task: None) == []
     for task in (parent, child, given_up):

@@ -18,7 +18,7 @@ from tests.support.streams import FeedThread, Log, Watched, fleet, follower
 from thunderagent.agent.poller import PAGES_A_LOOK, SlotPool
 from thunderagent.agent.stream_balance import ABOVE_MEAN, AT_ONCE, OTHERS_S, PAGE, Fleet, StreamPoller
 from thunderagent.agent.streams import AWAY_BYTES
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events
@@ -353,13 +353,11 @@ class Judge:
             self.store,
             self.bus,
             Dependents(self.store, self.bus, **keep),
+            LostLeases(self.store, owner="me", guard_s=2.0, epoch=lambda: epoch),
             owner="me",
             max_crashes=3,
-            guard_s=2.0,
             sweep_s=15.0,
             keep_failed_s=60.0,
-            monotonic=self.clock.monotonic,
-            epoch=lambda: epoch,
         )
 
 

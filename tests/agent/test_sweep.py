@@ -68,7 +68,7 @@ class Setting:
         self.rescuer = self.a_rescuer("rescuer")
 
     def observer(self, store: TaskStore) -> LostLeases:
-        return LostLeases(store, guard_s=GUARD, monotonic=self.clock.monotonic)
+        return LostLeases(store, guard_s=GUARD)
 
     def a_rescuer(self, owner: str, max_crashes: int = 3) -> Rescuer:
         dependents = Dependents(self.store, self.bus, keep_success_s=1000, keep_failed_s=2000)
@@ -76,12 +76,11 @@ class Setting:
             self.store,
             self.bus,
             dependents,
+            LostLeases(self.store, owner=owner, guard_s=GUARD),
             owner=owner,
             max_crashes=max_crashes,
-            guard_s=GUARD,
             sweep_s=15,
             keep_failed_s=2000,
-            monotonic=self.clock.monotonic,
         )
 
     def find(self, lost: LostLeases | None = None) -> list[str]:
@@ -284,7 +283,7 @@ def many_running(at: Setting, number: int, *, lock_time: float = LIVES + 9e6) ->
 
 
 def observer(at: Setting, **options: Any) -> LostLeases:
-    return LostLeases(at.store, guard_s=GUARD, monotonic=at.clock.monotonic, **options)
+    return LostLeases(at.store, guard_s=GUARD, **options)
 
 
 def test_a_lost_lease_behind_ten_thousand_others_is_found(at: Setting) -> None:
@@ -315,7 +314,7 @@ def test_a_part_of_a_lane_forgets_nothing_of_the_other_parts(at: Setting) -> Non
 def test_the_memory_of_beats_has_a_bound_and_each_has_its_turn_in_it(at: Setting) -> None:
     """Without a shared clock the beats alone tell: what lives makes room for what may be lost."""
     many_running(at, 6, lock_time=LIVES)
-    lost = LostLeases(at.elsewhere(Unusable()), guard_s=GUARD, monotonic=at.clock.monotonic, remembered=2)
+    lost = LostLeases(at.elsewhere(Unusable()), guard_s=GUARD, remembered=2)
     found = set[str]()
     for _ in range(20):
         at.clock.advance(310.0)

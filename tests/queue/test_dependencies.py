@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import LONG_S, Stage, put, seen, serving, settings
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
@@ -357,8 +357,9 @@ def test_the_sweep_makes_a_page_of_children_known_in_one_write() -> None:
     assert client.get(parent).dependents == frozenset()
     engine.written.clear()
     dependents = Dependents(store, EventBus(), keep_success_s=9.0, keep_failed_s=9.0)
-    options: dict[str, Any] = {"max_crashes": 3, "guard_s": 2.0, "sweep_s": 15.0, "keep_failed_s": 9.0}
-    Rescuer(store, EventBus(), dependents, owner="me", **options).heal([Lane()])
+    lost = LostLeases(store, guard_s=2.0)
+    rescuer = Rescuer(store, EventBus(), dependents, lost, owner="me", max_crashes=3, sweep_s=15.0, keep_failed_s=9.0)
+    rescuer.heal([Lane()])
     assert engine.written["register dependent"] == 3
     assert client.get(parent).dependents == {one.task.task_id for one in outcomes}
     engine.close()

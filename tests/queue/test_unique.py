@@ -14,7 +14,7 @@ import pytest
 from tests.support.engine import a_job, seen, serving, settings
 from tests.support.turns import EveryOrder, Killed, Turns, TurnsEngine
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
@@ -418,12 +418,11 @@ class Walk:
             store,
             EventBus(),
             Dependents(store, EventBus(), keep_success_s=DAY_S, keep_failed_s=DAY_S),
+            LostLeases(store, owner=name, guard_s=1.0),
             owner=name,
             max_crashes=1,
-            guard_s=1.0,
             sweep_s=15.0,
             keep_failed_s=DAY_S,
-            monotonic=self.site.clock.monotonic,
         )
 
         def enqueue() -> None:
@@ -825,8 +824,8 @@ def test_who_is_given_up_after_lost_agents_frees_the_key(site: Site) -> None:
     [lease] = site.store.claim([Wanted(seen(first), LEASE_S)], owner="agent-0")
     bus, store = EventBus(), site.store
     dependents = Dependents(store, bus, keep_success_s=DAY_S, keep_failed_s=DAY_S)
-    numbers: dict[str, Any] = {"max_crashes": 0, "guard_s": 1.0, "sweep_s": 15.0, "keep_failed_s": DAY_S}
-    rescuer = Rescuer(store, bus, dependents, owner="agent-2", monotonic=site.clock.monotonic, **numbers)
+    numbers: dict[str, Any] = {"max_crashes": 0, "sweep_s": 15.0, "keep_failed_s": DAY_S}
+    rescuer = Rescuer(store, bus, dependents, LostLeases(store, guard_s=1.0), owner="agent-2", **numbers)
     site.clock.advance(LEASE_S + 2)
     rescuer.take_over([Lane()], lambda task: LEASE_S)
     assert site.client.get(first).status is Status.FAILED

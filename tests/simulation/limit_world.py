@@ -297,7 +297,7 @@ class Process:
         admission._sweep._most = 2  # instead of a thousand: a line has several parts
         if world.is_crowded:
             admission._sweep._most_waitlists = LINES_A_PART
-            rescuer._most = rescuer.lost._rounds._most = A_PART
+            rescuer.lost.most = rescuer.lost._rounds._most = A_PART
         self.is_alive, self.is_leaving = True, False
         self.wakes_at = float("-inf")
         self.main = Turn(self.clock, f"{name} main", self.agent.run)

@@ -25,7 +25,7 @@ from typing import Any, Final
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.settle import Policy, settle
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.outcome import Outcome, Undecided
@@ -313,15 +313,18 @@ class Agent:
             self.store,
             bus,
             Dependents(self.store, bus, **keep),
+            LostLeases(
+                self.store,
+                owner=self.name,
+                guard_s=GUARD_S,
+                is_held=lambda name: name in self.held,
+                epoch=lambda: self.gate.epoch,
+                most=3,
+            ),
             owner=self.name,
-            max_crashes=1_000,
-            guard_s=GUARD_S,
+            max_crashes=1000,
             sweep_s=15.0,
             keep_failed_s=FOREVER_S,
-            is_held=lambda name: name in self.held,
-            monotonic=self.monotonic,
-            epoch=lambda: self.gate.epoch,
-            most=3,  # instead of ten thousand: a sweep reads a part of a lane
         )
         settings = Settings(region=region, region_arbiter=f"sqlite://{MEMORY}")
         self.admission = Admission(self.store, Registry(region_job), settings, bus, rng=world.dice)

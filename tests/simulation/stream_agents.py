@@ -258,7 +258,7 @@ class SimProcess(Holder):
         store = TaskStore(self.store, blobs=blobs, monotonic=clock.monotonic if counts_sleep else self._awake)
         self.agent = SimAgent(self, store, jobs, settings, rng=rng, first_poll_s=rng.uniform(0.0, 1.0))
         rescuer = self.agent._housekeeping._rescuer  # a sweep reads three entries instead of ten thousand
-        rescuer._most = rescuer.lost._rounds._most = 3
+        rescuer.lost.most = rescuer.lost._rounds._most = 3
         self.resumes_at = self.loop_resumes_at = self.wakes_at = 0.0
         self.is_leaving = False
         self.beat_s = tick_s(self.agent.jobs, self.agent.settings)

@@ -39,7 +39,7 @@ from moto import mock_aws
 from tests.simulation.audit import GUARD_S, MAX_CRASHES, Actor, Audit
 from thunderagent.agent.admission import Admission
 from thunderagent.agent.settle import Policy, Settlement, settle
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
@@ -665,14 +665,11 @@ class QueueMachine(RuleBasedStateMachine):
             self.store,
             EventBus(),
             self.dependents,
+            LostLeases(self.store, owner=owner, guard_s=GUARD_S, is_stray=partial(self._is_stray, owner), most=A_PART),
             owner=owner,
             max_crashes=MAX_CRASHES,
-            guard_s=GUARD_S,
             sweep_s=SWEEP_S,
             keep_failed_s=KEEP_S,
-            monotonic=self.time.monotonic,
-            most=A_PART,
-            is_stray=partial(self._is_stray, owner),
         )
         return SimAgent(owner, rescuer)
 

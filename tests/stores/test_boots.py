@@ -72,7 +72,7 @@ def claimed(store: TaskStore, name: str, owner: str = "one") -> Lease:
 
 def lost(store: TaskStore) -> list[str]:
     """What an agent that has just started would take over."""
-    sweep = LostLeases(store, guard_s=GUARD_S, monotonic=store.monotonic)
+    sweep = LostLeases(store, guard_s=GUARD_S)
     return sorted(task.task_id for task in sweep.find([Lane()]))
 
 

@@ -77,7 +77,7 @@ class Here:
 
     def lost(self) -> list[Task]:
         """What a sweep finds."""
-        lost = LostLeases(self.store, guard_s=2.0, monotonic=self.clock.monotonic, epoch=lambda: self.gate.epoch)
+        lost = LostLeases(self.store, guard_s=2.0, epoch=lambda: self.gate.epoch)
         return lost.find([Lane()])
 
 

@@ -32,7 +32,7 @@ from thunderagent.agent.recycling import Recycling
 from thunderagent.agent.region_parts import region_watch
 from thunderagent.agent.scopes import HandlerScope
 from thunderagent.agent.stream_balance import Fleet
-from thunderagent.agent.sweep import Rescuer
+from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.agent.threads import BackgroundThread, BackgroundThreads, RepeatingThread
 from thunderagent.agent.view import AgentView
 from thunderagent.jobs.extension import extension
@@ -143,19 +143,23 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
         pauses=pauses,
     )
     outage = Outage(in_flight.selector, marks, bus, core.rng, monotonic)
+    lost = LostLeases(
+        store,
+        owner=core.name,
+        guard_s=settings.clock_guard_s,
+        is_held=in_flight.is_here,
+        epoch=lambda: core.gate.epoch,
+        is_stray=in_flight.is_stray,
+    )
     rescuer = Rescuer(
         store,
         bus,
         dependents,
+        lost,
         owner=core.name,
         max_crashes=settings.max_crashes,
-        guard_s=settings.clock_guard_s,
         sweep_s=settings.sweep_s,
         keep_failed_s=policy.keep_failed_s,
-        is_held=in_flight.is_here,
-        is_stray=in_flight.is_stray,
-        monotonic=monotonic,
-        epoch=lambda: core.gate.epoch,
         limit=in_flight.admission.limit_of,
         freed=in_flight.admission.freed.note,
     )

@@ -13,7 +13,7 @@ from thunderagent.jobs.job import Limit
 from thunderagent.jobs.outcome import about
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
-from thunderagent.model.clock import on_host, process_start, since_boot
+from thunderagent.model.clock import on_host, process_start
 from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import most_dependents
 from thunderagent.model.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
@@ -73,13 +73,13 @@ class LostLeases:
         *,
         guard_s: float,
         is_held: Callable[[str], bool] = lambda task_id: False,
-        monotonic: Callable[[], float] = since_boot,
         epoch: Callable[[], int] = lambda: 0,
         owner: str = "",
         is_stray: Callable[[Task], bool] = lambda task: False,
         most: int = ENTRIES_A_SWEEP,
         remembered: int = REMEMBERED,
     ) -> None:
+        self.most = most
         self._rounds = Rounds(store, most=most)
         self._remembered = remembered
         self._laps: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class LostLeases:
         self._owner = owner
         self._is_held = is_held
         self._guard_s = guard_s
-        self._monotonic = monotonic
+        self._monotonic = store.monotonic
         self._sightings: dict[str, _Sighting] = {}
 
     def find(self, lanes: Sequence[Lane]) -> list[Task]:
@@ -204,19 +204,14 @@ class Rescuer:
         store: TaskStore,
         bus: EventBus,
         dependents: Dependents,
+        lost: LostLeases,
         *,
         owner: str,
         max_crashes: int,
-        guard_s: float,
         sweep_s: float,
         keep_failed_s: float,
-        is_held: Callable[[str], bool] = lambda task_id: False,
-        monotonic: Callable[[], float] = since_boot,
-        epoch: Callable[[], int] = lambda: 0,
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,
-        is_stray: Callable[[Task], bool] = lambda task: False,
-        most: int = ENTRIES_A_SWEEP,
     ) -> None:
         """Make one.
 
@@ -224,19 +219,15 @@ class Rescuer:
             store: where the tasks are.
             bus: gets events of takeovers and of tasks that are given up.
             dependents: notifies the children of tasks that are given up.
+            lost: finds the tasks of lost agents.
             owner: the agent.
             max_crashes: takeovers of one task; see `losses`.
-            guard_s: added to a lease before it counts as over.
             sweep_s: time between two sweeps.
             keep_failed_s: how long a task that is given up is kept.
-            is_held: whether this agent holds a task itself.
-            monotonic: the clock of beats that stand still.
-            epoch: that of the region's grant, 0 where there is one region.
             limit: of a task that is given up.
             freed: called for a permit that was released, with the row of its limit.
-            is_stray: whether the store carried out a claim after this agent had given it up.
-            most: index entries of one lane that one sweep reads.
         """
+        self.lost = lost
         self._store = store
         self._bus = bus
         self._limit = limit
@@ -247,17 +238,6 @@ class Rescuer:
         self._sweep_s = sweep_s
         self._keep_failed_s = keep_failed_s
         self._keys = UniqueKeys(store)
-        self.lost = LostLeases(
-            store,
-            guard_s=guard_s,
-            is_held=is_held,
-            monotonic=monotonic,
-            epoch=epoch,
-            owner=owner,
-            is_stray=is_stray,
-            most=most,
-        )
-        self._most = most
 
     def take_over(
         self,
@@ -366,7 +346,7 @@ class Rescuer:
         if not any(self._store.engine.page(value, limit=1).entries for value in values):
             return  # a turn is a write, ten times the price of this look
         turn_s = self._sweep_s * 0.9
-        with fleet_rounds(self._store, "blocked", owner=self._owner, lasts_s=turn_s, most=self._most) as rounds:
+        with fleet_rounds(self._store, "blocked", owner=self._owner, lasts_s=turn_s, most=self.lost.most) as rounds:
             for value in values:
                 for entries in rounds.pages(value) if rounds is not None else ():
                     tasks = self._store.peek(entry.task_id for entry in entries).values()
