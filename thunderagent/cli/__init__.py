@@ -31,7 +31,7 @@ COMMANDS: Final = {
         "explain.explain_",
         "Say in words why a task does not run, or what happened to it, and what can be done about it.",
     ),
-    "retry": ("tasks.retry", "Put a FAILED or DONE task back into its queue, with fresh retries."),
+    "retry": ("tasks.retry", "Put a FAILED or DONE (closed on purpose) task back into its queue, with fresh retries."),
     "cancel": ("tasks.cancel", "Close a waiting task, or ask the agent of a running one to stop it."),
     "purge": ("tasks.purge", "Delete ended tasks for good."),
     "pause": ("pauses.pause", "Let no task start of a queue, of a job or in an agent; what runs goes on."),

@@ -224,12 +224,12 @@ def cancel(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption
 
 
 def retry(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Put a FAILED or DONE task back into its queue, with fresh retries."""
+    """Put a FAILED or DONE (closed on purpose) task back into its queue, with fresh retries."""
     _change(store, as_json, lambda client: client.retry(task_id))
 
 
 def purge(
-    status: Annotated[str, typer.Argument(help="SUCCESS, FAILED or DONE.")],
+    status: Annotated[str, typer.Argument(help="SUCCESS, FAILED or DONE (closed on purpose).")],
     queue: QueueOption = None,
     older_than_days: Annotated[float, typer.Option(min=0.0, help="Only tasks that ended so long ago.")] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -118,7 +118,9 @@ TASKS_SUCCEEDED: Final = _counter("tasks succeeded", Group.WORK, "Tasks that are
 TASKS_FAILED: Final = _counter(
     "tasks failed", Group.WORK, "Tasks that are FAILED, as retries are used up or the error was fatal.", _QUEUE
 )
-TASKS_CLOSED: Final = _counter("tasks closed", Group.WORK, "Tasks that are DONE: cancelled, stopped.", _QUEUE)
+TASKS_CLOSED: Final = _counter(
+    "tasks closed", Group.WORK, "Tasks that are DONE, closed on purpose: cancelled, stopped.", _QUEUE
+)
 TASKS_RETRIED: Final = _counter("tasks retried", Group.WORK, "Handlers that failed and run again later.", _QUEUE)
 TASKS_SNOOZED: Final = _counter("tasks snoozed", Group.WORK, "Handlers that asked for later.", _QUEUE)
 TASKS_RELEASED: Final = _counter(
