@@ -15,7 +15,7 @@ from drills.ledger import Ledger
 from drills.pace import LAG_S, Pace
 from drills.workloads import make_jobs
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.region_parts import region_watch
+from thunderagent.agent.regions import region_watch
 from thunderagent.agent.threads import BackgroundThread
 from thunderagent.agent.view import AgentView
 from thunderagent.client import Client

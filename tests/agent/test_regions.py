@@ -13,9 +13,8 @@ import pytest
 from tests.support.engine import LONG_S, Recorder, settings
 from tests.support.stands import eventually
 from thunderagent.agent.assembly import equip
-from thunderagent.agent.gatekeeper import gated
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.region_parts import region_entry, region_watch
+from thunderagent.agent.regions import gated, region_entry, region_watch
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from thunderagent.agent.admission import Admission
-from thunderagent.agent.gatekeeper import gated
+from thunderagent.agent.regions import gated
 from thunderagent.agent.settle import Policy, settle
 from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.jobs.context import Context

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.stands import eventually, seen
-from thunderagent.agent.gatekeeper import gated
+from thunderagent.agent.regions import gated
 from thunderagent.agent.sweep import LostLeases
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import SharedClock

@@ -16,7 +16,6 @@ from thunderagent.agent.core import Core, Inbox, StopRequests
 from thunderagent.agent.doorbell import DoorbellListener
 from thunderagent.agent.ec2 import Metadata, Notices
 from thunderagent.agent.executors import make_executors
-from thunderagent.agent.gatekeeper import Gatekeeper, gated
 from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.monitor import Monitor, Systemd
 from thunderagent.agent.health.outage import Marks, Outage
@@ -29,7 +28,7 @@ from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.poller import QueuePoller, Served
 from thunderagent.agent.queues import check_leases, make_pollers, policy_of, tick_s
 from thunderagent.agent.recycling import Recycling
-from thunderagent.agent.region_parts import region_watch
+from thunderagent.agent.regions import Gatekeeper, gated, region_watch
 from thunderagent.agent.scopes import HandlerScope
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.agent.sweep import LostLeases, Rescuer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from thunderagent.agent.region_parts import region_of
+from thunderagent.agent.regions import region_of
 from thunderagent.model.errors import StoreError, ThunderAgentError
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.regions.commands import Regions
