@@ -72,13 +72,11 @@ class Setting:
             SlotPool(SLOTS),
             self.store,
             kind=kind,
-            jobs=jobs,
-            lease_s=lambda job: 300.0,
+            jobs=dict.fromkeys(jobs, 300.0),
             page=5,
             pace=PollPace(1.0, 5.0, 10.0),
             bus=self.bus,
             rng=random.Random(1),
-            monotonic=self.clock.monotonic,
         )
 
     @property

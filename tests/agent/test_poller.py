@@ -47,13 +47,11 @@ class Setting:
             "default",
             SlotPool(slots),
             self.store,
-            jobs={"test.job"},
-            lease_s=lambda job: 300.0,
+            jobs={"test.job": 300.0},
             page=page,
             pace=PollPace(1.0, 5.0, 10.0),
             bus=self.bus,
             rng=random.Random(seed),
-            monotonic=self.clock.monotonic,
         )
 
     def look(self) -> list[str]:

@@ -223,14 +223,12 @@ class At:
             "default",
             self.pool,
             self.store,
-            jobs={"test.stream"},
+            jobs={"test.stream": 20.0},
             known={"test.job"},
-            lease_s=lambda name: 20.0,
             page=50,
             pace=PollPace(1.0, 1.0, 1.0),
             bus=EventBus(),
             rng=random.Random(1),
-            monotonic=self.clock.monotonic,
             fleet=self.fleet,
         )
 

@@ -119,7 +119,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
     streams = {name for name, job in jobs.by_value.items() if job.is_stream}
     most = settings.max_streams if streams else 0
     fleet = Fleet(store, owner=core.name, max_streams=most, jobs=streams, monotonic=monotonic)
-    pollers = make_pollers(store, jobs, settings, fleet=fleet, bus=bus, rng=core.rng)
+    pollers = make_pollers(core, fleet)
     pauses = PauseWatcher(
         store,
         bus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -123,15 +123,27 @@ class QueuePoller:
         store: TaskStore,
         *,
         kind: str = BATCH,
-        jobs: Container[str],
+        jobs: Mapping[str, float],
         known: Container[str] = (),
-        lease_s: Callable[[str], float],
         page: int,
         pace: PollPace,
         bus: EventBus,
         rng: random.Random,
-        monotonic: Callable[[], float],
     ) -> None:
+        """Make one.
+
+        Args:
+            queue: its name.
+            pool: the slots that its tasks take.
+            store: where the tasks are.
+            kind: of its tasks.
+            jobs: length of the lease of each job whose tasks it looks for.
+            known: jobs of which no warning is logged.
+            page: entries of a page beside other agents.
+            pace: pauses between two looks.
+            bus: gets an event for each look.
+            rng: source of jitter and shuffling.
+        """
         self.queue = queue
         self.kind = kind
         self.pool = pool
@@ -143,17 +155,16 @@ class QueuePoller:
         self._store = store
         self._jobs = jobs
         self._known = known
-        self._lease_s = lease_s
         self._page = page
         self._pace = pace
         self._bus = bus
         self._rng = rng
-        self._monotonic = monotonic
+        self._monotonic = store.monotonic
         self.share = (0, 1)
         """Rank of this agent among those that serve the queue, and their number; see `_pick`."""
         self.is_contended = False
         """True when claims were lost to other agents since somebody last looked who they are."""
-        self.looked_at = monotonic()
+        self.looked_at = self._monotonic()
         """When the index was last read, or left alone on purpose; of a poller without a free slot, when it got one."""
         self.refusals = Refusals()
         """Tasks that are tried in vain."""
@@ -202,7 +213,7 @@ class QueuePoller:
         found = self._eligible(found)
         picked = self._pick(found)
         self._more = self._more or len(found) > len(picked)
-        return [Wanted(one, self._lease_s(one.job)) for one in picked]
+        return [Wanted(one, self._jobs[one.job]) for one in picked]
 
     def took(self, won: Sequence[str], lost: Sequence[Candidate], wanted: Sequence[Wanted]) -> None:
         """Learn what became of the last look, and decide when to look again."""

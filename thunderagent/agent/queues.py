@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from typing import Any, Final
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.agent.settle import Policy
 from thunderagent.agent.stream_balance import Fleet, StreamPoller
 from thunderagent.jobs.registry import Registry
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.pacing import PollPace
 from thunderagent.model.task import BATCH, DEFAULT_QUEUE, STREAM
 from thunderagent.queue.limits.permits import conflicts
 from thunderagent.settings import Settings, lease_problems
-from thunderagent.stores.tasks import TaskStore
 
 STREAM_POLL_S: Final = 1.0
 """Longest pause between polls for streams, so that one that was handed off is claimed within a second or so."""
@@ -28,22 +26,24 @@ BUILT_IN_SLOTS: Final = 2
 """The canary needs one for itself, and one for the task that it puts."""
 
 
-def make_pollers(
-    store: TaskStore, jobs: Registry, settings: Settings, *, fleet: Fleet, bus: EventBus, rng: random.Random
-) -> dict[Served, QueuePoller]:
-    """A poller for each queue and kind: streams share one room beside the slots of the queues."""
+KINDS: Final = (BATCH, STREAM)
+
+
+def make_pollers(core: Core, fleet: Fleet) -> dict[Served, QueuePoller]:
+    """A poller for each queue and kind: streams share one pool beside the slots of the queues."""
+    store, jobs, settings = core.store, core.jobs, core.settings
     streams = SlotPool(settings.max_streams)
-    names = {kind: {name for name, job in jobs.by_value.items() if job.kind == kind} for kind in (BATCH, STREAM)}
-    queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in names}
+    names = {
+        kind: {name: core.lease_s(name) for name, job in jobs.by_value.items() if job.kind == kind} for kind in KINDS
+    }
+    queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in KINDS}
     slow = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
     seconds = min(STREAM_POLL_S, settings.poll_max_s)
     common: dict[str, Any] = {
         "known": jobs.by_value,
-        "lease_s": lambda job: jobs.by_value[job].lease_s or settings.lease_s,
         "page": settings.batch_page,
-        "bus": bus,
-        "rng": rng,
-        "monotonic": store.monotonic,
+        "bus": core.bus,
+        "rng": core.rng,
     }
     pollers: dict[Served, QueuePoller] = {}
     for name, slots in _queues(jobs, settings).items():
