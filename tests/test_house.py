@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,18 @@ ORDER: Final = (
 FLOORS: Final = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms.split()}
 
 INSIDE: Final[dict[str, tuple[str, ...]]] = {
+    "agent": (
+        "admission core executors.child_end executors.threads health.judgement poller settle sweep text_sweep threads",
+        "doubts ec2 executors.loop executors.process health.file health.probes heartbeat pauses scopes stream_balance",
+        "doorbell executors executors.child health.monitor queues recycling stream_handoff suspects",
+        "candidates",
+        "health.outage in_flight",
+        "health.vitals streams",
+        "housekeeping view",
+        "regions",
+        "assembly",
+        "loop",
+    ),
     "queue": (
         "doorbell.message limits.permits pauses sweeps unique",
         "doorbell.port dependents limits.waitlist",
@@ -171,11 +184,50 @@ def test_imports_inside_a_room_only_go_down(room: str) -> None:
 
 
 def test_imports_make_no_circle() -> None:
-    """Outside of agent/, whose order is not above yet."""
-    left = {name: ours(name) for name in MODULES if room(name) != "agent"}
+    left = {name: ours(name) for name in MODULES}
     while lowest := {name for name, below in left.items() if not below & left.keys()}:
         left = {name: below for name, below in left.items() if name not in lowest}
     assert left == {}
+
+
+def bound(parsed: ast.Module) -> Iterator[str]:
+    """The names that a module defines, or imports from another."""
+    for node in parsed.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom):
+            whole = {
+                one.asname or one.name: f"{node.module}.{one.name}".removeprefix("thunderagent.") for one in node.names
+            }
+            yield from (here for here, there in whole.items() if there not in MODULES)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (one.id for one in targets if isinstance(one, ast.Name))
+
+
+def test_no_name_of_a_package_is_that_of_its_submodule() -> None:
+    assert not set(thunderagent.__all__) & {name.partition(".")[0] for name in MODULES}
+    for name, path in MODULES.items():
+        if path.name == "__init__.py" and name != "__init__":
+            inside = {one.removeprefix(f"{name}.") for one in MODULES if one.startswith(f"{name}.")}
+            assert not inside & set(bound(tree(name))), name
+
+
+PLAIN: Final = {"bool", "float", "int", "str", "None"}
+
+
+def test_no_constructor_takes_more_than_eight_collaborators() -> None:
+    """Plain values are none: they come from the settings."""
+    for name in MODULES:
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                taken = [*node.args.posonlyargs, *node.args.args[1:], *node.args.kwonlyargs]
+                plain = [
+                    one
+                    for one in taken
+                    if one.annotation and set(re.findall(r"\w+", ast.unparse(one.annotation))) <= PLAIN
+                ]
+                assert len(taken) - len(plain) <= 8, f"{name}:{node.lineno}"
 
 
 def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
