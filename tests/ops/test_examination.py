@@ -439,7 +439,7 @@ def test_what_is_put_into_a_bucket_is_refused_for_its_checksum() -> None:
     [found] = look_at_bucket("texts", lambda name: bucket, PREFIX)
     assert bucket.asked == ["put", "get"]
     assert found.state is State.WARNING  # what is not there is also denied to whoever may not list
-    assert "cannot be told without s3:ListBucket" in found.found
+    assert "is unknown without s3:ListBucket" in found.found
 
 
 def test_a_denied_bucket_is_named() -> None:

@@ -175,7 +175,7 @@ def test_a_task_that_runs(stand: Stand) -> None:
     stand.client.cancel("a")
     found = stand.explained()
     assert "was asked to stop" in found.summary
-    assert "told with the next heartbeat, within 100 s" in texts(found)
+    assert "learns that with the next heartbeat, within 100 s" in texts(found)
 
 
 def test_a_task_whose_agent_was_killed_a_moment_ago(stand: Stand) -> None:

@@ -89,11 +89,12 @@ def test_when_all_slots_are_taken_that_is_why(at: At) -> None:
     at.agent(running={"reports": 2})
     at.agent("host-2:1:b", running={"reports": 2})
     assert at.why(at.task()) == [
-        "all 4 slots of the queue reports are taken, as its agents last told; it is the next of reports"
+        "all 4 slots of the queue reports are taken, as its agents last reported; it is the next of reports"
     ]
     at.clock.advance(1)
     assert at.why(at.task("b")) == [
-        "all 4 slots of the queue reports are taken, as its agents last told; 1 task is before it in the queue reports"
+        "all 4 slots of the queue reports are taken, as its agents last reported; "
+        "1 task is before it in the queue reports"
     ]
 
 

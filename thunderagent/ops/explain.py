@@ -1,6 +1,6 @@
-"""What happened to a task, how it is now, why, and what comes next: facts, and the sentences made of them.
+"""Explains a task: its state, why, what happened, and what comes next.
 
-Every look into the store is bounded: at most `LISTED` parents and as many children, and what `waiting.why` reads.
+It reads at most `LISTED` parents, as many children, and the reads of `waiting.why`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.journal import Run, read_journals
 
 LOOKED_THROUGH: Final = 200
-"""Entries of each status that are looked through for ids like the one that was not found."""
+"""Entries of each status that are searched for ids like one that was not found."""
 
 _PAGES: Final = 24
 _SHORTEST: Final = 4
@@ -33,7 +33,7 @@ _ALIKE: Final = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Something that happened, at epoch seconds."""
+    """An event, at epoch seconds."""
 
     at: float
     text: str
@@ -41,7 +41,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The lease of a task that runs; times in epoch seconds of the shared clock."""
+    """The lease of a running task; times in epoch seconds of the shared clock."""
 
     owner: str
     since: float | None
@@ -53,7 +53,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A parent or a child; `status` is None when its row is gone, and UNREADABLE when it cannot be read here."""
+    """A parent or a child. `status` is None without a row, and UNREADABLE for a row that cannot be read here."""
 
     task_id: str
     status: str | None
@@ -62,7 +62,7 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What comes next, or what may be done, and the command for it if there is one."""
+    """What comes next, or what can be done, with its command if there is one."""
 
     text: str
     command: str | None = None
@@ -70,7 +70,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A task explained, as it was at the moment `now` of the shared clock."""
+    """A task at the moment `now` of the shared clock."""
 
     task: Task
     now: float
@@ -83,12 +83,12 @@ class Explanation:
     children_left_out: int
     trace_id: str | None
     run: Run | None
-    """Of a stream: its last run."""
+    """The last run of a stream."""
     next: tuple[Advice, ...]
 
 
 def explain(store: TaskStore, task: Task) -> Explanation:
-    """Explain a task as it was just read.
+    """Explain a task that was just read.
 
     Raises:
         StoreError: the store did not answer.
@@ -165,7 +165,7 @@ def _relatives(store: TaskStore, names: Sequence[str], waiting_for: frozenset[st
 
 
 def _happened(task: Task) -> list[Happened]:
-    """In the order of time, as far as the row tells: it keeps the last ten errors, and of the runs the last."""
+    """Events in the order of time. The row keeps the last ten errors and the last run."""
     found = [Happened(task.submitted_at, f"it was enqueued for the queue {task.queue}")]
     for entry in task.errors:
         agent = f" on {entry['agent']}" if entry.get("agent") else ""
@@ -187,7 +187,7 @@ def _happened(task: Task) -> list[Happened]:
 
 
 def _message(lines: Sequence[str]) -> str:
-    """The first line and, of a traceback, the last, where the error is."""
+    """The first line, or the last line of a traceback, which has the error."""
     return lines[0] if len(lines) == 1 or not lines[0].startswith("Traceback") else lines[-1]
 
 
@@ -201,7 +201,7 @@ def _ending(task: Task) -> str:
 
 
 def _given_back(task: Task) -> int:
-    """Runs that ended without an error and without an end, which is what the fence has more than errors tell."""
+    """Runs that ended with neither an error nor an end: the fence counts them, the errors do not."""
     if task.is_stream or len(task.errors) >= ERRORS_KEPT or task.status is Status.DONE:
         return 0
     now_or_last = 1 if task.status in (Status.RUNNING, Status.SUCCESS) else 0
@@ -251,7 +251,7 @@ def _of_running(task: Task, now: float, name: str) -> Iterator[Advice]:
         return
     if task.cancel_requested or _is_to_stop(task):
         within = "" if task.lease_sec is None else f", within {task.lease_sec / 3:.0f} s"
-        yield Advice(f"its agent is told with the next heartbeat{within}; a handler may take its time after that")
+        yield Advice(f"its agent learns that with the next heartbeat{within}; a handler may need more time to stop")
         return
     if task.lock_time is not None:
         left = span_text(task.lock_time - now)
@@ -296,7 +296,6 @@ def _pauses(store: TaskStore, task: Task) -> list[Pause]:
 
 
 def _quoted(name: str) -> str:
-    """A name as a shell takes it."""
     return shlex.quote(name)
 
 
@@ -304,7 +303,7 @@ def _quoted(name: str) -> str:
 
 
 def similar_ids(store: TaskStore, name: str, *, number: int = 3) -> list[str]:
-    """Ids of tasks like a name that no task has: those that begin with it, and those that differ in a letter or two.
+    """Ids of tasks like a name that no task has: they begin with it, or differ in a letter or two.
 
     Reads the newest `LOOKED_THROUGH` entries of each status, of the first lanes.
     """

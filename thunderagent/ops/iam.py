@@ -1,4 +1,4 @@
-"""The AWS permissions that each part needs, and no more, as IAM policies for the resources of the settings."""
+"""The least AWS permissions of each role, as IAM policies for the resources of the settings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ from thunderagent.settings import Settings
 from thunderagent.stores.dynamo.expressions import INDEX
 
 BLOBS: Final = "thunderagent/*"
-"""Where the objects of a bucket are."""
+"""Names of the objects in a bucket."""
 
 
 class Role(StrEnum):
-    """Who uses the table."""
-
     PRODUCER = "producer"
-    """An application: enqueues, asks by id, waits, cancels, retries; it does not list tasks."""
+    """An application: enqueues, reads by id, waits, cancels, retries; it does not list tasks."""
     AGENT = "agent"
-    """Runs tasks."""
     OPERATOR = "operator"
     """A person with the command line."""
     DOCTOR = "doctor"
-    """The command `doctor --aws`, which reads how things are set up, and no task."""
+    """The command `doctor --aws`, which reads the installation and no task."""
 
 
 _PRODUCER: Final = frozenset({"BatchGetItem", "DeleteItem", "GetItem", "PartiQLInsert", "PutItem", "UpdateItem"})
@@ -56,7 +53,7 @@ INDEX_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
     Role.AGENT: frozenset({"Query"}),
     Role.OPERATOR: frozenset({"Query"}),
 }
-"""Actions of DynamoDB on the index, which lists tasks; the table itself is read by the ids of its rows only."""
+"""Actions of DynamoDB on the index, which lists tasks. The table itself is read by ids."""
 
 QUEUE_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
     Role.PRODUCER: frozenset({"SendMessage"}),
@@ -77,8 +74,8 @@ ARBITER_ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
     Role.AGENT: frozenset({"BatchGetItem", "GetItem", "PutItem", "UpdateItem"}),
     Role.OPERATOR: frozenset({"BatchGetItem", "GetItem", "UpdateItem"}),
 }
-"""Actions of DynamoDB on the arbiter's table, which is in another region; an application asks it before it changes what
-agents change too."""
+"""Actions of DynamoDB on the arbiter's table, which is in another region. An application asks it before it changes rows
+that agents change too."""
 
 DOCTOR_ACTIONS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "autoscaling": ("", frozenset({"DescribeAutoScalingGroups", "DescribeScalingActivities"})),
@@ -94,7 +91,7 @@ DOCTOR_ACTIONS: Final[Mapping[str, tuple[str, frozenset[str]]]] = {
     "servicequotas": ("", frozenset({"GetAWSDefaultServiceQuota", "GetServiceQuota"})),
     "sqs": ("*", frozenset({"GetQueueAttributes"})),
 }
-"""What the doctor asks of each service, and of which resources of the account and region; nothing stands for all."""
+"""Actions of the doctor by service, and the resources of the account and region; an empty text stands for all."""
 
 METRICS_ACTION: Final = "cloudwatch:PutMetricData"
 METRICS_ROLES: Final = frozenset({Role.AGENT, Role.OPERATOR})
@@ -108,7 +105,7 @@ _QUEUE_REGION: Final = re.compile(r"(?:^|\.)sqs(?:-fips)?\.([a-z]{2}[a-z0-9-]*-\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the permissions are for. `*` in place of a region or an account means any, and is legal in an ARN."""
+    """The resources of a policy. The region or account `*` means any, and is legal in an ARN."""
 
     table: str
     region: str = "*"
@@ -120,7 +117,7 @@ class Resources:
     arbiter: str | None = None
     """URL of the arbiter's table."""
     push_endpoint: str | None = None
-    """Of the management API of the WebSocket API."""
+    """URL of the management API of the WebSocket API."""
     push_connections: str | None = None
     """URL of its table of connections."""
     secrets: tuple[str, ...] = ()
@@ -130,7 +127,7 @@ class Resources:
 def resources(
     settings: Settings, *, account: str | None = None, region: str | None = None, partition: str | None = None
 ) -> Resources:
-    """What the settings name.
+    """The resources that the settings name.
 
     Args:
         settings: store, wake queue, bucket, namespace and arbiter.
@@ -173,7 +170,7 @@ def resources(
 
 
 def policy(role: Role, to: Resources) -> dict[str, Any]:
-    """The policy document of a role, which `aws iam put-role-policy` takes."""
+    """The policy document of a role, for `aws iam put-role-policy`."""
     if role is Role.DOCTOR:
         secrets = extension("canary.permissions")(to) if to.secrets else []
         return {"Version": "2012-10-17", "Statement": [*_looks(to), *secrets]}
@@ -209,7 +206,7 @@ def _looks(to: Resources) -> Iterator[dict[str, Any]]:
 
 
 def _secret_arns(settings: Settings, region: str, account: str, partition: str) -> Iterator[str]:
-    """The secrets of the canary, at most one for each target. AWS adds a mark of six letters to the name of one."""
+    """The secrets of the canary, at most one for each target. AWS adds six letters to the name of a secret."""
     if settings.canary_token_from is None or not settings.canary_targets:
         return
     sources = {TokenSource.parse(settings.canary_token_from, target): None for target in settings.canary_targets}
@@ -221,7 +218,6 @@ def _secret_arns(settings: Settings, region: str, account: str, partition: str) 
 
 
 def allow(name: str, service: str, actions: frozenset[str], resource: str) -> dict[str, Any]:
-    """A statement of a policy."""
     return {
         "Sid": name,
         "Effect": "Allow",
@@ -235,7 +231,7 @@ def _partition_of(region: str) -> str:
 
 
 def table_arn(url: str, to: Resources) -> str | None:
-    """The table of a URL, None for a file."""
+    """The ARN of a URL's table; None for a file."""
     parts = urlsplit(url)
     region = (parse_qs(parts.query).get("region") or ["*"])[0]
     return (
@@ -246,7 +242,7 @@ def table_arn(url: str, to: Resources) -> str | None:
 
 
 def _queue_arn(url: str, to: Resources) -> str:
-    """The queue's name and account stand in its URL, its region mostly."""
+    """The ARN of a queue. Its URL has the name and the account, and mostly the region."""
     parts = urlsplit(url)
     account, _, name = parts.path.strip("/").partition("/")
     found = _QUEUE_REGION.search(parts.hostname or "")

@@ -1,7 +1,7 @@
 """The local DynamoDB: `ministack` as a process in the background, for development and tests.
 
-It listens on the loopback address alone and keeps what it holds (DynamoDB and S3) in a folder, so that a stop and a
-start lose nothing. It saves while it stops: a kill, or the end of the machine, loses what changed since its start.
+It listens on the loopback address and keeps its data (DynamoDB and S3) in a folder. It saves while it stops: a kill, or
+the end of the machine, loses all changes since its start.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LocalEngine:
     port: int
     folder: Path
     born: str
-    """When the process began, as the system tells it: with the pid it names one process for good."""
+    """Start of the process by the system: unique together with the pid."""
     started_at: float
 
     @property
@@ -60,11 +60,11 @@ class LocalEngine:
 
 
 def start(folder: Path | str = FOLDER, port: int | None = None) -> LocalEngine:
-    """Start the engine of this folder and wait until it answers; if it runs already, that one is the answer.
+    """Start the engine of this folder and wait until it answers. An engine that runs already is returned.
 
     Args:
-        folder: where tables, objects, the log and the state file go.
-        port: a free port of the loopback address; None takes the last one again if it is free, else any.
+        folder: of tables, objects, the log and the state file.
+        port: a free port of the loopback address; None: the last one if it is free, else any.
 
     Raises:
         ConfigurationError: the extra `local` is not installed, or the port is taken.
@@ -96,7 +96,7 @@ def stop(folder: Path | str = FOLDER) -> bool:
         False if none was running.
 
     Raises:
-        StoreError: it did not stop in time and was killed: what changed since its start is lost.
+        StoreError: it did not stop in time and was killed: changes since its start are lost.
     """
     home = Path(folder).absolute()
     if not home.is_dir():
@@ -149,7 +149,7 @@ def _launch(home: Path, port: int) -> LocalEngine:
     _processes[process.pid] = process
     born = _born(process.pid) or ""
     engine = LocalEngine(pid=process.pid, port=port, folder=home, born=born, started_at=time.time())
-    # Written before it answers: if we are killed while we wait, the next call still finds it.
+    # Written before it answers: if this process is killed while it waits, the next call still finds the engine.
     part = _state_file(home).with_suffix(".part")
     part.write_text(json.dumps(asdict(engine) | {"folder": str(home)}), encoding="utf-8")
     part.replace(_state_file(home))
@@ -171,7 +171,7 @@ def _await_ready(engine: LocalEngine) -> None:
 def _answers(engine: LocalEngine) -> bool:
     connection = http.client.HTTPConnection(HOST, engine.port, timeout=10)
     try:
-        # A request to DynamoDB loads the saved tables, so that the first caller does not wait for them.
+        # A request to DynamoDB loads the saved tables, so the first caller does not wait for them.
         connection.request("POST", "/", b"{}", _LIST_TABLES)
         return connection.getresponse().status == 200
     finally:
@@ -179,7 +179,7 @@ def _answers(engine: LocalEngine) -> bool:
 
 
 def _end(engine: LocalEngine) -> bool:
-    """True if it stopped by itself, with everything saved."""
+    """Stop the process. True: it stopped by itself and has saved everything."""
     for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, 5.0)):
         if not _lives(engine):
             return True
@@ -194,16 +194,16 @@ def _end(engine: LocalEngine) -> bool:
 def _lives(engine: LocalEngine) -> bool:
     alive = bool(engine.born) and _born(engine.pid) == engine.born
     if not alive and (process := _processes.get(engine.pid)):
-        process.poll()  # a child of ours that ended stays a zombie until it is asked
+        process.poll()  # a child that ended stays a zombie until then
     return alive
 
 
 def _born(pid: int) -> str | None:
-    """The start of a process, None if there is none: a pid alone may belong to another process by now."""
+    """The start of a process; None if there is none. A pid alone may belong to a later process."""
     try:
-        # Field 2 is the program's name and may hold anything, so count from the parenthesis behind it.
+        # Field 2 is the program's name with any text, so fields count from the parenthesis behind it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # A zombie with threads is still on its way out and holds its port until the last of them has gone.
+        # A zombie with threads still ends, and holds its port until the last thread is gone.
         state, threads, born = fields[0], int(fields[17]), fields[19]
         return None if state == "X" or (state == "Z" and threads <= 1) else born
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The fleet at one moment: queues, agents, streams and what the work costs, as far as agents tell it in their rows."""
+"""The fleet at one moment: queues, agents, streams and costs, from the rows of the agents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from thunderagent.telemetry.prices import store_dollars
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many slots of a queue an agent has, and how many are taken."""
-
     queue: str
     running: int
     slots: int
@@ -26,7 +24,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """An agent as its row told it."""
+    """An agent, from its row."""
 
     name: str
     version: str
@@ -45,23 +43,23 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the agents that are alive have spent on the table since they started."""
+    """Costs of the table that the living agents have caused since their start."""
 
     tasks: int
-    """Runs that came to an end."""
+    """Runs that ended."""
     read_units: float
     write_units: float
     dollars: float
 
     @property
     def dollars_per_1000(self) -> float | None:
-        """Of the table, for a thousand tasks; None before the first."""
+        """Dollars for a thousand tasks; None before the first."""
         return self.dollars / self.tasks * 1000 if self.tasks else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Everything at the moment `at` of the shared clock."""
+    """The fleet at the moment `at` of the shared clock."""
 
     at: float
     store: str
@@ -69,11 +67,11 @@ class Overview:
     paused: tuple[Pause, ...]
     agents: tuple[AgentView, ...]
     cost: Cost | None
-    """None: no agent tells it, as those of an embedded store do not."""
+    """None: no agent counts it, as with an embedded store."""
 
 
 def overview(store: TaskStore) -> Overview:
-    """Look at the fleet. Reads what `stats` reads, and the rows of the agents.
+    """Look at the fleet: the reads of `stats`, and the rows of the agents.
 
     Raises:
         StoreError: the store did not answer.
@@ -91,11 +89,12 @@ def overview(store: TaskStore) -> Overview:
 
 
 def state_of(agent: AgentInfo, pauses: Mapping[str, Pause]) -> tuple[str, tuple[str, ...]]:
-    """How an agent is, and the reasons that it tells. One of an older version tells less."""
+    """The state of an agent and its reasons. An agent of an older version gives fewer."""
     health = as_map(agent.info.get("health"))
     fine = health.get("healthy", health.get("heartbeat_alive") and health.get("store_answers"))
     paused = health.get("paused") or any(f"{PauseKind.AGENT}:{name}" in pauses for name in names_of(agent.name))
-    reasons = tuple(map(str, told)) if isinstance(told := health.get("reasons"), (list, tuple)) else ()
+    found = health.get("reasons")
+    reasons = tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
     if health.get("draining"):
         return "draining", reasons
     if not fine:
@@ -124,8 +123,8 @@ def _view(agent: AgentInfo, pauses: Mapping[str, Pause]) -> AgentView:
     )
 
 
-def _away(told: Any) -> Iterator[tuple[str, Link]]:
-    for one in told if isinstance(told, (list, tuple)) else ():
+def _away(streams: Any) -> Iterator[tuple[str, Link]]:
+    for one in streams if isinstance(streams, (list, tuple)) else ():
         if (link := read_link(one)) is not None:
             yield str(one.get("stream")), link
 
@@ -137,10 +136,10 @@ def _slots(info: Mapping[str, Any]) -> Iterator[Slots]:
 
 
 def _cost(agents: Sequence[AgentInfo]) -> Cost | None:
-    told = [counts for agent in agents if "write_units" in (counts := as_map(agent.info.get("counts")))]
-    if not told:
+    counted = [counts for agent in agents if "write_units" in (counts := as_map(agent.info.get("counts")))]
+    if not counted:
         return None
-    reads, writes = (sum(as_number(one.get(name)) for one in told) for name in ("read_units", "write_units"))
-    ended = sum(int(as_number(one.get(name))) for one in told for name in ("succeeded", "failed", "closed"))
+    reads, writes = (sum(as_number(one.get(name)) for one in counted) for name in ("read_units", "write_units"))
+    ended = sum(int(as_number(one.get(name))) for one in counted for name in ("succeeded", "failed", "closed"))
     dollars = store_dollars(read_units=reads, write_units=writes)
     return Cost(tasks=ended, read_units=reads, write_units=writes, dollars=dollars)

@@ -1,6 +1,6 @@
-"""Why a task does not run: what an operator would find out by hand, in sentences.
+"""Why a task does not run, in sentences.
 
-Every look into the store is bounded: at most `LISTED` rows of others, and `COUNTED` entries of the index, are read.
+It reads at most `LISTED` rows of other tasks and `COUNTED` entries of the index.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import Link
 
 LISTED: Final = 10
-"""Parents and holders that are looked at one by one."""
+"""Most parents and holders whose rows are read."""
 
 COUNTED: Final = 1000
-"""Entries of the index that are counted at most."""
+"""Most entries of the index that are counted."""
 
 NO_AGENT: Final = "no agent is alive"
 
 UNREADABLE: Final = "UNREADABLE"
 
 NAMED: Final = 3
-"""Things that are named in a sentence; of the others their number is told."""
+"""Things that are named in a sentence; the others are counted."""
 
 
 def why(store: TaskStore, task: Task) -> list[str]:
-    """Why a task does not run now, most important first; empty for one that has ended, or that runs undisturbed.
+    """Why a task does not run now, most important first. Empty for a task that has ended, or runs undisturbed.
 
-    Of one that runs: that its agent is not heard of any more, or has handlers of the job that do not stop.
+    A running task may have an agent that is silent, or whose handlers of the job do not stop.
 
     Args:
-        store: where it is.
-        task: as it was just read.
+        store: has the task.
+        task: just read.
 
     Raises:
         StoreError: the store did not answer.
@@ -66,7 +66,7 @@ def why(store: TaskStore, task: Task) -> list[str]:
 
 
 def on_the_clock(store: TaskStore, task: Task) -> Task:
-    """A task as people read it: the times of its lease are on the clock of the host, too."""
+    """A task for people: the times of its lease are on the clock of the host too."""
     if store.clock.leases is store.clock:
         return task
     lease, handoff = (at and on_host(store.clock, at) for at in (task.lock_time, task.handoff_until))
@@ -74,8 +74,8 @@ def on_the_clock(store: TaskStore, task: Task) -> Task:
 
 
 def _agent_of(store: TaskStore, task: Task, now: float) -> Iterator[str]:
-    """What is wrong with the agent of a task that runs: it has handlers of the job that do not stop; or it is gone, as
-    it seems, and the lease still lasts: nothing happens until then."""
+    """Faults of the agent of a running task: its handlers of the job do not stop; or it is silent while its lease
+    lasts, and nothing happens until that ends."""
     if task.lease_owner is None or task.lock_time is None:
         return
     row_id = f"agent:{task.lease_owner}"
@@ -96,7 +96,7 @@ def _agent_of(store: TaskStore, task: Task, now: float) -> Iterator[str]:
 
 
 def pause_text(pause: Pause, now: float) -> str:
-    """Since when, until when and why something is paused."""
+    """The begin, the end and the reason of a pause."""
     since = "" if pause.since is None else f" since {at_text(pause.since)}"
     until = ""
     if pause.until is not None:
@@ -105,12 +105,12 @@ def pause_text(pause: Pause, now: float) -> str:
 
 
 def status_text(task: Task | Unreadable) -> str:
-    """The status of a task, or that this version cannot read its row."""
+    """The status of a task, or `UNREADABLE`."""
     return str(task.status) if isinstance(task, Task) else UNREADABLE
 
 
 def link_text(link: Link, now: float, at: Callable[[float], str] = at_text) -> str:
-    """Whether a stream is connected: since when; or why not, and when it tries again."""
+    """Since when a stream is connected; or why it is not, and when it tries again."""
     if link.is_connected:
         return f"connected since {at(link.since)}"
     if not link.reason:
@@ -141,8 +141,8 @@ def _parents(store: TaskStore, task: Task) -> Iterator[str]:
     if task.waiting_for:
         names = sorted(task.waiting_for)
         rows = store.read(names[:LISTED])
-        told = [f"{name} ({status_text(rows[name]) if name in rows else 'gone'})" for name in names[:LISTED]]
-        yield f"it waits for {_named([*told, *names[LISTED:]])}, which it depends on"
+        read = [f"{name} ({status_text(rows[name]) if name in rows else 'gone'})" for name in names[:LISTED]]
+        yield f"it waits for {_named([*read, *names[LISTED:]])}, which it depends on"
     elif task.status is Status.BLOCKED and task.waitlist is None:
         yield "nothing that it waits for is left: the next sweep puts it into its queue"
 
@@ -167,18 +167,18 @@ def _waitlist(store: TaskStore, task: Task) -> Iterator[str]:
 
 
 def _states(store: TaskStore, names: Sequence[str]) -> list[str]:
-    """Holders of permits, with what is remarkable of them."""
+    """Holders of permits, with their status if they do not run."""
     rows, now = store.read(names[:LISTED]), store.clock.now()
-    told = []
+    texts = []
     for name in names:
         task = rows.get(name)
         task = on_the_clock(store, task) if isinstance(task, Task) else task
         if name not in names[:LISTED] or (isinstance(task, Task) and task.status is Status.RUNNING):
             is_over = isinstance(task, Task) and task.lock_time is not None and task.lock_time < now
-            told.append(f"{name} (its lease is over)" if is_over else name)
+            texts.append(f"{name} (its lease is over)" if is_over else name)
         else:
-            told.append(f"{name} ({'gone' if task is None else status_text(task)})")
-    return told
+            texts.append(f"{name} ({'gone' if task is None else status_text(task)})")
+    return texts
 
 
 def _due(task: Task, now: float) -> Iterator[str]:
@@ -206,7 +206,7 @@ def _pauses(store: TaskStore, task: Task, agents: Sequence[AgentInfo], now: floa
 
 
 def _key(store: TaskStore, task: Task) -> Iterator[str]:
-    """Its unique key: nothing that keeps it from running, but it keeps others from being put."""
+    """Its unique key, which does not keep it from running, but keeps others from being put."""
     if task.unique_key is None or not holds(task):
         return
     row_id = key_id(task.job, task.unique_key)
@@ -231,7 +231,7 @@ def _jobs(agent: AgentInfo) -> Sequence[str]:
 
 
 def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
-    """Nobody is there who could run it."""
+    """No agent could run it."""
     serving = [agent for agent in agents if task.queue in agent.info["queues"]]
     if not agents:
         yield NO_AGENT
@@ -248,7 +248,7 @@ def _agents(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
 
 
 def _regions(task: Task, agents: Sequence[AgentInfo]) -> Iterator[str]:
-    """Whoever could run it is in a region that has no grant."""
+    """All agents that could run it are in a region without a grant."""
     regions = [as_map(agent.info.get("region")) for agent in agents if _can(agent, task)]
     if regions and all(region.get("state") == "passive" for region in regions):
         names = " and ".join(sorted({str(region.get("name")) for region in regions}))
@@ -260,7 +260,7 @@ def _is_draining(agent: AgentInfo) -> bool:
 
 
 def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[str]:
-    """It could run: it is only a matter of slots, or of the next poll."""
+    """It could run: it waits for a slot, or for the next poll."""
     entries = store.engine.page(task.status_value, limit=COUNTED, until=task.created_at).entries
     before = len([one for one in entries if one.task_id != task.task_id and one.created_at <= task.created_at])
     able = [agent for agent in agents if _can(agent, task) and not is_paused(agent)]
@@ -268,7 +268,7 @@ def _ready(store: TaskStore, task: Task, agents: Sequence[AgentInfo]) -> list[st
     taken = sum(int(as_number(as_map(agent.info.get("running")).get(task.queue))) for agent in able)
     after = f"{_tasks(before)} before it in the queue {task.queue}" if before else f"it is the next of {task.queue}"
     if slots and taken >= slots:
-        return [f"all {slots} slots of the queue {task.queue} are taken, as its agents last told; {after}"]
+        return [f"all {slots} slots of the queue {task.queue} are taken, as its agents last reported; {after}"]
     if before:
         return [f"it is ready, and {_tasks(before)} before it in the queue {task.queue}"]
     return ["it is ready: an agent takes it with its next poll"]

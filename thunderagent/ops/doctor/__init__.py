@@ -1,1 +1,1 @@
-"""`thunderagent doctor`: the checks of an installation, each with what was found and its remedy."""
+"""`thunderagent doctor`: the checks of an installation, each with its findings and remedies."""

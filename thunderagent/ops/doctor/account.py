@@ -1,4 +1,4 @@
-"""The account that `thunderagent doctor --aws` looks at: the deployed stacks, and requests that only read."""
+"""The account that `thunderagent doctor --aws` examines: its deployed stacks, and requests that only read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GROUP: Final = "AWS::AutoScaling::AutoScalingGroup"
 FUNCTION: Final = "AWS::Lambda::Function"
 SERVICE: Final = "AWS::ECS::Service"
 ATTEMPTS: Final = 3
-"""Of each request, as AWS throttles those that list and describe."""
+"""Attempts of each request: AWS throttles requests that list and describe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A deployed stack, with what it has made."""
+    """A deployed stack and its resources."""
 
     name: str
     status: str
@@ -35,13 +35,13 @@ class Stack:
     resources: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], resources: Iterator[Mapping[str, Any]]) -> Stack:
-        """The stack that CloudFormation tells of."""
+    def of(cls, reply: Mapping[str, Any], resources: Iterator[Mapping[str, Any]]) -> Stack:
+        """The stack of a reply of CloudFormation."""
         return cls(
-            told["StackName"],
-            f"{told['StackStatus']} {told.get('StackStatusReason', '')}".strip(),
-            {one["ParameterKey"]: one.get("ParameterValue", "") for one in told.get("Parameters", ())},
-            {one["OutputKey"]: one["OutputValue"] for one in told.get("Outputs", ())},
+            reply["StackName"],
+            f"{reply['StackStatus']} {reply.get('StackStatusReason', '')}".strip(),
+            {one["ParameterKey"]: one.get("ParameterValue", "") for one in reply.get("Parameters", ())},
+            {one["OutputKey"]: one["OutputValue"] for one in reply.get("Outputs", ())},
             tuple(one for one in resources if one.get("PhysicalResourceId")),
         )
 
@@ -53,7 +53,7 @@ class Account(Doctor):
     Args:
         prefix: begins the names of the stacks, as for `scripts/deploy`.
         region: None: that of the store's URL, else that of the environment.
-        looks: what is looked at, by its name.
+        looks: the checks by their names.
 
     Raises:
         ConfigurationError: no region is known, or the settings are wrong.
@@ -67,7 +67,7 @@ class Account(Doctor):
     """ARN of the credentials."""
     clock: DateClock = field(default_factory=DateClock)
     place: Place = field(default_factory=lambda: Place(""))
-    """The table of the settings, without a name where they name none."""
+    """The table of the settings; its name is empty if they name none."""
     _made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,6 @@ class Account(Doctor):
 
     @property
     def settings(self) -> Settings:
-        """The settings of this place."""
         return self._settings
 
     @property
@@ -96,29 +95,28 @@ class Account(Doctor):
 
     @property
     def local_endpoint(self) -> str | None:
-        """Of the local engine, for all services; None: AWS."""
+        """URL of the local engine for all services; None: AWS."""
         return self.place.endpoint if self.is_local else None
 
     def checks(self) -> tuple[Check, ...]:
-        """All checks in their order."""
         return tuple(Check(name, partial(self._answered, name, look)) for name, look in self.looks.items())
 
     def examine(self, progress: Callable[[str], None] = lambda check: None) -> Iterator[Finding]:
-        """Do the checks one after the other; `progress` hears the name of each before it begins."""
+        """Do the checks in their order; `progress` is called with the name of each before it begins."""
         yield from Doctor.examine(self, progress)
         for client in self._made.values():
             client.close()
 
     def _answered(self, name: str, look: Callable[[Account], Iterator[Finding]]) -> Iterator[Finding]:
         if not self.is_reachable:
-            return  # why is told, once
+            return  # an earlier finding says why
         try:
             yield from look(self)
         except Unanswered as error:
             yield error.finding(name)
 
     def ask(self, service: str, action: str, **arguments: Any) -> dict[str, Any]:
-        """One request, which has an answer within seconds.
+        """One request, answered within seconds.
 
         Raises:
             Unanswered: it was refused, or there is no answer.
@@ -145,7 +143,7 @@ class Account(Doctor):
             yield from ((stack, one["PhysicalResourceId"]) for one in stack.resources if one["ResourceType"] in kinds)
 
     def given(self, *names: str) -> dict[str, Stack]:
-        """The values that stacks have for these parameters, each with a stack."""
+        """The values of these parameters, each with a stack."""
         values = {stack.parameters.get(name, ""): stack for stack in self.stacks for name in names}
         return {value: stack for value, stack in values.items() if value}
 

@@ -1,4 +1,4 @@
-"""What the account allows: permissions of the agents, public access of buckets, tokens of canaries, quotas."""
+"""What the account allows: permissions of agents, public access of buckets, tokens of canaries, quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thunderagent.ops.iam import Resources, Role, policy, resources
 
 BLOCKS: Final = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
 STANDARD: Final = frozenset("acdhimrtz")
-"""First letters of the types of machines that the quota of EC2 counts."""
+"""First letters of the machine types that the quota of EC2 counts."""
 QUOTAS: Final = (
     ("lambda", "L-B99A9384", "functions that run at once", FUNCTION),
     ("apigateway", "L-9ED1E49A", "new WebSocket connections a second", "AWS::ApiGatewayV2::Api"),
@@ -29,7 +29,7 @@ QUOTAS: Final = (
 
 
 def look_at_permissions(account: Account) -> Iterator[Finding]:
-    """Whether the agents' roles, or without one these credentials, may do what `thunderagent iam agent` prints."""
+    """Whether the agents' roles, or else these credentials, may do what `thunderagent iam agent` prints."""
     roles: list[tuple[str, Mapping[str, str]]] = [
         (stack.outputs[name], stack.parameters)
         for stack in account.stacks
@@ -41,9 +41,9 @@ def look_at_permissions(account: Account) -> Iterator[Finding]:
     for arn, given in roles:
         denied: list[str] = []
         for statement in policy(Role.AGENT, _used(account, arn, given))["Statement"]:
-            names, told = statement["Action"], statement.get("Condition", {}).get("StringEquals", {})
-            if (told and account.is_local) or ":*/*/" in statement["Resource"]:
-                continue  # a local engine knows no conditions; of an API behind a domain of one's own nothing is known
+            names, condition = statement["Action"], statement.get("Condition", {}).get("StringEquals", {})
+            if (condition and account.is_local) or ":*/*/" in statement["Resource"]:
+                continue  # a local engine knows no conditions; the API behind a custom domain is not known
             reply = account.ask(
                 "iam",
                 "SimulatePrincipalPolicy",
@@ -52,7 +52,7 @@ def look_at_permissions(account: Account) -> Iterator[Finding]:
                 ResourceArns=[statement["Resource"]],
                 ContextEntries=[
                     {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
-                    for key, value in told.items()
+                    for key, value in condition.items()
                 ],
             )
             results = reply["EvaluationResults"]
@@ -66,13 +66,13 @@ def look_at_permissions(account: Account) -> Iterator[Finding]:
 
 
 def _principal(arn: str) -> str:
-    """The role that credentials are of, else their user."""
+    """The role of credentials, else their user."""
     parts = arn.replace(":sts:", ":iam:").replace(":assumed-role/", ":role/")
     return "/".join(parts.split("/")[:2]) if ":role/" in parts else parts
 
 
 def _used(account: Account, arn: str, given: Mapping[str, str]) -> Resources:
-    """What agents use, by the parameters of their stack, or without one by the settings."""
+    """The resources of agents, by the parameters of their stack, or else by the settings."""
     _, partition, _, _, number, _ = arn.split(":", 5)
     if not given:
         return resources(account.settings, account=number, region=account.region, partition=partition)
@@ -98,18 +98,18 @@ def _used(account: Account, arn: str, given: Mapping[str, str]) -> Resources:
 
 
 def look_at_buckets(account: Account) -> Iterator[Finding]:
-    """Whether the buckets with code and with large texts are there, and closed to the public."""
+    """Whether the buckets of code and large texts exist, and are closed to the public."""
     for name in account.given("ArtefactBucket", "CodeBucket", "BlobBucket"):
-        told: Mapping[str, Any] = {}
+        blocks: Mapping[str, Any] = {}
         try:
-            told = account.ask("s3", "GetPublicAccessBlock", Bucket=name)["PublicAccessBlockConfiguration"]
+            blocks = account.ask("s3", "GetPublicAccessBlock", Bucket=name)["PublicAccessBlockConfiguration"]
         except Unanswered as error:
             if error.code == "NoSuchBucket":
                 yield Finding("buckets", State.WRONG, f"s3://{name} does not exist", account.deploy(None))
                 continue
             if error.code != "NoSuchPublicAccessBlockConfiguration":
                 raise
-        if lacking := [one for one in BLOCKS if not told.get(one)]:
+        if lacking := [one for one in BLOCKS if not blocks.get(one)]:
             block = ",".join(f"{one}=true" for one in BLOCKS)
             remedy = f"s3api put-public-access-block --bucket {name} --public-access-block-configuration {block}"
             what = f"s3://{name} can be made public: {', '.join(lacking)} off"
@@ -128,7 +128,7 @@ def look_at_secrets(account: Account) -> Iterator[Finding]:
 
 
 def look_at_quotas(account: Account) -> Iterator[Finding]:
-    """Whether a quota is under what AWS gives by default, as in new accounts, or under what the stacks may use."""
+    """Whether a quota is under AWS's default, as in new accounts, or under the needs of the stacks."""
     if account.is_local:
         yield Finding("quotas", State.SKIPPED, "a local engine has none")
         return
@@ -146,7 +146,7 @@ def look_at_quotas(account: Account) -> Iterator[Finding]:
 
 
 def _quota(account: Account, **which: str) -> tuple[float, float]:
-    """A quota of the account, and what AWS gives by default."""
+    """A quota of the account, and AWS's default."""
     usual = float(account.ask("service-quotas", "GetAWSDefaultServiceQuota", **which)["Quota"]["Value"])
     try:
         return float(account.ask("service-quotas", "GetServiceQuota", **which)["Quota"]["Value"]), usual
@@ -157,13 +157,13 @@ def _quota(account: Account, **which: str) -> tuple[float, float]:
 
 
 def _processors(account: Account, service: str) -> float:
-    """Virtual processors of the groups or services at their largest, of the types that the quota counts."""
+    """Virtual processors of the groups or services at their largest, for the types that the quota counts."""
     if service == "fargate":
         given = [stack.parameters for stack, _ in account.ids(SERVICE)]
         return sum(int(one.get("MaxContainers", 0)) * int(one.get("Cpu", 0)) / 1024 for one in given)
     number = 0
     for stack, _ in account.ids(GROUP) if service == "ec2" else ():
         if (kind := stack.parameters.get("InstanceType", ""))[:1] in STANDARD:
-            [told] = account.ask("ec2", "DescribeInstanceTypes", InstanceTypes=[kind])["InstanceTypes"]
-            number += told["VCpuInfo"]["DefaultVCpus"] * int(stack.parameters["MaxSize"])
+            [found] = account.ask("ec2", "DescribeInstanceTypes", InstanceTypes=[kind])["InstanceTypes"]
+            number += found["VCpuInfo"]["DefaultVCpus"] * int(stack.parameters["MaxSize"])
     return float(number)

@@ -1,6 +1,6 @@
-"""The examination of an installation: its checks in their order, each with a bound and a remedy.
+"""The examination of an installation: its checks in their order, each bounded in time.
 
-What cannot be checked because something before it is wrong is told as skipped; nothing ends the examination early.
+A check that needs something that is wrong is skipped. Nothing ends the examination early.
 """
 
 from __future__ import annotations
@@ -39,24 +39,22 @@ from thunderagent.stores.engine import Applied, Engine
 from thunderagent.stores.tasks import TaskStore
 
 EXAMINED_S: Final = 15.0
-"""How long one check of `thunderagent doctor` may take; then it is told and left behind."""
-
-
+"""Longest time of one check; then it is reported and left behind."""
 SLOW_S: Final = 0.1
-"""A median above this is worth a warning: DynamoDB in the same region takes 5 to 10 ms, a local disk 1 to 20."""
+"""Median that is worth a warning: DynamoDB in the same region takes 5 to 10 ms, a local disk 1 to 20."""
 
 NAMED: Final = 10
-"""Queues that are named in a sentence."""
+"""Most queues that a sentence names."""
 
 SKEW_S: Final = 2.0
 WRONG_SKEW_S: Final = 240.0
-"""AWS refuses requests that are signed five minutes off."""
+"""AWS refuses requests that are signed five minutes early or late."""
 
 LAPS: Final = 5
-"""Reads, and writes, whose time is taken."""
+"""Number of timed reads, and of timed writes."""
 
 PROBE_LIVES_S: Final = 3600
-"""A row that could not be deleted goes when its time to live is over."""
+"""Life of a row that could not be deleted."""
 
 _OF_STORE: Final = ("store", "file", "table", "permissions", "latency", "queues")
 
@@ -67,12 +65,12 @@ class Doctor:
 
     Args:
         store: URL instead of the setting.
-        jobs: package of the jobs; None: they are not looked at.
+        jobs: package of the jobs; None: they are not checked.
         supervisor_conf: the configuration to read; None: the one that runs here, or is installed.
         environ: the environment.
         opening: makes the engine of a URL.
-        clients: makes clients of AWS services, as `stores.services.clients_at` does.
-        limit_s: bound of one check.
+        clients: makes clients of AWS services, as `services.clients_at` does.
+        limit_s: longest time of one check.
     """
 
     store: str | None = None
@@ -83,17 +81,16 @@ class Doctor:
     clients: Callable[..., Callable[[str], Any]] | None = None
     limit_s: float = EXAMINED_S
     url: str = ""
-    """The store that is examined, once that is known."""
+    """The store that is examined, once it is known."""
     is_reachable: bool = True
-    """False once the store did not answer: what else would be asked of it is skipped."""
+    """False once the store did not answer: further requests to it are skipped."""
     is_usable: bool = True
-    """False once something was wrong with the table: what rests on it is skipped."""
+    """False once the table was wrong: checks that need it are skipped."""
     _settings: Settings = field(default_factory=Settings.model_construct)
     _engine: Engine | None = None
     _registry: Registry | None = None
 
     def checks(self) -> tuple[Check, ...]:
-        """All checks in their order."""
         always = (
             Check("python", self._python),
             Check("settings", self._of_settings),
@@ -119,7 +116,7 @@ class Doctor:
         return (*always, *of_store, *around)
 
     def examine(self, progress: Callable[[str], None] = lambda check: None) -> Iterator[Finding]:
-        """Do the checks one after the other; `progress` hears the name of each before it begins."""
+        """Do the checks in their order; `progress` is called with the name of each before it begins."""
         for check in self.checks():
             progress(check.name)
             yield from self._bounded(check)
@@ -127,7 +124,7 @@ class Doctor:
             self._engine.close()
 
     def _bounded(self, check: Check) -> list[Finding]:
-        """What a check finds within `limit_s`, in a thread that is left behind if it hangs, as a name lookup may."""
+        """The findings of a check within `limit_s`, in a thread that is left behind if it hangs."""
         found: list[Finding] = []
 
         def work() -> None:
@@ -145,14 +142,14 @@ class Doctor:
         thread = threading.Thread(target=work, name=f"doctor {check.name}", daemon=True)
         thread.start()
         thread.join(self.limit_s)
-        told = list(found)
-        if any(one.state is State.WRONG and _is_basis(check.name, one.check) for one in told):
+        findings = list(found)
+        if any(one.state is State.WRONG and _is_basis(check.name, one.check) for one in findings):
             self.is_usable = False
         if thread.is_alive():
             self.is_reachable = self.is_reachable and check.name not in _OF_STORE
             what = f"it has not ended within {self.limit_s:g} s"
-            told.append(Finding(check.name, State.WRONG, what, "check name resolution and routes of this host"))
-        return told
+            findings.append(Finding(check.name, State.WRONG, what, "check name resolution and routes of this host"))
+        return findings
 
     # The installation
 
@@ -184,8 +181,8 @@ class Doctor:
             self._settings = Settings.model_construct(store=url) if url else Settings.model_construct()
         else:
             given = sorted(name for name in self.environ if name.startswith(PREFIX))
-            told = f"{', '.join(given)} set, the rest by default" if given else "all by default"
-            yield Finding("settings", State.OK, told)
+            what = f"{', '.join(given)} set, the rest by default" if given else "all by default"
+            yield Finding("settings", State.OK, what)
             yield from doubts_about_settings(self._settings)
         self.url = self._settings.store
 
@@ -359,18 +356,18 @@ class Doctor:
         return Finding(check, State.SKIPPED, "see above" if not self.is_usable else "the file is not there yet")
 
     def _dynamo(self) -> Any:
-        """The engine when it is one on DynamoDB."""
+        """The engine if it is on DynamoDB."""
         return self._engine if hasattr(self._engine, "connection") else None
 
 
 def doubts_about_settings(settings: Settings) -> Iterator[Finding]:
-    """Settings that can work, but hardly as they were meant."""
+    """Settings that work, but probably not as intended."""
     if settings.traces and find_spec("opentelemetry") is None:
         remedy = "pip install 'thunderagent[traces]'"
         yield Finding("settings", State.WRONG, f"{PREFIX}TRACES is on and OpenTelemetry is not installed", remedy)
     if settings.http_port and settings.http_host not in ("127.0.0.1", "localhost", "::1"):
-        what = f"{PREFIX}HTTP_HOST is {settings.http_host}: whoever reaches it may read the metrics"
-        yield Finding("settings", State.WARNING, what, "let a security group allow only who scrapes them")
+        what = f"{PREFIX}HTTP_HOST is {settings.http_host}: every host that reaches it may read the metrics"
+        yield Finding("settings", State.WARNING, what, "let a security group allow only the hosts that scrape them")
     folder = settings.health_folder
     if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK)):
         what = f"{PREFIX}HEALTH_FOLDER {folder} is no folder that this user can write to"
@@ -381,7 +378,7 @@ def doubts_about_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def doubts_about_jobs(jobs: Registry, settings: Settings) -> Iterator[Finding]:
-    """Jobs and settings that do not know each other."""
+    """Jobs and settings that do not fit each other."""
     for queue in sorted(set(settings.queues) - set(jobs.queues)):
         what = f"{PREFIX}QUEUES serves the queue {queue}, to which none of these jobs goes"
         yield Finding("jobs", State.WARNING, what, "only tasks put there by name run in its slots: is it misspelt?")
@@ -396,12 +393,12 @@ def doubts_about_jobs(jobs: Registry, settings: Settings) -> Iterator[Finding]:
 
 
 def probe_row(now: float) -> Row:
-    """A row of nobody: no task, in no index, and gone by itself if it is left behind."""
+    """A row that is no task, is in no index, and expires."""
     return {"taskId": f"control:doctor:{secrets.token_hex(8)}", "fence": 0, "expireAt": int(now + PROBE_LIVES_S)}
 
 
 def run_laps(engine: Engine) -> tuple[list[float], list[float]]:
-    """Seconds of some reads, and of some writes.
+    """Seconds of `LAPS` reads and of `LAPS` writes, of a row that is deleted afterwards.
 
     Raises:
         StoreError: the store did not answer, or refused.
@@ -433,9 +430,9 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def judge_clock(clock: DateClock) -> Finding:
-    """How far this host is off the clock that the replies of AWS have told."""
+    """The difference between the clock of this host and that of AWS's replies."""
     if not clock.is_usable:
-        return Finding("clock", State.SKIPPED, "no reply of the store told the time")
+        return Finding("clock", State.SKIPPED, "no reply of the store had the time")
     skew, rough = clock.skew, (clock.latest() - clock.earliest()) / 2
     off = f"{abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
     found = f"this host is {off} of the store's clock, give or take {rough:.1f} s"
@@ -450,12 +447,12 @@ def judge_clock(clock: DateClock) -> Finding:
 
 
 def _is_basis(check: str, found: str) -> bool:
-    """Whether nothing else can be asked of the store when this finding of a check is wrong."""
+    """Whether a wrong finding of this check makes the store useless."""
     return check in ("store", "table") or (check == "file" and found in ("file", "database"))
 
 
 def _is_there(engine: Engine) -> bool:
-    """False for a file that nobody has made yet: looking must not make it."""
+    """False for a missing file: the examination must not make it."""
     path = getattr(engine, "path", None)
     return path is None or path == ":memory:" or Path(path).exists()
 

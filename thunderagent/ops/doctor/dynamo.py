@@ -1,4 +1,4 @@
-"""Looks at a table on DynamoDB, and tries on it what an agent must be allowed to do."""
+"""Examines a table on DynamoDB, and tries the actions that an agent needs on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from thunderagent.stores.dynamo.table import (
 
 
 def look_at_table(engine: DynamoEngine) -> Iterator[Finding]:
-    """The table, its index, its time to live, its backups and how it is paid.
+    """The table, its index, its time to live, its backups and its billing.
 
     Raises:
         StoreUnavailable: DynamoDB did not answer.
@@ -48,18 +48,18 @@ def look_at_table(engine: DynamoEngine) -> Iterator[Finding]:
     if status not in ("ACTIVE", "UPDATING"):
         yield Finding("table", State.WRONG, f"{place} is {status}", "wait until it is ACTIVE")
         return
-    yield from _told("table", f"{place} is {status}", of_keys(engine, table))
-    yield from _told("index", f"{INDEX} is there", of_index(engine, index_of(table)))
+    yield from _compared("table", f"{place} is {status}", of_keys(engine, table))
+    yield from _compared("index", f"{INDEX} is there", of_index(engine, index_of(table)))
     yield _billing(engine, table)
     if table.get("MultiRegionConsistency") == "STRONG":
         what = "a table of strong consistency has none, so ended tasks stay"
         yield Finding("time to live", State.SKIPPED, what, "delete them with: thunderagent purge")
     else:
-        yield from _told("time to live", f"on {EXPIRY}", of_expiry(engine))
-    yield from _told("point-in-time recovery", "on", of_backups(engine))
+        yield from _compared("time to live", f"on {EXPIRY}", of_expiry(engine))
+    yield from _compared("point-in-time recovery", "on", of_backups(engine))
 
 
-def _told(check: str, fine: str, differences: Iterator[Difference]) -> Iterator[Finding]:
+def _compared(check: str, fine: str, differences: Iterator[Difference]) -> Iterator[Finding]:
     found = list(differences)
     for one in found:
         yield Finding(check, State.WARNING if one.is_warning else State.WRONG, one.what, one.remedy)
@@ -86,10 +86,9 @@ def _billing(engine: DynamoEngine, table: dict[str, Any]) -> Finding:
 
 
 def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
-    """Try each action that an agent needs, on a row of its own, and name those that are denied.
+    """Try each action that an agent needs on a row of its own, and name the denied ones.
 
-    Whatever happens, the row is deleted in the end; where DeleteItem is not allowed, the time to live of the table does
-    it within days.
+    The row is always deleted in the end. Where DeleteItem is denied, it expires within days.
 
     Raises:
         StoreUnavailable: DynamoDB did not answer.
@@ -118,15 +117,15 @@ def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
             except Refused:
                 allowed.append(action)
             except TableMissing:
-                pass  # the table, or its index: that was told
+                pass  # the table, or its index: an earlier finding says so
             except StoreUnavailable:
                 raise
             except ThunderAgentError as error:
                 yield Finding("permissions", State.WRONG, f"{action} does not work: {error}")
             else:
-                allowed += [action] * (answer is not False)  # a local engine may lack what an agent can do without
+                allowed += [action] * (answer is not False)  # a local engine may lack what agents can do without
     except BaseException:
-        if not {"PutItem", "PartiQLInsert"} <= set(denied):  # done, or without an answer
+        if not {"PutItem", "PartiQLInsert"} <= set(denied):  # the row may be there
             with suppress(StoreError, Refused):
                 call("DeleteItem", TableName=table, Key=key)
         raise
@@ -142,7 +141,7 @@ ADD: Final = "add to the policy, which `thunderagent iam agent` prints whole"
 
 
 def policy_line(action: str, place: Place) -> str:
-    """The statement that a policy lacks."""
+    """The missing statement of a policy."""
     table = f"arn:aws:dynamodb:{place.region or '*'}:*:table/{place.table}"
     resource = f"{table}/index/{INDEX}" if action == "Query" else table
     return f'{ADD}: {{"Effect": "Allow", "Action": "dynamodb:{action}", "Resource": "{resource}"}}'

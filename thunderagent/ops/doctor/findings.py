@@ -1,4 +1,4 @@
-"""What an examination found: one finding a check, with the remedy for what is not as it should be."""
+"""The findings of an examination, each with its remedy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """How a check went.
+    """The result of a check.
 
     * `OK`: as it should be.
-    * `WARNING`: agents work, but somebody should look at it.
+    * `WARNING`: agents work, but an operator should look at it.
     * `WRONG`: agents cannot work like this, or lose something.
-    * `UNKNOWN`: it cannot be told, as a permission or an answer is missing.
+    * `UNKNOWN`: a permission or an answer is missing.
     * `SKIPPED`: it could not be checked, or there is nothing to check.
     """
 
@@ -26,7 +26,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, in words; `remedy` says what to do, and is empty where there is nothing to do."""
+    """What a check found; `remedy` is empty where there is nothing to do."""
 
     check: str
     state: State
@@ -39,13 +39,11 @@ Findings = Iterable[Finding]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something to look at; `work` makes the findings."""
-
     name: str
     work: Callable[[], Findings]
 
 
 def worst(findings: Sequence[Finding]) -> State:
-    """The state of all together: what is skipped says nothing."""
+    """The worst state; skipped checks say nothing."""
     states = {one.state for one in findings}
     return next((state for state in (State.WRONG, State.WARNING, State.UNKNOWN) if state in states), State.OK)

@@ -1,4 +1,4 @@
-"""The check of regions: whether the arbiter answers, who has the grant, and what agents tell that does not fit."""
+"""The check of regions: whether the arbiter answers, which region has the grant, and agents that do not fit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from thunderagent.stores.tasks import AgentInfo, TaskStore
 NAME = "region"
 
 ANNOUNCED_S = 60.0
-"""After a switch the rows of agents of the region before are so old at least; younger ones are of agents that live."""
+"""Seconds after a switch at which rows of agents of the earlier region are stale; younger rows are of living agents."""
 
 
 def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iterator[Finding]:
-    """What the arbiter of the settings tells; nothing where there is one region."""
+    """Findings about the arbiter of the settings; none for a single region."""
     if settings.region_arbiter is None:
         return
     yield from _places(settings)
@@ -51,7 +51,7 @@ def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iter
 
 
 def _places(settings: Settings) -> Iterator[Finding]:
-    """What the URLs of the settings tell."""
+    """Regions in the URLs of the settings that do not fit."""
     table, arbiter = region_of(settings.store), region_of(settings.region_arbiter or "")
     if table is not None and table != settings.region and settings.region is not None:
         found = f"{PREFIX}REGION is {settings.region}, and the table of {PREFIX}STORE is in {table}"
@@ -69,7 +69,7 @@ def _agents(settings: Settings, opening: Callable[[str], Engine], *, since: floa
     try:
         agents = TaskStore(engine).agents(most=1000)
     except StoreError:
-        return  # the checks of the store tell
+        return  # the checks of the store say so
     finally:
         engine.close()
     blind = [agent.name for agent in agents if not isinstance(agent.info.get("region"), dict)]

@@ -1,4 +1,4 @@
-"""Looks at what is around the table on AWS: who we are, the queue, the bucket, the metrics; leaves nothing there."""
+"""Examines what is around the table on AWS: credentials, queue, bucket, metrics. It leaves nothing there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from thunderagent.stores.aws import LOCAL_REGION, build, code_of, is_denial, is_
 from thunderagent.stores.dynamo.errors import Place
 
 SOON_S: Final = 600.0
-"""Credentials that end sooner, and that nobody renews, are worth a warning."""
+"""Rest of credentials that is worth a warning if nothing renews them."""
 
 _HASTY: Final = Config(connect_timeout=2, read_timeout=3)
 _SEND: Final = "sqs:SendMessage"
 _NO_TEXT: Final = "\uffff"
-"""No message may hold it, and none may be held back for 1,000 seconds: one of both is always looked at."""
+"""No message may hold it, nor be delayed for 1,000 seconds: SQS always checks one of both."""
 _NO_HANDLE: Final = "AQEBthunderagent-doctor"
 
 Clients = Callable[[str], Any]
@@ -33,7 +33,7 @@ Clients = Callable[[str], Any]
 
 
 def clients_at(place: Place, endpoint: str | None = None, *, attempts: int = 1) -> Clients:
-    """Clients that answer within 6 s for each attempt, with the credentials that an agent here would have."""
+    """Clients that answer within 6 s for each attempt, with the credentials of an agent here."""
     config = _HASTY.merge(Config(retries={"mode": "standard", "total_max_attempts": attempts}))
 
     def make(service: str) -> Any:
@@ -51,7 +51,7 @@ def clients_at(place: Place, endpoint: str | None = None, *, attempts: int = 1) 
 # Requests that may be refused
 
 _PERMISSIONS: Final = {"s3:GetPublicAccessBlock": "s3:GetBucketPublicAccessBlock"}
-"""The permission of a request, where it has another name."""
+"""Permissions whose names differ from their requests."""
 _ABSENT: Final = ("NotFound", "NonExistent", "DoesNotExist", "NoSuchBucket")
 
 
@@ -64,16 +64,16 @@ class Unanswered(Exception):
 
     @property
     def is_absent(self) -> bool:
-        """Whether what was asked for does not exist."""
+        """Whether the resource does not exist."""
         return any(one in self.code for one in _ABSENT)
 
     @property
     def is_away(self) -> bool:
-        """Whether nobody was reached, as in a region that does not exist."""
+        """Whether no service was reached, as in a region that does not exist."""
         return isinstance(self.error, (ConnectionError, HTTPClientError, InvalidRegionError))
 
     def finding(self, check: str) -> Finding:
-        """What cannot be told, and what has to be allowed for it."""
+        """The finding that a check has no answer, with the missing permission."""
         if is_denial(self.code):
             what, remedy = "is not allowed", f"allow {self.action}; `thunderagent iam doctor` prints all that is asked"
         else:
@@ -95,11 +95,11 @@ def ask(clients: Clients, service: str, action: str, arguments: dict[str, Any]) 
     return reply
 
 
-# Who we are
+# Credentials
 
 
 def identify(place: Place, clients: Clients, session: Callable[[], Any] | None = None) -> Iterator[Finding]:
-    """Whose credentials are in use, where they come from, and whether they hold."""
+    """The owner, the source and the rest of the credentials in use."""
     if is_loopback(place.endpoint):
         yield Finding("credentials", State.SKIPPED, "a local engine checks none")
         return
@@ -143,7 +143,7 @@ SIGN_IN: Final = (
 
 
 def _left_s(credentials: Any) -> float | None:
-    """Seconds until credentials end; None for those that do not, or do not tell."""
+    """Seconds until credentials end; None: they do not end, or do not say."""
     ends = getattr(credentials, "_expiry_time", None)
     return (ends - datetime.now(UTC)).total_seconds() if isinstance(ends, datetime) and ends.tzinfo else None
 
@@ -152,9 +152,9 @@ def _left_s(credentials: Any) -> float | None:
 
 
 def look_at_queue(url: str, clients: Clients) -> Iterator[Finding]:
-    """Whether agents may send to the queue, receive from it and let go of what they received.
+    """Whether agents may send to the queue, receive from it, and delete and release messages.
 
-    The requests are such that they are refused once they are permitted: an impossible message, a receipt of nobody.
+    A permitted request is refused for another reason: an impossible message, an unknown receipt.
     """
     try:
         sqs = clients("sqs")
@@ -170,8 +170,8 @@ def look_at_queue(url: str, clients: Clients) -> Iterator[Finding]:
         )
         waiting = ""
         with suppress(ClientError):
-            told = attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])["Attributes"]
-            waiting = f", about {told['ApproximateNumberOfMessages']} messages in it"
+            found = attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])["Attributes"]
+            waiting = f", about {found['ApproximateNumberOfMessages']} messages in it"
         denied = []
         for action, attempt in tries:
             try:
@@ -204,7 +204,7 @@ def _queue_arn(url: str) -> str:
 
 
 def look_at_bucket(bucket: str, clients: Clients, prefix: str) -> Iterator[Finding]:
-    """Whether agents may write and read objects of the bucket; what is written there is refused for its checksum."""
+    """Whether agents may write and read objects of the bucket. The object is refused for its checksum."""
     name = f"{prefix}doctor"
     wrong = base64.b64encode(hashlib.md5(b"not it", usedforsecurity=False).digest()).decode()
     denied: list[str] = []
@@ -225,11 +225,11 @@ def look_at_bucket(bucket: str, clients: Clients, prefix: str) -> Iterator[Findi
                     yield Finding("bucket", State.WRONG, f"s3://{bucket}: {error}", remedy)
                     return
                 if is_denial(code) and action == "s3:GetObject":
-                    unsure = True  # without s3:ListBucket that is also the answer for what is not there
+                    unsure = True  # without s3:ListBucket that is also the answer for a missing object
                 elif is_denial(code):
                     denied.append(action)
             else:
-                if action == "s3:PutObject":  # a store that does not look at checksums
+                if action == "s3:PutObject":  # a store that does not check checksums
                     with suppress(ClientError):
                         s3.delete_object(Bucket=bucket, Key=name)
     except BotoCoreError as error:
@@ -243,7 +243,7 @@ def look_at_bucket(bucket: str, clients: Clients, prefix: str) -> Iterator[Findi
     if denied:
         return
     if unsure:
-        what = f"s3://{bucket} takes objects; whether s3:GetObject is allowed cannot be told without s3:ListBucket"
+        what = f"s3://{bucket} takes objects; whether s3:GetObject is allowed is unknown without s3:ListBucket"
         statement = f'{{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "{resource}"}}'
         yield Finding("bucket", State.WARNING, what, f"the policy needs: {statement}")
     else:
@@ -254,7 +254,7 @@ def look_at_bucket(bucket: str, clients: Clients, prefix: str) -> Iterator[Findi
 
 
 def look_at_metrics(namespace: str, clients: Clients) -> Iterator[Finding]:
-    """Whether metrics may be sent: one that contradicts itself is refused once that is permitted."""
+    """Whether metrics may be sent. A permitted request is refused, because its metric contradicts itself."""
     datum = {"MetricName": "Doctor", "Value": 1.0, "StatisticValues": _NOTHING}
     try:
         clients("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])

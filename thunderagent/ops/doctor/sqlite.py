@@ -1,4 +1,4 @@
-"""Looks at the file of an embedded store without opening it as an agent would: nothing is made, nothing is changed."""
+"""Examines the file of an embedded store without changing it, or making it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from thunderagent.stores.sqlite.schema import MIGRATIONS, USABLE_FROM, usable_fr
 LOW_BYTES: Final = 1 << 30
 EMPTY_BYTES: Final = 64 << 20
 LONG_LOG_BYTES: Final = 256 << 20
-"""A write-ahead log is begun anew at 8 MiB unless a reader holds on to its old pages."""
+"""A write-ahead log begins again at 8 MiB unless a reader needs its old pages."""
 
 MUCH_FREE_BYTES: Final = 256 << 20
-"""So much free space is worth a word in a file of an older version, which never gets smaller by itself."""
+"""Free space that is worth a warning in a file of an older version, which never shrinks by itself."""
 
 AHEAD_S: Final = 60.0
-"""A file from the future by more than this: the clock of the host was set back."""
+"""Age below 0 of a file that shows that the clock of the host was set back."""
 
 _NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "fuse.glusterfs"})
 _READ_S: Final = 2.0
@@ -41,10 +41,10 @@ def look_at_file(
     """The file, its folder, its disk, its write-ahead log and the clock.
 
     Args:
-        path: of the database; it need not be there yet.
+        path: of the database; it may be missing.
         now: the clock of the host, in epoch seconds.
-        free: bytes that are free for a folder.
-        mounts: where the system lists its file systems.
+        free: free bytes for a folder.
+        mounts: the system's list of file systems.
     """
     if path == MEMORY:
         yield Finding("file", State.WARNING, "a store in memory ends with its process", "for tests only")
@@ -72,9 +72,9 @@ def _access(file: Path, folder: Path) -> Finding:
         what = f"{who()} cannot write to the folder {folder}: {error.strerror}"
         return Finding("file", State.WRONG, what, remedy_for(folder))
     if not file.exists():
-        return Finding("file", State.OK, f"{file} is not there yet; whoever enqueues or runs first makes it")
+        return Finding("file", State.OK, f"{file} is not there yet; the first enqueue or agent makes it")
     for one in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
-        if one.exists() and not may(one, os.R_OK | os.W_OK):  # not opened: to close it would end locks of ours
+        if one.exists() and not may(one, os.R_OK | os.W_OK):  # not opened: closing it would end locks of this process
             return Finding("file", State.WRONG, f"{who()} cannot write to {one}", remedy_for(one))
     return Finding("file", State.OK, f"{file}, {_size(file.stat().st_size)}")
 
@@ -87,7 +87,7 @@ def _disk(folder: Path, free: int) -> Finding:
 
 
 def _network(folder: Path, mounts: Path) -> str | None:
-    """The kind of the file system when it is one over a network."""
+    """The kind of a file system over a network; None for a local one."""
     try:
         lines = [line.split() for line in mounts.read_text().splitlines()]
     except OSError:
@@ -141,7 +141,7 @@ def _log(file: Path, *, may_use: bool) -> Iterator[Finding]:
         what = f"the journal mode is {mode}: readers wait for the writer"
         yield Finding("write-ahead log", State.WARNING, what, "run any command on the store: it switches to wal")
     elif size > LONG_LOG_BYTES:
-        remedy = f"somebody reads for a long time: find out who with: fuser -v {file}"
+        remedy = f"a process reads for a long time: find it with: fuser -v {file}"
         yield Finding("write-ahead log", State.WARNING, f"{_size(size)} long", remedy)
     else:
         yield Finding("write-ahead log", State.OK, f"in use, {_size(size)}")

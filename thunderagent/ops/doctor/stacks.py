@@ -1,7 +1,7 @@
-"""`thunderagent doctor --aws`: what the deployed stacks promise, against what the account has. It only reads.
+"""`thunderagent doctor --aws`: compares the deployed stacks with the account. It only reads.
 
-What is expected comes from the stacks: their resources, parameters and outputs. An alarm or a log group that a template
-gets later is looked at without a change here.
+Resources, parameters and outputs of the stacks say what should be there. A new alarm or log group of a template needs
+no change here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLES: Final = ("AWS::DynamoDB::Table", "AWS::DynamoDB::GlobalTable")
 TABLE_UNITS, INDEX_UNITS = 3, 5
 """Write units of a task that is put, claimed and done, of the table and of its index; see docs/inside/benchmarks.md."""
 NEW_S: Final = 900.0
-"""For so long an alarm may have no data."""
+"""Age up to which an alarm may have no data."""
 
 
 def _gone(account: Account, check: str, stack: Stack, what: str) -> Finding:
@@ -37,7 +37,7 @@ def _gone(account: Account, check: str, stack: Stack, what: str) -> Finding:
 
 
 def look_at_stacks(account: Account) -> Iterator[Finding]:
-    """Whose account it is, and which stacks are there."""
+    """The account, and its stacks."""
     sent = account.clock.monotonic()
     try:
         reply = account.ask("sts", "GetCallerIdentity")
@@ -52,14 +52,14 @@ def look_at_stacks(account: Account) -> Iterator[Finding]:
     account.who = reply["Arn"]
     yield Finding("account", State.OK, f"{account.who} in {account.region}")
     try:
-        told = list(account.pages("cloudformation", "DescribeStacks", "Stacks"))
-        for one in sorted(told, key=lambda one: str(one["StackName"])):
+        found = list(account.pages("cloudformation", "DescribeStacks", "Stacks"))
+        for one in sorted(found, key=lambda one: str(one["StackName"])):
             name = one["StackName"]
             if name.rpartition("-")[0] == account.prefix:
                 made = account.pages("cloudformation", "ListStackResources", "StackResourceSummaries", StackName=name)
                 account.stacks.append(stack := Stack.of(one, made))
                 yield _of_stack(account, stack)
-    except Unanswered as unanswered:  # without the list nothing would be looked at, and nothing be wrong
+    except Unanswered as unanswered:  # without the list nothing is examined, and nothing would be wrong
         account.is_reachable = False
         yield unanswered.finding("stacks")
         return
@@ -97,7 +97,7 @@ def _of_stack(account: Account, stack: Stack) -> Finding:
 
 
 def look_at_tables(account: Account) -> Iterator[Finding]:
-    """The tables of the stacks, and that of the settings, which needs no stack."""
+    """The tables of the stacks, and the table of the settings, which needs no stack."""
     queues = {
         stack.parameters["TableName"]: stack
         for stack in account.stacks
@@ -128,7 +128,7 @@ def look_at_tables(account: Account) -> Iterator[Finding]:
 
 
 def _of_queue(account: Account, engine: Any, table: dict[str, Any], stack: Stack | None) -> Iterator[Finding]:
-    """Keys, index, billing, time to live and backups; and what the table bears at once."""
+    """Keys, index, billing, time to live, backups, and the throughput of the table."""
     create = "thunderagent table create"
     for one in look_at_table(engine):
         if one.check == "billing" and stack and "BillingMode" in stack.parameters:
@@ -143,7 +143,7 @@ def _of_queue(account: Account, engine: Any, table: dict[str, Any], stack: Stack
 
 
 def _of_capacity(account: Account, table: Mapping[str, Any], stack: Stack) -> Finding:
-    """How the table is paid, and how much it takes, by the parameters of its stack."""
+    """Billing and throughput of the table, against the parameters of its stack."""
     given, caps, warm = stack.parameters, table.get("OnDemandThroughput", {}), table.get("WarmThroughput", {})
     mode = table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
     differ = [f"BillingMode {mode}"] if mode != given["BillingMode"] else []
@@ -163,7 +163,7 @@ def _of_capacity(account: Account, table: Mapping[str, Any], stack: Stack) -> Fi
 
 
 def _of_other(account: Account, engine: Any, *, is_kept: bool) -> Iterator[Finding]:
-    """Backups of what is kept, as the arbiter; the time to live of what is not, as connections."""
+    """Backups of a table that is kept, such as the arbiter's; the time to live of others, such as connections."""
     name = engine.table
     found = list(of_backups(engine) if is_kept else of_expiry(engine))
     words = (
@@ -204,7 +204,7 @@ def _promised(account: Account, name: str, table: Mapping[str, Any], stack: Stac
 
 
 def look_at_alarms(account: Account) -> Iterator[Finding]:
-    """Whether each alarm is there and quiet, and whether it notifies anybody."""
+    """Whether each alarm exists, is quiet, and notifies a topic."""
     wanted = {name: stack for stack, name in account.ids("AWS::CloudWatch::Alarm")}
     names, found = list(wanted), dict[str, dict[str, Any]]()
     for at in range(0, len(names), 100):
@@ -266,17 +266,17 @@ def look_at_function(account: Account, stack: Stack, name: str) -> Iterator[Find
     """Whether the last update of a function went well."""
     one = account.ask("lambda", "GetFunctionConfiguration", FunctionName=name)
     if one.get("State") == "Failed" or one.get("LastUpdateStatus") == "Failed":
-        reason = one.get("LastUpdateStatusReason") or one.get("StateReason") or "no reason is told"
+        reason = one.get("LastUpdateStatusReason") or one.get("StateReason") or "no reason given"
         yield Finding("functions", State.WRONG, f"{name}: its last update failed: {reason}", account.deploy(stack))
     else:
         yield Finding("functions", State.OK, f"{name}: last update {one['LastModified'][:19]}Z")
 
 
 def look_at_group(account: Account, stack: Stack, name: str) -> Iterator[Finding] | None:
-    """Whether the machines of a group are in service, and why the last one was not started."""
+    """Whether the machines of a group are in service, and why the last one did not start."""
     groups = account.ask("autoscaling", "DescribeAutoScalingGroups", AutoScalingGroupNames=[name])["AutoScalingGroups"]
-    told = account.ask("autoscaling", "DescribeScalingActivities", AutoScalingGroupName=name, MaxRecords=20)
-    return _of_group(account, stack, groups[0], told["Activities"]) if groups else None
+    reply = account.ask("autoscaling", "DescribeScalingActivities", AutoScalingGroupName=name, MaxRecords=20)
+    return _of_group(account, stack, groups[0], reply["Activities"]) if groups else None
 
 
 def _of_group(
@@ -288,7 +288,7 @@ def _of_group(
     see = account.aws(f"autoscaling describe-scaling-activities --auto-scaling-group-name {name}")
     launches = [one for one in activities if one.get("Description", "").startswith("Launching")]
     if launches and launches[0]["StatusCode"] in ("Failed", "Cancelled"):
-        cause = launches[0].get("StatusMessage") or launches[0].get("Cause", "no reason is told")
+        cause = launches[0].get("StatusMessage") or launches[0].get("Cause", "no reason given")
         yield Finding("machines", State.WRONG, f"the last machine of {name} did not start: {cause}", see)
     if most <= least:
         what = (
@@ -318,7 +318,7 @@ def _of_service(account: Account, cluster: str, service: Mapping[str, Any]) -> I
     see = account.aws(f"ecs describe-services --cluster {cluster} --services {name}")
     for one in service.get("deployments", ()):
         if one.get("rolloutState") == "FAILED":
-            reason = one.get("rolloutStateReason", "no reason is told")
+            reason = one.get("rolloutStateReason", "no reason given")
             yield Finding("containers", State.WRONG, f"a deployment of {name} failed: {reason}", see)
     what = f"{name}: {running} of {wanted} containers run"
     if running >= wanted or account.is_local:
@@ -329,7 +329,7 @@ def _of_service(account: Account, cluster: str, service: Mapping[str, Any]) -> I
 
 
 def _each(kind: str, check: str, what: str, look: Look, account: Account) -> Iterator[Finding]:
-    """Look at each resource of a type; one that is gone, or may not be seen, is told."""
+    """Look at each resource of a type, and report missing ones."""
     for stack, name in account.ids(kind):
         try:
             found = look(account, stack, name)
@@ -348,7 +348,7 @@ EACH: Final[tuple[tuple[str, str, str, Look], ...]] = (
     (GROUP, "machines", "the group", look_at_group),
     (SERVICE, "containers", "the service", look_at_service),
 )
-"""Type of resource, its check, its words, and what looks at one; None: it does not exist."""
+"""Type of resource, its check, its words, and the function that looks at one; None: it does not exist."""
 
 
 LOOKS: Final[Mapping[str, Callable[[Account], Iterator[Finding]]]] = {
@@ -362,4 +362,4 @@ LOOKS: Final[Mapping[str, Callable[[Account], Iterator[Finding]]]] = {
     "quotas": look_at_quotas,
     "clock": lambda account: iter([judge_clock(account.clock)]),
 }
-"""What is looked at, in this order."""
+"""The checks in their order."""

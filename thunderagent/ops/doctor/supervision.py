@@ -1,4 +1,4 @@
-"""Reads how supervisor and systemd stop the agents here, and says what of it cuts a drain off."""
+"""Examines whether supervisor and systemd here wait for the drain of the agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.settings import PREFIX, Settings
 
 MARGIN_S: Final = 5.0
-"""By so much the supervisor must wait longer than the drain."""
+"""Seconds that the supervisor must wait longer than the drain."""
 
 PLACES: Final = (
     "/opt/thunderagent/current/systemd/supervisord.conf",
@@ -29,7 +29,7 @@ UNITS: Final = ("/etc/systemd/system/thunderagent.service", "/lib/systemd/system
 AGENT_UNITS: Final = ("/etc/systemd/system/thunderagent@.service", "/lib/systemd/system/thunderagent@.service")
 
 _ITS_STOP_S: Final = 10.0
-"""What supervisor waits when it is not told."""
+"""Supervisor's default wait."""
 
 _SYSTEMD_STOP_S: Final = 90.0
 _UNITS_OF_TIME: Final = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hr": 3600.0, "ms": 0.001}
@@ -38,13 +38,13 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How supervisor keeps one program: what matters for a stop."""
+    """A program of supervisor, with its options that matter for a stop."""
 
     name: str
     command: str
     directory: str
     stop_wait_s: float | None
-    """None: what stands there is no number."""
+    """None: the option is no number."""
     stop_signal: str
     as_group: bool
     kill_as_group: bool
@@ -55,12 +55,12 @@ class Program:
 def find_conf(
     environ: Mapping[str, str], *, processes: Path = Path("/proc"), places: tuple[str, ...] = PLACES
 ) -> Path | None:
-    """The configuration of the supervisord that runs these agents, else the one that is installed; None: there is none.
+    """The configuration of the supervisord that runs these agents, else the installed one; None: there is none.
 
     Args:
-        environ: `AGENT_HOME` leads to a project with a configuration of its own.
-        processes: where the system tells of its processes.
-        places: where a configuration may be installed.
+        environ: `AGENT_HOME` names a project with a configuration of its own.
+        processes: the system's list of processes.
+        places: possible paths of an installed configuration.
     """
     home = environ.get("AGENT_HOME")
     own = (f"{home}/systemd/supervisord.conf", f"{home}/supervisord.conf") if home else ()
@@ -70,13 +70,13 @@ def find_conf(
 
 
 def find_others(environ: Mapping[str, str], *, processes: Path = Path("/proc")) -> list[Path]:
-    """The configurations of supervisords that run here and have nothing to do with these agents."""
+    """The configurations of other supervisords that run here."""
     return [one.conf for one in _running(processes) if not _runs_these(one, environ)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Supervisor:
-    """One that runs here: its configuration, its working folder, and its environment if that may be read."""
+    """A running supervisord: its configuration, its working folder, and its environment if it can be read."""
 
     conf: Path
     folder: Path
@@ -84,8 +84,8 @@ class _Supervisor:
 
 
 def _runs_these(one: _Supervisor, environ: Mapping[str, str]) -> bool:
-    """Whether a supervisord has its configuration in this folder or in `AGENT_HOME`, or runs agents in one of them, or
-    those of this installation of Python."""
+    """Whether a supervisord belongs to these agents: by the folder of its configuration or of its programs, or by the
+    installation of Python that they use."""
     homes = _folders(os.getcwd(), environ.get("AGENT_HOME"))
     bins = _folders(os.path.join(sys.prefix, "bin"), environ.get("AGENT_BIN"))
     folder = one.conf.resolve().parent
@@ -107,18 +107,18 @@ def _folders(*names: str | None) -> set[Path]:
 
 
 def _running(processes: Path) -> Iterator[_Supervisor]:
-    for told in sorted(processes.glob("[0-9]*/cmdline")):
+    for found in sorted(processes.glob("[0-9]*/cmdline")):
         try:
-            words = told.read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            words = found.read_bytes().decode(errors="replace").rstrip("\0").split("\0")
             if not any(Path(word).name == "supervisord" for word in words[:2]):
                 continue
             for number, word in enumerate(words):
                 name = words[number + 1] if word in ("-c", "--configuration") and number + 1 < len(words) else ""
                 name = name or (word.partition("=")[2] if word.startswith("--configuration=") else "")
-                folder = (told.parent / "cwd").resolve()
+                folder = (found.parent / "cwd").resolve()
                 if name and (folder / name).is_file():
-                    yield _Supervisor(folder / name, folder, _environment(told.parent / "environ"))
-        except OSError:  # it has ended, or is somebody else's
+                    yield _Supervisor(folder / name, folder, _environment(found.parent / "environ"))
+        except OSError:  # it has ended, or belongs to another user
             continue
 
 
@@ -131,11 +131,11 @@ def _environment(file: Path) -> dict[str, str]:
 
 
 def read_programs(conf: Path, environ: Mapping[str, str]) -> list[Program]:
-    """The programs of a supervisord configuration that run agents, files that it includes too.
+    """The programs of a supervisord configuration, and of the files that it includes, that run agents.
 
     Raises:
-        OSError: it cannot be read.
-        configparser.Error: it is no such configuration.
+        OSError: the file cannot be read.
+        configparser.Error: the file is no such configuration.
     """
     parser = configparser.RawConfigParser(inline_comment_prefixes=(";", "#"), strict=False)
     parser.read_string(conf.read_text(encoding="utf-8"), str(conf))
@@ -156,25 +156,25 @@ def _is_agent(command: str) -> bool:
 
 
 def _program(name: str, conf: Path, options: Mapping[str, str], environ: Mapping[str, str]) -> Program:
-    def told(option: str, default: str) -> str:
+    def read(option: str, default: str) -> str:
         text = options.get(option, default).replace("%(here)s", str(conf.parent))
         return re.sub(r"%\(ENV_(\w+)\)s", lambda one: environ.get(one[1], one[0]), text).strip()
 
     try:
-        stop_wait_s = float(told("stopwaitsecs", str(_ITS_STOP_S)))
+        stop_wait_s = float(read("stopwaitsecs", str(_ITS_STOP_S)))
     except ValueError:
         stop_wait_s = None
-    as_group = _is_true(told("stopasgroup", "false"))
+    as_group = _is_true(read("stopasgroup", "false"))
     return Program(
         name=name,
-        command=told("command", ""),
-        directory=told("directory", ""),
+        command=read("command", ""),
+        directory=read("directory", ""),
         stop_wait_s=stop_wait_s,
-        stop_signal=told("stopsignal", "TERM").upper().removeprefix("SIG"),
+        stop_signal=read("stopsignal", "TERM").upper().removeprefix("SIG"),
         as_group=as_group,
-        kill_as_group=_is_true(told("killasgroup", str(as_group))),
-        autorestart=told("autorestart", "unexpected").lower(),
-        environment=_pairs(told("environment", "")),
+        kill_as_group=_is_true(read("killasgroup", str(as_group))),
+        autorestart=read("autorestart", "unexpected").lower(),
+        environment=_pairs(read("environment", "")),
     )
 
 
@@ -183,7 +183,7 @@ def _is_true(text: str) -> bool:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """`A="1",B='2'` as supervisor reads it; what is broken there is told by supervisor itself."""
+    """`A="1",B='2'` as supervisor reads it. Supervisor itself reports a wrong text."""
     try:
         lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
         lexer.whitespace_split = True
@@ -196,7 +196,7 @@ def _pairs(text: str) -> dict[str, str]:
 def look_at_supervisor(
     settings: Settings, conf: Path, environ: Mapping[str, str], *, units: tuple[str, ...] = UNITS
 ) -> Iterator[Finding]:
-    """What of a supervisord configuration, and of the systemd unit around it, does not fit the drain of the agents."""
+    """Options of a supervisord configuration, and of its systemd unit, that do not fit the drain of the agents."""
     try:
         programs = read_programs(conf, environ)
     except (OSError, configparser.Error, UnicodeDecodeError) as error:
@@ -264,7 +264,7 @@ def _look_at_units(stop_wait_s: float, units: tuple[str, ...]) -> Iterator[Findi
 
 
 def look_at_agent_units(settings: Settings, units: tuple[str, ...] = AGENT_UNITS) -> Iterator[Finding]:
-    """Whether the unit that runs agents without a supervisor between, if there is one, waits for their drain."""
+    """Whether the systemd unit that runs agents without supervisor, if there is one, waits for their drain."""
     unit = next((Path(name) for name in units if os.access(name, os.R_OK)), None)
     if unit is not None:
         yield _of_unit(unit, settings.drain_s, f"the drain takes up to {settings.drain_s:g} s")
@@ -289,7 +289,7 @@ def _of_unit(unit: Path, needed_s: float, why: str) -> Finding:
 
 
 def span_of(text: str) -> float | None:
-    """Seconds of a time of systemd, such as 75, 75s or 1min 15s; None: it is none. `infinity` and 0 wait for ever."""
+    """Seconds of a time of systemd, such as 75, 75s or 1min 15s; None: it is no time. `infinity` and 0 have no end."""
     if text in ("infinity", "0"):
         return float("inf")
     parts = _PART.findall(text)
