@@ -20,7 +20,7 @@ from thunderagent.model.writes.unique import (
     KEY_SETTLES_S,
     drop_key,
     forget_key,
-    free_key,
+    release_key,
     key_id,
     key_row,
     pass_key,
@@ -122,11 +122,11 @@ def test_a_key_is_freed_by_its_task_unless_that_has_taken_it_anew(
     stand: Stand, ended_at: float | None, over_at: float | None, goes: bool
 ) -> None:
     row = taken(stand, now=4.0, ended_at=ended_at)
-    stand.store.write_rows([free_key(row["taskId"], stand.id("b"), over_at=100.0)])
+    stand.store.write_rows([release_key(row["taskId"], stand.id("b"), over_at=100.0)])
     assert row_of(stand) == row, "another task's end frees nothing"
-    stand.store.write_rows([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
+    stand.store.write_rows([release_key(row["taskId"], stand.id("a"), over_at=over_at)])
     assert (row_of(stand) is None) == goes
-    stand.store.write_rows([free_key(row["taskId"], stand.id("a"), over_at=over_at)])
+    stand.store.write_rows([release_key(row["taskId"], stand.id("a"), over_at=over_at)])
 
 
 @pytest.mark.parametrize(("taken_at", "goes"), [(5.0 + KEY_DOUBT_S - 0.1, True), (5.0 + KEY_SETTLES_S, False)])
@@ -135,7 +135,7 @@ def test_a_key_that_was_taken_long_after_the_end_of_a_task_is_not_freed_for_it(
 ) -> None:
     """The task was purged, and another was put under its id, before the removal came through."""
     row = taken(stand, now=taken_at)
-    stand.store.write_rows([free_key(row["taskId"], stand.id("a"), over_at=5.0)])
+    stand.store.write_rows([release_key(row["taskId"], stand.id("a"), over_at=5.0)])
     assert (row_of(stand) is None) == goes
 
 

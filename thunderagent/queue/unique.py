@@ -234,7 +234,7 @@ class UniqueKeys:
         """
         owed, self._owed = self._owed, []
         owed += (
-            unique_writes.free_key(_row_id(task), task.task_id, over_at=task.finished_at or task.started_at)
+            unique_writes.release_key(_row_id(task), task.task_id, over_at=task.finished_at or task.started_at)
             for task in tasks
             if task.unique_key is not None
         )

@@ -12,7 +12,7 @@ from thunderagent.stores.engine import Engine
 from thunderagent.stores.tasks import TaskStore
 
 if TYPE_CHECKING:
-    from thunderagent.settings import Settings  # pydantic is slow to import, and Lambda functions have no settings
+    from thunderagent.settings import Settings  # slow to import, and Lambda functions have no settings
 
 SQLITE_EXAMPLE: Final = "sqlite:///thunderagent.db"
 DYNAMODB_EXAMPLE: Final = "dynamodb://TaskTable?region=eu-central-1"
@@ -40,13 +40,13 @@ def open_store(settings: Settings, *, for_agent: bool = False) -> TaskStore:
 def open_engine(url: str, *, hasty: bool = False) -> Engine:
     """The engine of a store's URL. Nothing is read yet, except that DynamoDB makes its client.
 
-    * `sqlite:///thunderagent.db`: a file, relative to the working directory of this moment; wherever the process goes
-      later, the engine stays with it; `sqlite:////var/tasks.db`: absolute;
+    * `sqlite:///thunderagent.db`: a file, relative to the working directory of this moment; `sqlite:////var/tasks.db`:
+      an absolute path;
     * `sqlite://:memory:`: gone with the process, for tests;
     * `dynamodb://TaskTable?region=eu-central-1`, with `&endpoint=http://127.0.0.1:4566` for a local engine.
 
-    `hasty` has DynamoDB's requests fail within seconds, for callers that try again by themselves, and counts their
-    capacity: that is for agents.
+    `hasty` is for agents, which try again by themselves: requests of DynamoDB fail within seconds, and their capacity
+    is counted.
 
     Raises:
         ConfigurationError: the URL is not one of these; or no region is known.
@@ -63,7 +63,7 @@ def open_engine(url: str, *, hasty: bool = False) -> Engine:
 
 
 def fixed(url: str) -> str:
-    """The URL of a store that is opened later, with the path that it has from the working directory of now."""
+    """The URL of a store that is opened later, with an absolute path."""
     path = url.removeprefix(_FILE)
     return url if path in (url, "", "/") else _FILE + os.path.abspath(path)
 

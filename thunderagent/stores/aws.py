@@ -1,4 +1,4 @@
-"""Sessions and clients of AWS, and what botocore raises as errors of ours, for every service."""
+"""Sessions and clients of AWS for every service, and botocore's errors as errors of ours."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _clients: Final[set[weakref.ref[Any]]] = set()
 
 
 def _close_idle() -> None:
-    """Close the sockets that no request uses: no child inherits them, and the client goes on with others."""
+    """Close idle sockets: no child inherits them, and the client goes on with others."""
     for found in list(_clients):
         if (client := found()) is not None:
             client.close()
@@ -120,7 +120,7 @@ os.register_at_fork(before=_close_idle, after_in_child=_clients.clear)
 
 
 def is_loopback(endpoint: str | None) -> bool:
-    """True for an endpoint on this machine: a local engine, which checks no credentials."""
+    """Whether an endpoint is on this machine: a local engine, which checks no credentials."""
     host = urlsplit(endpoint or "").hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -138,10 +138,11 @@ def build(make: Callable[[], T]) -> T:
 
 
 def new_session(*, local: bool) -> boto3.Session:
-    """A session of its own, with the credentials of the environment or the profile.
+    """A new session, with the credentials of the environment or the profile.
 
-    A local engine checks none, so `local` asks neither the network for them nor the caller: without any, dummies do.
-    The descriptions of the services are read once a process, which makes every client but the first cheap.
+    A local engine checks none: `local` asks the network for none, and takes dummies if there are none. The descriptions
+    of
+    the services are read once a process, which makes every client but the first cheap.
     """
     global _descriptions
     core = botocore.session.Session()
@@ -159,7 +160,7 @@ def new_session(*, local: bool) -> boto3.Session:
 
 
 def code_of(error: BaseException) -> str:
-    """The error code of a reply, or an empty string."""
+    """The error code of a reply, or an empty text."""
     response = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 

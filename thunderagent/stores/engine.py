@@ -1,4 +1,4 @@
-"""The port of the store: what it needs from the place that keeps the rows, and from a place for large texts."""
+"""The ports of the store: to the engine that keeps the rows, and to a place for large texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thunderagent.model.errors import StoreError
 from thunderagent.model.task import Lane, Page, Row
 
 PAYLOAD_MARK: Final = "#payload."
-"""Between the id of a task and the digest of its payload, in the key of a payload that is kept apart."""
+"""Between the id of a task and the digest of its payload, in the key of a payload outside the row."""
 
 MAX_TEXT_BYTES: Final = 350 * 1024
 """Largest payload or result that the table itself keeps; a DynamoDB row may have 400 KB."""
@@ -22,8 +22,9 @@ MAX_TEXT_BYTES: Final = 350 * 1024
 class Applied:
     """Outcome of one write.
 
-    `row` is the row after a write that was done, and the row that refused one that was not (None: there is no row).
-    With an `error` nothing is known of the outcome, but for `StoreRejected`: then nothing was done.
+    `row` is the row after a write that was done, or the row that refused it (None: there is no row). With an `error`
+    the
+    outcome is unknown, except for `StoreRejected`: then nothing was done.
     """
 
     won: bool
@@ -33,7 +34,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """A text that is kept apart from the row of its task, and when it is deleted by itself (None: never)."""
+    """A text outside the row of its task, and when it is deleted by itself (None: never)."""
 
     text: str
     expire_at: float | None = None
@@ -41,14 +42,14 @@ class KeptText:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Rows that wait to be deleted: how many (or so many and more), and how long the first has waited."""
+    """How many rows wait to be deleted, and how long the first has waited."""
 
     rows: int
     seconds: float
 
 
 class Engine(Protocol):
-    """What a store needs from the place that keeps the rows. Every verb takes many and answers for each, in order."""
+    """The place that keeps the rows. Every verb takes many and answers for each, in order."""
 
     @property
     def url(self) -> str:
@@ -64,10 +65,10 @@ class Engine(Protocol):
 
     @property
     def most_counted(self) -> int | None:
-        """Where a count for people stops, as each entry that is counted is billed; None: counting costs nothing."""
+        """Where counts stop, as each counted entry is billed; None: counting costs nothing."""
 
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
-        """Put rows whose ids are not taken. `fresh`: the ids are random, so what a taken one costs does not matter."""
+        """Put rows whose ids are not taken. `fresh`: the ids are random, so taken ones may cost more."""
 
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         """Do conditional writes, each on its own."""
@@ -87,23 +88,20 @@ class Engine(Protocol):
         """Entries of the index for one status value in the order of `createdAt`, up to `until`. May be stale."""
 
     def count(self, status_value: str, *, until: float | None = None, most: int | None = None) -> int:
-        """Number of index entries for one status value. At `most` it stops: there are so many then, or more."""
+        """Number of index entries for one status value; at `most` it stops."""
 
     def lanes(self, strange: Callable[[str], None] = lambda suffix: None) -> list[Lane]:
-        """Every lane that ever held a task; `strange` is told the ends of status values that name none."""
+        """Every lane that ever held a task; `strange` is called with the ends of status values that name none."""
 
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
         """Delete rows that still have the status and fence given, with their texts."""
 
     def expire(self, now: float) -> int:
-        """Delete rows whose `expireAt` is over, if the engine does not do so by itself: in one small commit.
-
-        Returns:
-            how many; 0 when nothing is due any more.
-        """
+        """Delete some rows whose `expireAt` is over, in one small commit; the answer is their number, 0: nothing is
+        due."""
 
     def overdue(self, now: float) -> Overdue | None:
-        """Rows whose `expireAt` is over and that are still there; None where the engine deletes them by itself."""
+        """Rows that are still there after their `expireAt`; None where the engine deletes them by itself."""
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
         """Keep texts that are too large for a row. A payload that is there already keeps the later expiry."""
@@ -117,13 +115,10 @@ class Engine(Protocol):
     def sibling(self) -> Engine:
         """The same place through connections of its own, for the heartbeat."""
 
-    def close(self) -> None:
-        """Let go of connections."""
+    def close(self) -> None: ...
 
 
 class Blobs(Protocol):
-    """A place for texts over the limit of the table."""
-
     def put(self, key: str, text: str) -> str:
         """Keep a text; the answer is the reference to it."""
 

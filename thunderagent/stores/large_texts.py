@@ -1,12 +1,11 @@
-"""Texts that are too large for a row: payloads and results over the engine's limit.
+"""Payloads and results that are too large for a row.
 
 A row under 1 KB costs one unit a write, so larger texts go to an item of their own, and over 350 KB to a bucket if one
-is set. The row keeps a reference: `item:KEY`, or what the bucket gave.
+is set. The row keeps a reference: `item:KEY`, or that of the bucket.
 
-A text expires by itself, so that none is left for ever where its row expires. It lives at least as long as its row can:
-what is left of its life is seen wherever it is read, and it is written again, for another year, when its task is
-claimed, retried or found waiting (`text_sweep`) with less than half a year left, and when its task is put off or ends
-beyond that. Most tasks end before: they cost no such write.
+A text expires by itself, so that none stays for ever after its row has expired. It lives at least as long as its row
+can. It is written again, for another year, when its task is claimed, retried or found waiting (`text_sweep`) with less
+than half a year left, and when its task is put off or ends beyond that. Most tasks end before, and cost no such write.
 """
 
 from __future__ import annotations
@@ -27,29 +26,27 @@ from thunderagent.stores.engine import MAX_TEXT_BYTES, PAYLOAD_MARK, Blobs, Engi
 DAY_S: Final = 86400.0
 
 KEEP_PAYLOAD_S: Final = 365 * DAY_S
-"""How long after its due time a payload that is kept apart is deleted, unless it is written again or purged before."""
+"""Life of a payload after its due time, unless it is written again or purged before."""
 
 LEFT_S: Final = 180 * DAY_S
-"""What a payload has to live at least, from the due time on, of a task that is claimed, put off or retried."""
+"""Least life of a payload, from the due time, of a task that is claimed, put off or retried."""
 
 SURE_S: Final = 100 * DAY_S
-"""What a payload has to live at least whenever its task is open: it waits up to 70 days for the sweep."""
+"""Least life of a payload while its task is open: it waits up to 70 days for the sweep."""
 
 OBJECTS_AT_ONCE: Final = 8
 OBJECTS_S: Final = 10.0
-"""How long objects of a bucket are read for one call; those that were not begun by then could not be read."""
+"""How long objects of a bucket are read for one call; those not begun by then count as unreadable."""
 
 
 class LargeTexts:
-    """Keeps and reads large texts of one store."""
-
     def __init__(self, engine: Engine, blobs: Blobs | None, *, refusal: StoreError | None = None) -> None:
         self._engine = engine
         self.blobs = blobs
         self._refusal = refusal
 
     def refusing(self, error: StoreError) -> LargeTexts:
-        """The same texts, of which none can be written: to keep one apart raises the error."""
+        """The same texts, except that keeping one outside the row raises the error."""
         return LargeTexts(self._engine, self.blobs, refusal=error)
 
     def keep(self, key: str, text: str, *, what: str, expire_at: float) -> str | None:
@@ -57,7 +54,7 @@ class LargeTexts:
 
         Raises:
             PayloadTooLarge: it is over 350 KB and there is no bucket for it; `what` names it.
-            StoreError: the place for it does not take it.
+            StoreError: it could not be written.
         """
         if self._fits(text):
             return None
@@ -74,7 +71,7 @@ class LargeTexts:
             return blobs.put(key, text)
         except ThunderAgentError:
             raise
-        except Exception as error:  # a bucket that is not ours may raise anything
+        except Exception as error:  # a bucket of another kind may raise anything
             raise StoreError(f"{key} could not be written: {error!r}") from error
 
     def check(self, what: str, text: str) -> None:
@@ -92,10 +89,11 @@ class LargeTexts:
         )
 
     def put_payload(self, task: Task) -> Task | ThunderAgentError:
-        """The task with a large payload kept apart, or why it cannot be.
+        """The task with a large payload kept outside the row, or why it cannot be.
 
-        The key has the digest of the payload: a refused duplicate overwrites nothing. The same payload has one key,
-        whatever the order of its own keys.
+        The key has the digest of the payload: a refused duplicate overwrites nothing. Equal payloads have one key,
+        whatever
+        the order of their own keys.
         """
         if self._fits(task.payload_text):
             return task
@@ -107,7 +105,7 @@ class LargeTexts:
         return task if ref is None else replace(task, payload_text="", payload_ref=ref)
 
     def put_again(self, task: Task) -> ThunderAgentError | None:
-        """Write the payload of a task once more, where it is kept apart; the answer is why it cannot be."""
+        """Write a payload outside the row once more; the answer is why it cannot be."""
         stored = self.put_payload(task)
         return None if isinstance(stored, Task) else stored
 
@@ -115,13 +113,12 @@ class LargeTexts:
         return self.keep(_key(task), task.payload_text, what=payload_of(task), expire_at=expire_at)
 
     def _fits(self, text: str) -> bool:
-        """True if the row has room for it."""
         return _size(text) <= self._engine.inline_bytes
 
     def inflate(self, tasks: Iterable[Task]) -> list[Task]:
-        """The tasks with the texts that are kept outside of their rows.
+        """The tasks with the texts that are outside their rows.
 
-        A text that cannot be read concerns its task alone: that has the reason as `payload_error` or `result_error`.
+        A text that cannot be read concerns its task alone, as `payload_error` or `result_error`.
         """
         tasks = list(tasks)
         refs = dict.fromkeys(ref for task in tasks for ref in (task.payload_ref, task.result_ref) if ref)
@@ -129,9 +126,9 @@ class LargeTexts:
         return [_with_texts(task, texts) for task in tasks]
 
     def outlive(self, task: Task, until: float, *, now: float) -> Task:
-        """See to it that the payload of a task, if it is kept apart, is there until then; the answer is the task.
+        """Make a payload outside the row live until then; the answer is the task.
 
-        Costs nothing where it lives as long anyway, else one write of its size.
+        Costs one write of its size, nothing where it lives as long anyway.
 
         Raises:
             StoreUnavailable: it could not be written now.
@@ -150,11 +147,11 @@ class LargeTexts:
         except StoreUnavailable:
             raise
         except ThunderAgentError:
-            return task  # for good: it ends when it ends
+            return task  # rejected for good: it keeps its end
         return replace(task, payload_until=expire_at)
 
     def outlive_all(self, tasks: Iterable[Task], *, now: float) -> list[Task]:
-        """As `outlive`, for tasks as they are now; a payload that cannot be written again now ends when it ends."""
+        """As `outlive`, for tasks as they are now; a payload that cannot be written now keeps its end."""
         living = []
         for task in tasks:
             until = task.expire_at if task.expire_at is not None else max(task.created_at, now) + LEFT_S
@@ -177,7 +174,7 @@ class LargeTexts:
         return {ref: found.get(ref.removeprefix("item:"), _gone(ref)) for ref in refs}
 
     def _objects(self, refs: list[str]) -> dict[str, KeptText | StoreError]:
-        """Texts in the bucket, some at a time: a bucket that does not answer holds nobody up for long."""
+        """Texts in the bucket, some at a time, within `OBJECTS_S`."""
         until = time.monotonic() + OBJECTS_S
 
         def read(ref: str) -> KeptText | StoreError:
@@ -191,7 +188,7 @@ class LargeTexts:
                 return error
             except ThunderAgentError as error:
                 return StoreError(str(error))
-            except Exception as error:  # a bucket that is not ours may raise anything
+            except Exception as error:  # a bucket of another kind may raise anything
                 return StoreError(f"{ref} could not be read: {error!r}")
 
         if len(refs) < 2:
@@ -208,7 +205,7 @@ def is_same_payload(existing: Task, task: Task) -> bool:
 
 
 def payload_of(task: Task) -> str:
-    """The payload of a task, as messages name it."""
+    """The payload of a task in messages."""
     return f"the payload of {task.job!r}"
 
 

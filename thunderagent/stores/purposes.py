@@ -1,4 +1,4 @@
-"""What a request to the store is for, told from its verb or from what is read; units are counted by it."""
+"""What a request to the store is for, known from its verb or from what is read; units are counted by it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 
 class RequestPurpose(StrEnum):
-    """What a request is for."""
-
     ENQUEUE = "enqueue"
     POLL = "poll"
     CLAIM = "claim"
@@ -40,7 +38,7 @@ MEANING: Final[dict[RequestPurpose, str]] = {
     RequestPurpose.SETTLE: "write outcomes: succeed, retry, snooze, fail, close, release",
     RequestPurpose.SWEEP: "look for lost agents' tasks and stuck dependencies, and take them over",
     RequestPurpose.DEPENDENCIES: "tell the tasks that wait for others",
-    RequestPurpose.LIMITS: "slots and lines of limits",
+    RequestPurpose.LIMITS: "permits and waitlists of limits",
     RequestPurpose.KEYS: "unique keys",
     RequestPurpose.TICKS: "schedules of periodic jobs",
     RequestPurpose.STREAMS: "handoffs and journals of streams, stop and start",
@@ -126,7 +124,7 @@ _OF_STATUS: Final[dict[str, RequestPurpose]] = {
 
 
 def of_write(verb: str, row_id: str) -> RequestPurpose:
-    """Of a conditional write, by its verb; one that is not known here by its row."""
+    """Of a conditional write, by its verb; one without an entry by its row."""
     return _OF_VERB.get(verb) or of_row(row_id)
 
 

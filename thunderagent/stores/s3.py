@@ -1,7 +1,7 @@
 """Texts over the limit of the table, in a bucket of Amazon S3.
 
 Objects are under `thunderagent/`. Nothing here deletes them: give the bucket a lifecycle rule that deletes them a year
-after they were written. The object of a task that is open for long is written again before.
+after they were written. The object of a long open task is written again before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEEP_S: Final = 365 * 86400.0
 
 
 class S3Texts:
-    """Keeps texts as objects of one bucket; a reference is `s3://bucket/key`. Safe in threads and after a fork.
+    """Texts as objects of one bucket; a reference is `s3://bucket/key`. Safe in threads and after a fork.
 
     Args:
         bucket: name of the bucket.
@@ -58,7 +58,7 @@ class S3Texts:
         return f"s3://{self.bucket}/{name}"
 
     def get(self, ref: str) -> KeptText:
-        """The text of a reference, from whatever bucket it names. It expires by the rule that the bucket should have.
+        """The text of a reference, from any bucket. It expires by the rule that the bucket should have.
 
         Raises:
             TextGone: there is no such object.

@@ -1,4 +1,4 @@
-"""Conditional writes of what agents say of themselves: their rows, their turns, the journals of their streams."""
+"""Conditional writes of agents: their rows, their turns, the sign of their region, the journals of their streams."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from thunderagent.model.conditions import Above, Absent, Below, Either, Is, Mist
 from thunderagent.model.task import timestamp
 
 TURN_AHEAD_S: Final = 30.0
-"""A turn that ends so much later than one which begins now would is no turn: clocks of agents do not differ so much."""
+"""A turn that ends this much later than one which begins now is void: clocks of agents do not differ so much."""
 
 
 AGENT_STATUS: Final = "AGENT"
-"""Status value of the row of an agent."""
 
 
 def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
-    """One agent gets the turn for a piece of housekeeping; the turn ends by itself at `until`.
+    """One agent gets the turn for a piece of housekeeping; the turn expires at `until`.
 
-    One that would last for longer than any was taken before the clock was set back; one without a time is free.
+    A turn that would last longer than any was taken before the clock was set back; one without a time is free.
     """
     ahead = timestamp(until + TURN_AHEAD_S)
     free = (Absent("lockTime"), Below("lockTime", timestamp(now)), Above("lockTime", ahead), Mistyped("lockTime"))
@@ -32,7 +31,7 @@ def take_turn(turn_id: str, *, owner: str, now: float, until: float) -> Write:
 
 
 def keep_places(turn_id: str, places: Mapping[str, Any], *, owner: str) -> Write:
-    """Say where the sweep of this turn has ended, for the agent that gets the next turn."""
+    """Keep where the sweep of this turn has ended, for the agent that gets the next turn."""
     return Write(
         verb="keep places",
         task_id=turn_id,
@@ -53,7 +52,7 @@ def announce(agent_id: str, *, info: Mapping[str, Any], now: float, expire_at: f
 
 
 def sentinel(region: str, *, now: float) -> Write:
-    """A sign of the region that has the grant; its age in another region tells how far the table there is behind."""
+    """A sign of the region that has the grant; in another region its age tells how far the table there is behind."""
     return Write(
         verb="sentinel",
         task_id=sentinel_id(region),
@@ -63,12 +62,11 @@ def sentinel(region: str, *, now: float) -> Write:
 
 
 def sentinel_id(region: str) -> str:
-    """Id of the row of a sentinel."""
     return f"sentinel:{region}"
 
 
 def journal(journal_id: str, *, info: Mapping[str, Any], now: float, expire_at: float) -> Write:
-    """What happened to a stream under one fence; the row has no status, so that no index entry is written."""
+    """What happened to a stream under one fence; without a status, so that no index entry is written."""
     return Write(
         verb="journal",
         task_id=journal_id,

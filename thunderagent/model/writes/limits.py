@@ -13,20 +13,19 @@ from thunderagent.model.conditions import Absent, Fewer, Is, Mistyped, Present, 
 from thunderagent.model.task import Row, timestamp
 
 WAITLIST_STATUS: Final = "LINE"
-"""Status value of the row of a limit in whose line tasks may stand, so that sweeps find it."""
+"""Status value of the row of a limit with a waitlist, so that sweeps find it."""
 
 
 LIMIT_LIVES_S: Final = 7 * 86400.0
-"""The row of a limit that nobody uses is deleted after so long."""
+"""How long the row of an unused limit is kept."""
 
 
 def limit_id(limit_key: str) -> str:
-    """Id of the row of a limit."""
     return f"limit:{limit_key}"
 
 
 def holder(task_id: str, fence: int) -> str:
-    """How a lease is written among the holders of a limit."""
+    """A lease among the holders of a limit."""
     return f"{task_id}#{fence}"
 
 
@@ -39,7 +38,7 @@ def limit_row(limit_key: str, *, number: int, now: float, holders: Iterable[str]
 
 
 def take_permit(limit_key: str, member: str, *, number: int, now: float) -> Write:
-    """Take one of `number` slots; refused when all are taken."""
+    """Take one of `number` permits; refused when all are taken."""
     return Write(
         verb="take permit",
         task_id=limit_id(limit_key),
@@ -51,7 +50,7 @@ def take_permit(limit_key: str, member: str, *, number: int, now: float) -> Writ
 
 
 def replace_holders(limit_key: str, seen: frozenset[str], then: frozenset[str], *, now: float) -> Write:
-    """Put leases that live in the place of those that are over, as somebody saw the holders."""
+    """Put leases that live in the place of expired ones, unless the holders have changed."""
     return Write(
         verb="replace holders",
         task_id=limit_id(limit_key),
@@ -62,7 +61,7 @@ def replace_holders(limit_key: str, seen: frozenset[str], then: frozenset[str], 
 
 
 def mend_limit(row_id: str, *, now: float) -> Write:
-    """Take away what somebody has put by hand in the place of the holders; no slot can be taken beside it."""
+    """Take away what a person has put in the place of the holders; no permit can be taken beside it."""
     return Write(
         verb="mend limit",
         task_id=row_id,
@@ -73,7 +72,7 @@ def mend_limit(row_id: str, *, now: float) -> Write:
 
 
 def release_permit(limit_key: str, member: str) -> Write:
-    """Give a slot back; doing it again changes nothing."""
+    """Doing it again changes nothing."""
     return Write(
         verb="release permit",
         task_id=limit_id(limit_key),
@@ -83,7 +82,8 @@ def release_permit(limit_key: str, member: str) -> Write:
 
 
 def release_last_permit(limit_key: str, member: str, *, now: float) -> Write:
-    """Give the only slot back that is taken, and let the row expire; refused if another is taken or a line is open."""
+    """Release the only permit that is taken, and let the row expire; refused if another is taken or a waitlist is
+    open."""
     return Write(
         verb="release permit",
         task_id=limit_id(limit_key),
@@ -94,7 +94,7 @@ def release_last_permit(limit_key: str, member: str, *, now: float) -> Write:
 
 
 def let_limit_expire(limit_key: str, *, now: float) -> Write:
-    """The row of a limit expires that nobody uses; it stays when a slot was taken meanwhile or a line opened."""
+    """Let the row of an unused limit expire; refused when a permit was taken meanwhile or a waitlist opened."""
     return Write(
         verb="let limit expire",
         task_id=limit_id(limit_key),
@@ -104,7 +104,7 @@ def let_limit_expire(limit_key: str, *, now: float) -> Write:
 
 
 def open_waitlist(limit_key: str, *, number: int, now: float) -> Write:
-    """Say that tasks are about to stand in the line of a limit: sweeps look after it from now on."""
+    """Open the waitlist before tasks come to it: sweeps look after it from now on."""
     return Write(
         verb="open waitlist",
         task_id=limit_id(limit_key),
@@ -115,7 +115,7 @@ def open_waitlist(limit_key: str, *, number: int, now: float) -> Write:
 
 
 def keep_waitlist(limit_key: str, *, number: int, now: float) -> Write:
-    """Say it again of a line that is open: nobody may close it as long as tasks come."""
+    """Keep an open waitlist open as long as tasks come."""
     return Write(
         verb="keep waitlist",
         task_id=limit_id(limit_key),
@@ -126,12 +126,12 @@ def keep_waitlist(limit_key: str, *, number: int, now: float) -> Write:
 
 
 def close_waitlist(limit_key: str, *, seen_at: float, is_used: bool, now: float) -> Write:
-    """The line has been empty for long and nobody has touched the row since it was seen.
+    """Close a waitlist that has long been empty, unless its row was written since it was seen.
 
     Args:
         limit_key: the key of the limit.
-        seen_at: when the row had been touched that was seen.
-        is_used: a slot was taken then; else the row expires from now on.
+        seen_at: when the seen row had been written.
+        is_used: a permit was taken then; else the row expires from now on.
         now: on the shared clock.
     """
     return Write(

@@ -10,16 +10,14 @@ from thunderagent.model.rows import is_count
 from thunderagent.model.task import Row, timestamp
 
 CONTROL_ID: Final = "control:"
-"""Id of the only row of pauses."""
 
 
 def control_row(info: Mapping[str, Any], *, now: float) -> Row:
-    """The row of pauses of a store where nothing was paused before."""
     return {"taskId": CONTROL_ID, "info": dict(info), "fence": 1, "updatedAt": timestamp(now)}
 
 
 def set_controls(seen: Row, info: Mapping[str, Any], *, now: float) -> Write:
-    """Change what is paused, as somebody saw it: of two who saw the same row, one looks again."""
+    """Change what is paused, unless the row has changed since it was seen."""
     fence, verb, changed = seen.get("fence"), "set controls", {"info": dict(info), "updatedAt": timestamp(now)}
     if fence is not None and not is_count(fence):  # a row made by hand: it gets a fence
         return Write(verb=verb, task_id=CONTROL_ID, set={**changed, "fence": 1}, require=(Present("fence"),))

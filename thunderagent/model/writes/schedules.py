@@ -9,11 +9,10 @@ from thunderagent.model.conditions import Is, Write
 from thunderagent.model.task import Row, timestamp
 
 SCHEDULE_STATUS: Final = "SCHEDULE"
-"""Status value of the row of a schedule."""
 
 
 def schedule_row(row_id: str, info: Mapping[str, Any], *, owner: str, now: float, expire_at: float) -> Row:
-    """The row of a job that nobody has scheduled."""
+    """The first row of a schedule."""
     return {
         "taskId": row_id,
         "status": SCHEDULE_STATUS,
@@ -29,10 +28,8 @@ def schedule_row(row_id: str, info: Mapping[str, Any], *, owner: str, now: float
 def change_schedule(
     verb: str, seen: Row, info: Mapping[str, Any], *, owner: str, now: float, expire_at: float
 ) -> Write:
-    """The next state of a schedule, as somebody decided who saw the one before: of several one wins.
-
-    `createdAt` stays, so that no index entry is written.
-    """
+    """The next state of a schedule, unless its row has changed since it was seen. `createdAt` stays, so no index
+    entry is written."""
     return Write(
         verb=verb,
         task_id=seen["taskId"],

@@ -33,14 +33,14 @@ from thunderagent.model.task import (
 )
 
 JUST_BEHIND_S: Final = 0.0011
-"""A place in the queue that is another and as good, when it is cut to thousandths of a second."""
+"""Moves a place in the queue by as little as a thousandth of a second can show."""
 
 ERRORS_KEPT: Final = 10
 ERROR_BYTES: Final = 1024
 
 
 def cut(text: str, limit: int = ERROR_BYTES) -> str:
-    """The text within a number of UTF-8 bytes; what is over is replaced by an ellipsis."""
+    """The text within a number of UTF-8 bytes; an ellipsis replaces the rest."""
     raw = text.encode(errors="backslashreplace")  # half a surrogate pair, of a file's name for example
     return raw.decode() if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "…"
 
@@ -62,13 +62,13 @@ def error_history(
 def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until: float) -> Write:
     """PENDING to RUNNING under a new fence.
 
-    `createdAt` as seen closes the hole of a stale index page: a task that failed and went back with a later due time
-    is not taken early. A fresh task has no `lockTime`, hence both forms of the last condition.
+    `createdAt` as seen guards against a stale index page: a task that failed and went back with a later due time is not
+    taken early. A fresh task has no `lockTime`, hence both forms of the last condition.
     """
     place = StatusValue.parse(candidate.status_value)
     if place.status != Status.PENDING and place.waitlist is None:
         raise ValueError(f"{candidate.task_id} was seen as {candidate.status_value}, only PENDING can be claimed")
-    # A task that was enqueued without its job's code was put as a batch task; who claims it knows better.
+    # A task that was enqueued without its job's code is a batch task in its row; the agent that claims it knows better.
     kind = {"kind": candidate.kind} if candidate.kind == STREAM else {}
     return Write(
         verb="claim",
@@ -88,7 +88,7 @@ def claim(candidate: Candidate, *, owner: str, lease_s: float, now: float, until
         require=(
             Is("status", candidate.status_value),
             Is("createdAt", candidate.created_at),
-            Is("job", candidate.job),  # what was told by a ring may be wrong
+            Is("job", candidate.job),  # the doorbell's message may be wrong
             Either((Absent("lockTime"), Below("lockTime", timestamp(until - lease_s)))),
         ),
     )
@@ -105,7 +105,7 @@ def renew(
 ) -> Write:
     """A heartbeat. Conditioned on the fence, not on the beat, so that a repetition is harmless.
 
-    `forgive`: the stream does well, so lost agents and errors of the past are not counted any more.
+    `forgive`: the stream does well, so earlier lost agents and errors do not count any more.
     """
     changes: dict[str, Any] = {"lockTime": timestamp(until), "updatedAt": timestamp(now)}
     if progress is not None:
@@ -124,7 +124,7 @@ def renew(
 
 
 def take_over(seen: Task, *, owner: str, lease_s: float, now: float, until: float, loss: Loss | None = None) -> Write:
-    """A dead agent's task becomes ours and stays RUNNING; its beats must not have moved since we looked."""
+    """The task of a lost agent gets a new holder and stays RUNNING; its beats must not have moved since it was seen."""
     loss = loss or Loss(seen.lease_owner)
     return Write(
         verb="take over",
@@ -164,7 +164,7 @@ BARE_BYTES: Final = 300
 
 
 def bare(write: Write) -> Write:
-    """The same end of a task with nothing but a short reason: the store does not take more."""
+    """The same end of a task with nothing but a short reason, as the store does not take more."""
     named = ("status", "finishedAt", "updatedAt", "expireAt", "crashCount")
     kept = {name: value for name, value in write.set.items() if name in named}
     return replace(
@@ -175,7 +175,7 @@ def bare(write: Write) -> Write:
 
 
 def set_apart(lease: Lease, *, is_alone: bool, now: float) -> Write:
-    """The holder notes that nothing else runs beside a task that has lost agents, or that something does again."""
+    """Note that nothing else runs beside a task that has lost agents, or that something does again."""
     *earlier, last = lease.task.errors
     kept = {name: value for name, value in last.items() if name != ALONE}
     entry = {**kept, ALONE: lease.fence} if is_alone else kept
@@ -234,13 +234,13 @@ def release(lease: Lease, *, now: float) -> Write:
 
 
 def put_back(lease: Lease, *, due: float, now: float) -> Write:
-    """RUNNING to PENDING because nobody could say whether a slot is free: it was not started after all."""
+    """RUNNING to PENDING because the store could not say whether a permit is free: it was not started."""
     write = _back("put back", lease, due=due, now=now)
     return replace(write, remove=(*LEASE_ATTRIBUTES, "startedAt"))
 
 
 def let_go(row: Row, *, owner: str, due: float, now: float) -> Write:
-    """RUNNING to PENDING of a task that the claim shows to be unreadable here: it was not started after all."""
+    """RUNNING to PENDING of a task that the claim shows to be unreadable here: it was not started."""
     return Write(
         verb="let go",
         task_id=row["taskId"],
@@ -255,9 +255,9 @@ def let_go(row: Row, *, owner: str, due: float, now: float) -> Write:
 
 
 def wait_for_permit(lease: Lease, *, limit_key: str, now: float) -> Write:
-    """RUNNING to BLOCKED: no slot of its limit is free. It keeps its place, and was not started after all.
+    """RUNNING to BLOCKED, as its limit has no free permit: it was not started, and keeps its place.
 
-    But for a thousandth of a second: by that whoever has seen the entry before knows that it is another.
+    The place moves by a thousandth of a second, so that the new entry can be told from the old one.
     """
     write = _settle(
         "wait for permit",
@@ -292,23 +292,23 @@ def close(lease: Lease, *, reason: str, now: float, expire_at: float) -> Write:
 
 
 def stop(lease: Lease, *, now: float, expire_at: float) -> Write:
-    """RUNNING to DONE because somebody stopped the stream; it can be started again."""
+    """RUNNING to DONE because a person stopped the stream; it can be started again."""
     changes = _end(lease.task, Status.DONE, now=now, expire_at=expire_at)
     return _settle("stop", lease, {**changes, "doneReason": STOPPED})
 
 
 def with_cursor(write: Write, last_seq: Mapping[str, Any] | None) -> Write:
-    """The same write, which ends the lease of a stream, with the cursor that is not yet saved."""
+    """The same end of a stream's lease, with the cursor that is not yet saved."""
     return write if last_seq is None else replace(write, set={**write.set, "lastSeq": dict(last_seq)})
 
 
-# Verbs of handing a live stream over.
+# Verbs of the handoff of a live stream.
 
 
 def offer(lease: Lease, *, now: float, until: float) -> Write:
-    """RUNNING to PENDING while we go on handling messages, at most to `until` on the shared clock.
+    """RUNNING to PENDING while the holder goes on handling messages, at most to `until` on the shared clock.
 
-    Whoever claims it connects, buffers, and hands nothing out before our `hand_over` or `until`.
+    The next holder connects, buffers, and handles nothing before `hand_over` or `until`.
     """
     write = _back("offer", lease, due=now, now=now)
     state = {"handoffOwner": lease.owner, "handoffUntil": timestamp(until), "handoffState": Handoff.OFFERED.value}
@@ -316,7 +316,7 @@ def offer(lease: Lease, *, now: float, until: float) -> Write:
 
 
 def ready(lease: Lease, *, now: float) -> Write:
-    """The successor is connected and buffers: the one before may stop."""
+    """The successor is connected and buffers: the old holder may stop."""
     return Write(
         verb="ready",
         task_id=lease.task_id,
@@ -326,13 +326,13 @@ def ready(lease: Lease, *, now: float) -> Write:
 
 
 def end_handoff(lease: Lease, *, now: float) -> Write:
-    """The time of the one who offered is over: a late `hand_over`, whose place is behind ours, is refused."""
+    """The time of the offer is over: a late `hand_over` is refused."""
     ended = {"handoffState": Handoff.DONE.value, "updatedAt": timestamp(now)}
     return replace(ready(lease, now=now), verb="end handoff", set=ended)
 
 
 def hand_over(task_id: str, *, owner: str, last_seq: Mapping[str, Any] | None, now: float) -> Write:
-    """The one who offered has stopped handling messages, behind `last_seq`. Refused when a later offer is open."""
+    """The old holder has stopped handling messages, behind `last_seq`. Refused when a later offer is open."""
     changes: dict[str, Any] = {"handoffState": Handoff.DONE.value, "updatedAt": timestamp(now)}
     if last_seq is not None:
         changes["lastSeq"] = dict(last_seq)
@@ -351,7 +351,6 @@ def hand_over(task_id: str, *, owner: str, last_seq: Mapping[str, Any] | None, n
 
 
 def cancel_waiting(seen: Task, *, reason: str, now: float, expire_at: float) -> Write:
-    """PENDING or BLOCKED to DONE."""
     return Write(
         verb="cancel",
         task_id=seen.task_id,
@@ -362,7 +361,7 @@ def cancel_waiting(seen: Task, *, reason: str, now: float, expire_at: float) -> 
 
 
 def join_waitlist(seen: Candidate, *, limit_key: str, now: float) -> Write:
-    """PENDING to BLOCKED in the line of the limit of its job, unless it has another limit of its own."""
+    """PENDING to BLOCKED on the waitlist of its job's limit, unless it has another limit of its own."""
     place = StatusValue.parse(seen.status_value)
     return Write(
         verb="join waitlist",
@@ -382,7 +381,7 @@ def join_waitlist(seen: Candidate, *, limit_key: str, now: float) -> Write:
 
 
 def leave_waitlist(seen: Candidate, *, now: float) -> Write:
-    """BLOCKED in the line of a limit to PENDING in its queue, where any agent finds it, as in `wait_for_permit`."""
+    """BLOCKED on a waitlist to PENDING in its queue, a little further back as in `wait_for_permit`."""
     place = StatusValue.parse(seen.status_value)
     return Write(
         verb="leave waitlist",
@@ -397,7 +396,7 @@ def leave_waitlist(seen: Candidate, *, now: float) -> Write:
 
 
 def request_cancel(seen: Task, *, now: float) -> Write:
-    """Ask the holder of a RUNNING task to stop; it learns of it in the reply to its next heartbeat."""
+    """Ask the holder of a RUNNING task to stop; the reply to its next heartbeat says so."""
     return Write(
         verb="request cancel",
         task_id=seen.task_id,
@@ -407,13 +406,13 @@ def request_cancel(seen: Task, *, now: float) -> Write:
 
 
 def stop_waiting(seen: Task, *, now: float, expire_at: float) -> Write:
-    """PENDING or BLOCKED to DONE because somebody stopped the stream."""
+    """PENDING or BLOCKED to DONE because a person stopped the stream."""
     write = cancel_waiting(seen, reason=STOPPED, now=now, expire_at=expire_at)
     return replace(write, verb="stop waiting", set={**write.set, "desiredState": Desired.STOPPED.value})
 
 
 def request_stop(seen: Task, *, now: float) -> Write:
-    """Ask the holder of a stream to stop; it learns of it in the reply to its next heartbeat."""
+    """Ask the holder of a stream to stop; the reply to its next heartbeat says so."""
     return Write(
         verb="request stop",
         task_id=seen.task_id,
@@ -423,7 +422,7 @@ def request_stop(seen: Task, *, now: float) -> Write:
 
 
 def request_start(seen: Task, *, now: float) -> Write:
-    """Take a request to stop back, of a stream that has come into its queue again before it was heard."""
+    """Take back a request to stop that came too late: the stream is in its queue again."""
     wanted = {"desiredState": Desired.STARTED.value, "updatedAt": timestamp(now)}
     return replace(request_stop(seen, now=now), verb="request start", set=wanted)
 
@@ -441,7 +440,7 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
     }
     if waiting_for:
         changes["waitingFor"] = waiting_for
-    if seen.is_stream or seen.desired_state is not None:  # stopped before anybody knew that it is a stream
+    if seen.is_stream or seen.desired_state is not None:  # stopped before any agent knew that it is a stream
         changes["desiredState"] = Desired.STARTED.value
     return Write(
         verb="revive",
@@ -457,8 +456,11 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
 
 
 def stay_ended(seen: Task, *, now: float) -> Write:
-    """A new fence for a task that has ended: who saw it before cannot bring it to life any more."""
-    still = {"status": seen.status_value, "updatedAt": timestamp(now)}  # the status tells it from a life of that moment
+    """A new fence for a task that has ended: no caller that saw it before can revive it."""
+    still = {
+        "status": seen.status_value,
+        "updatedAt": timestamp(now),
+    }  # the status differs if it lives again at that moment
     return replace(request_stop(seen, now=now), verb="stay ended", set=still, increase={"fence": 1})
 
 
@@ -466,7 +468,7 @@ def stay_ended(seen: Task, *, now: float) -> Write:
 
 
 def register_dependent(parent: Task, *children: str) -> Write:
-    """Tell a parent which children wait for it; refused when it is gone, has ended, or its row has no room left."""
+    """Note the children at their parent; refused when it is gone, has ended, or its row has no room left."""
     open_values = tuple(parent.lane.value(status) for status in Status if status not in TERMINAL)
     if line := parent.waitlist or parent.limit_key:
         open_values += (f"{parent.lane.value(Status.BLOCKED)}{WAITLIST_MARK}{line}",)
@@ -503,14 +505,13 @@ def unpark(child: Task, *, now: float, due: float | None = None) -> Write:
 
 
 def doom(child: Task, *, status: Status, reason: str, now: float, expire_at: float) -> Write:
-    """BLOCKED to FAILED or DONE because a parent did not succeed."""
     text = {"error": cut(reason)} if status is Status.FAILED else {"doneReason": cut(reason)}
     return Write(
         verb="doom",
         task_id=child.task_id,
         set={**_end(child, status, now=now, expire_at=expire_at), **text},
         remove=("waitingFor",),
-        # The place in the queue too: a child that was revived meanwhile waits for its parents anew.
+        # The place in the queue too: a child that was revived meanwhile waits for its parents again.
         require=(Is("status", child.lane.value(Status.BLOCKED)), Is("createdAt", child.created_at)),
     )
 
@@ -546,7 +547,7 @@ def _settle(verb: str, lease: Lease, changes: Mapping[str, Any]) -> Write:
 
 
 def _holds(lease: Lease) -> tuple[Condition, ...]:
-    """The lease is still this one. The owner too: after a purge the id may live again, and its fences start afresh.
+    """The lease is still this one. The owner too: after a purge the id may be used again, with fences from 1.
 
     And the epoch: two regions that were cut off from each other may have given the same fence.
     """

@@ -9,26 +9,26 @@ from thunderagent.model.rows import is_number
 from thunderagent.model.task import Row, timestamp
 
 KEY_DOUBT_S: Final = 30.0
-"""Who took a unique key so long ago takes it anew before he puts his task."""
+"""Age at which a unique key must be acquired again before its task is put."""
 
 KEY_SETTLES_S: Final = 60.0
-"""A task whose unique key was taken so long ago is not put any more: `KEY_DOUBT_S`, and longer than a request takes."""
+"""Age at which the task of a unique key is not put any more: over `KEY_DOUBT_S` by more than a request takes."""
 
 
 def key_id(job: str, unique_key: str) -> str:
-    """Id of the row of a unique key; a key belongs to its job. The name of a job has no space there: no two meet."""
+    """Id of the row of a unique key of a job. No name of a job has a space there: no two ids meet."""
     return f"unique:{job.replace('%', '%25').replace(' ', '%20')} {unique_key}"
 
 
 def key_row(row_id: str, task_id: str, *, now: float, promise: str | None = None, ended_at: float | None = None) -> Row:
-    """The row of a key that nobody has.
+    """The first row of a key.
 
     Args:
         row_id: see `key_id`.
-        task_id: who has it from now on.
+        task_id: its owner.
         now: on the shared clock.
-        promise: the task that is about to be put, as text, when its id is its caller's: anybody may put it then.
-        ended_at: when the task had ended that is about to be brought to life again.
+        promise: the task that is about to be put, as text, when the caller chose its id: any caller may put it then.
+        ended_at: when the task had ended that is about to be revived.
     """
     return {"taskId": row_id, "heldBy": task_id, "fence": 1, "updatedAt": timestamp(now)} | _plan(promise, ended_at)
 
@@ -36,10 +36,10 @@ def key_row(row_id: str, task_id: str, *, now: float, promise: str | None = None
 def pass_key(
     seen: Row, task_id: str, *, now: float, promise: str | None = None, ended_at: float | None = None
 ) -> Write:
-    """The key goes from a task that has ended to another, or anew to the one that has it; see `key_row`.
+    """The key goes from a task that has ended to another, or again to its owner; see `key_row`.
 
-    The row as seen: of two that see the same ended task, and of one who brings that task to life again, one wins. The
-    time too, as a row that was taken away and came back begins with the same fence.
+    Refused if the row has changed: of two that see the same ended task, or want to revive it, one wins. The time counts
+    too, as a row that was deleted and came back begins with the same fence.
     """
     plan = _plan(promise, ended_at)
     at = seen.get("updatedAt")
@@ -58,11 +58,12 @@ def pass_key(
     )
 
 
-def free_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
-    """The row of a key goes when its task does not hold it any more since `over_at`; another's key stays.
+def release_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
+    """Delete the row of a key whose task has not needed it since `over_at`; another task's key stays.
 
-    So does one that the task has had anew since: a task that ends is brought to life again before its key is freed, or
-    another was put under its id after a purge.
+    So does a key that was acquired again: the task was revived before its key was released, or its id used again after
+    a
+    purge.
     """
     anew: tuple[Condition, ...] = (Absent("finishedAt"),)
     require: tuple[Condition, ...] = (Is("heldBy", task_id),)
@@ -73,20 +74,20 @@ def free_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
 
 
 def forget_key(row_id: str, task_id: str, *, now: float) -> Write:
-    """The row of a key goes whose task was deleted after `now`, unless another may be put under that id just then."""
+    """Delete the row of a key whose task was deleted, unless a task may be put under that id just now."""
     still = (Is("heldBy", task_id), Below("updatedAt", timestamp(now - KEY_SETTLES_S)))
     return Write(verb="forget key", task_id=row_id, delete=True, require=still)
 
 
 def drop_key(taken: Row) -> Write:
-    """The row of a key goes as it was taken for a task which was not put after all, and was not taken anew for it."""
+    """Delete the row of a key whose task was not put after all, unless it was acquired again."""
     as_taken = [Is(name, taken[name]) for name in ("heldBy", "fence", "updatedAt")]
     require: tuple[Condition, ...] = (*as_taken, Absent("finishedAt"))
     return Write(verb="drop key", task_id=taken["taskId"], delete=True, require=require)
 
 
 def _plan(promise: str | None, ended_at: float | None) -> Row:
-    """What whoever takes a key is about to do, for those who find it before it is done."""
+    """What the owner of a key is about to do, for those who find it before it is done."""
     plan: Row = {}
     if promise is not None:
         plan["payload"] = promise
