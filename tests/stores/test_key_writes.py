@@ -20,10 +20,10 @@ from thunderagent.model.writes.unique import (
     KEY_SETTLES_S,
     drop_key,
     forget_key,
-    release_key,
     key_id,
     key_row,
     pass_key,
+    release_key,
 )
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings

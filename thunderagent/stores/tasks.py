@@ -1,13 +1,12 @@
 """The store: the verbs of the queue over an engine that holds the rows.
 
-`port.Engine` is the port: a handful of primitives in batches, implemented by `stores/sqlite.py` and `stores/dynamo.py`.
-`TaskStore` has the verbs and with them the rules of ownership, once for all engines:
+An `Engine` has a handful of primitives in batches. `TaskStore` has the verbs, and with them the rules of ownership:
 
 * a claim answers with a `Lease` for each task won, and nothing for those lost;
 * every later write of the holder is built from its `Lease`;
-* a refused write whose row shows exactly what it would have left is our own write whose reply was lost: a win;
+* a refused write whose row shows exactly what it would have left is our own, its reply lost: a win;
 * a lost race is a value, a broken dependency is an exception (or an `error` beside the others of its batch);
-* a row that cannot be read is a value too: it is left out of what is read together, and named once (`unread`).
+* a row that cannot be read is a value: readers of many rows leave it out, and it is named once (`unread`).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from thunderagent.stores.engine import Applied, Blobs, Engine
 from thunderagent.stores.large_texts import LargeTexts, is_same_payload
 
 TEXT_DOUBT_S: Final = 300.0
-"""An enqueue that took so long writes its payloads once more: `TEXT_SETTLES_S` may be over before its rows came."""
+"""Age at which an enqueue writes its payloads once more: `TEXT_SETTLES_S` may be over before its rows came."""
 
 
 Rejections = Callable[[Write, StoreRejected], None]
-"""Hears of the writes of a batch that the store does not take, now or later."""
+"""Called for each write of a batch that the store never takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A claim without an answer: it may have happened. `sent` is the monotonic second before it was sent."""
+    """A claim without an answer, which may have happened; `sent` is the monotonic second before it was sent."""
 
     wanted: Wanted
     sent: float
@@ -63,20 +62,18 @@ class Exchanged:
     lost: list[Candidate]
     doubts: list[Doubt]
     error: StoreError | None = None
-    """What had no answer. A write that is refused for good had one."""
+    """Why something had no answer; a write that is rejected for good had one."""
     rejected: list[tuple[Candidate, StoreRejected]] = field(default_factory=list)
-    """Of the claims lost, those that the store does not take, now or later."""
+    """Of the claims lost, those that the store never takes."""
 
     @property
     def answered(self) -> bool:
-        """True when at least one part had an answer."""
+        """Whether at least one part had an answer."""
         return bool(self.leases or self.lost or any(not one.is_unknown for one in self.settled))
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One heartbeat: the lease and what rides on it."""
-
     lease: Lease
     progress: str | None = None
     last_seq: Mapping[str, Any] | None = None
@@ -85,8 +82,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Outcome of one heartbeat: a renewed `lease` (with the row as it is now), `lost`, or neither: no answer, or one
-    that refuses it for good."""
+    """Outcome of one heartbeat: a renewed `lease` with the row as it is now, `lost`, or neither for want of an
+    answer."""
 
     lease: Lease | None = None
     lost: bool = False
@@ -96,8 +93,8 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Outcome of one settlement: `accepted` with the tasks that wait for it, or refused; with an `error`: unknown, or
-    refused for good."""
+    """Outcome of one settlement: `accepted` with the tasks that wait for it, refused, or unknown or rejected by an
+    `error`."""
 
     accepted: bool = False
     dependents: frozenset[str] = frozenset()
@@ -105,12 +102,11 @@ class Settled:
 
     @property
     def is_rejected(self) -> bool:
-        """True when the store does not take the settlement, now or later."""
+        """Whether the store never takes the settlement."""
         return isinstance(self.error, StoreRejected)
 
     @property
     def is_unknown(self) -> bool:
-        """True when there was no answer."""
         return self.error is not None and not self.is_rejected
 
 
@@ -125,8 +121,8 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """An agent as it announced itself: `info` has host, pid, version, queues, running, jobs and health. One that
-    `is_lost` has not renewed its row in time."""
+    """An agent as its row says: `info` has host, pid, version, queues, running, jobs and health; `is_lost`: the row
+    is overdue."""
 
     name: str
     started_at: float
@@ -136,11 +132,10 @@ class AgentInfo:
 
 
 def passed_over(write: Write, error: StoreRejected) -> None:
-    """Hear of a write that the store does not take, and go on with those beside it: a later look finds the row."""
+    """Ignore a write that the store never takes, and go on with those beside it: a later look finds the row."""
 
 
 def _read_agent(row: Row, earliest: float) -> AgentInfo | Unreadable:
-    """The agent of a row, of whatever version; whether it is lost by the shared clock."""
     if name := mistyped(row, ("createdAt", "updatedAt", "expireAt", "info")):
         return Unreadable.of(row, name)
     info = row.get("info", {})
@@ -151,8 +146,6 @@ def _read_agent(row: Row, earliest: float) -> AgentInfo | Unreadable:
 
 
 class TaskStore:
-    """The verbs of the queue; see the module for the rules."""
-
     def __init__(
         self,
         engine: Engine,
@@ -168,12 +161,12 @@ class TaskStore:
         """The rows that could not be read here, and in the siblings."""
 
     def over(self, engine: Engine) -> TaskStore:
-        """The same store over an engine that stands in front of this one's, or beside it."""
+        """The same store over an engine in front of this one, or beside it."""
         return TaskStore(engine, blobs=self.large_texts.blobs, monotonic=self.monotonic, unread=self.unread)
 
     @property
     def clock(self) -> SharedClock:
-        """The clock that all agents share; what holds among them for a time counts on its `leases`."""
+        """The clock of all agents; what holds among them for a time counts on its `leases`."""
         return self.engine.clock
 
     def sibling(self) -> TaskStore:
@@ -199,16 +192,16 @@ class TaskStore:
     def get(self, task_ids: Iterable[str]) -> dict[str, Task]:
         """Tasks by id with payload and result; ids without a task are left out.
 
-        A text that cannot be read concerns its task alone, which has the reason as `payload_error` or `result_error`.
+        A text that cannot be read concerns its task alone, as `payload_error` or `result_error`.
         """
         return {task.task_id: task for task in self.large_texts.inflate(self.peek(task_ids).values())}
 
     def peek(self, task_ids: Iterable[str]) -> dict[str, Task]:
-        """As `get`, without the texts that are kept outside of their rows."""
+        """As `get`, without texts outside the rows."""
         return {name: one for name, one in self.read(task_ids).items() if isinstance(one, Task)}
 
     def read(self, task_ids: Iterable[str]) -> dict[str, Task | Unreadable]:
-        """As `peek`, with those that cannot be read: a row that is there tells from one that is not."""
+        """As `peek`, with those that cannot be read: a row that is there differs from one that is not."""
         rows = self.engine.get(list(dict.fromkeys(task_ids)))
         return {name: self._read(row) for name, row in rows.items() if "job" in row}
 
@@ -221,14 +214,14 @@ class TaskStore:
         return self.engine.lanes(strange)
 
     def may_try(self, entry: Candidate) -> bool:
-        """Whether an entry of the index is worth a claim: not if its row, or its kind, could not be read here."""
+        """Whether an entry of the index is worth a claim: not if its row or its kind could not be read here."""
         if entry.kind not in (BATCH, STREAM):
             self.unread.note(Unreadable(entry.task_id, "kind", f"{entry.kind!r:.80}"))
             return False
         return not self.unread.is_left_alone(entry.task_id)
 
     def ready(self, lane: Lane, *, limit: int, after: Any = None, ahead_s: float = 0.0) -> Page:
-        """Entries of tasks of a lane that are due, or will be, oldest first. Maybe stale: only a claim decides."""
+        """Entries of a lane's tasks that are due, or will be, oldest first. Maybe stale: only a claim decides."""
         until = self.clock.latest() + ahead_s
         return self.engine.page(lane.value(Status.PENDING), limit=limit, until=until, after=after)
 
@@ -237,8 +230,7 @@ class TaskStore:
     def exchange(self, settlements: Sequence[Write], wanted: Sequence[Wanted], *, owner: str) -> Exchanged:
         """Settle what has ended and claim what comes next, in one call to the engine.
 
-        The writes that end leases come first, and each says whether it was accepted: what is refused was not ours any
-        more. Of the candidates, the leases won are answered.
+        The settlements come first, and each says whether it was accepted: a refused one was of a lost lease.
         """
         now, until = self.clock.now(), self.clock.leases.latest()
         claims = [
@@ -337,7 +329,7 @@ class TaskStore:
         return [task if isinstance(task, Task) else None for task in tasks]
 
     def take_turn(self, name: str, *, owner: str, lasts_s: float) -> Row | None:
-        """The row of the turn for one agent in each `lasts_s` seconds: it does a piece of housekeeping for all."""
+        """The row of the turn, if this agent gets it for `lasts_s` seconds: it does a piece of housekeeping for all."""
         now = self.clock.leases.now()
         turn = agent_writes.take_turn(f"turn:{name}", owner=owner, now=now, until=timestamp(now + lasts_s))
         [(answer, won)] = self._apply([turn])
@@ -395,11 +387,10 @@ class TaskStore:
             self.insert_row({"taskId": agent_id, "info": dict(info), "expireAt": expire_at, **row})
 
     def sign_off(self, agent: str) -> None:
-        """Take an agent's row away."""
         self.engine.delete(list(self.engine.get([f"agent:{agent}"]).values()))
 
     def agents(self, *, lost: bool = False, most: int = 1_000_000) -> list[AgentInfo]:
-        """Those announced and not overdue (with `lost`: also those that are), oldest first; not many over `most`."""
+        """Agents that are not overdue (with `lost`: all), oldest first, not many over `most`."""
         found: list[AgentInfo] = []
         after = None
         while True:
@@ -480,7 +471,7 @@ class TaskStore:
         return task
 
     def _let_go(self, rows: Sequence[Row], owner: str) -> None:
-        """Let go of tasks that we have claimed and cannot read: they are for agents that can.
+        """Let go of tasks that this agent has claimed and cannot read: other agents may.
 
         Raises:
             StoreError: one of the writes had no answer.
@@ -500,8 +491,9 @@ class TaskStore:
     def _apply(self, batch: Sequence[Write]) -> list[tuple[Applied, bool]]:
         """The answers, each with whether the write is done: at once, or before a reply that was lost.
 
-        A call that fails as a whole leaves open what it did: each of its writes is without an answer then. Nothing to
-        write is no call: even an empty one is a transaction in a SQLite file, for which others wait.
+        A call that fails as a whole leaves open what it did: each of its writes is without an answer then. No write is
+        no
+        call: even an empty one is a transaction in a SQLite file, for which others wait.
         """
         if not batch:
             return []
@@ -519,7 +511,7 @@ class TaskStore:
             return Renewal(error=answer.error)
         if answer.won and answer.row:
             before, task = lease.task, self._read(answer.row)
-            if isinstance(task, Unreadable):  # what we hold goes on, as it was when it could be read
+            if isinstance(task, Unreadable):  # what the agent holds goes on, as it was when it could be read
                 task = before
             elif task.payload_ref:
                 task = replace(task, payload_text=before.payload_text, payload_until=before.payload_until)

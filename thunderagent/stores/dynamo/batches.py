@@ -1,7 +1,7 @@
 """Many rows in few requests of DynamoDB, and many requests at the same time.
 
-A batch request is not one transaction: each member has its own answer, DynamoDB may leave members out, and those are
-sent again a bounded number of times.
+A batch request is no transaction: each member has its own answer. DynamoDB may leave members out, and those are sent
+again a bounded number of times.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def batch_delays(rng: random.Random) -> Iterator[float]:
 PUT_BATCH: Final = 25
 GET_BATCH: Final = 100
 ROUNDS: Final = 8
-"""How often what DynamoDB left out of a batch is sent again before that is an error."""
+"""How often what DynamoDB left out of a batch is sent again."""
 
 LEFT_OUT: Final = "LeftOutOfBatch"
-"""The reason of a throttle that is counted when DynamoDB leaves members out of a batch."""
+"""The reason of a throttle when DynamoDB leaves members out of a batch."""
 
 PROBE_ID: Final = "probe:insert"
-"""Id of a row that is no task: an engine must refuse to insert it twice."""
+"""Id of a row that an engine must refuse to insert twice."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class Batches:
     def fetch(self, ids: Iterable[str], what_for: purposes.RequestPurpose | None = None) -> dict[str, Item]:
         """Items by id as they are now, 100 to a request, in the order of the ids.
 
-        `what_for` they are counted; None: as the first id of a request tells.
+        `what_for`: the purpose under which they are counted; None: by the first id of each request.
 
         Raises:
             StoreError: one of the requests had no answer.
@@ -105,7 +105,7 @@ class Batches:
             pool.shutdown()
 
     def refuses(self, row: Row) -> bool:
-        """Whether the engine refuses to insert a row whose id is taken; the row, which is no task, is there then.
+        """Whether the engine refuses to insert a row whose id is taken; the row is there then.
 
         Some local engines know no PartiQL, and moto overwrites the row in silence or fails within this process.
 
@@ -119,7 +119,7 @@ class Batches:
             return False
 
     def _inserts(self) -> bool:
-        """Whether new rows may go in batches; learnt once."""
+        """Whether new rows may go in batches; found out once."""
         if self._may_insert is None:
             try:
                 self._may_insert = self.refuses({"taskId": PROBE_ID})
@@ -157,7 +157,7 @@ class Batches:
         return self._answers(rows, outcomes, what_for)
 
     def _insert(self, statements: list[Item], what_for: purposes.RequestPurpose) -> list[Refused | StoreError | None]:
-        """What came of each statement; None for a row that is put."""
+        """The outcome of each statement; None for a row that is put."""
         reply = self._connection.call("BatchExecuteStatement", what_for=what_for, Statements=statements)
         told = [of_member(member, self._connection.place) for member in reply["Responses"]]
         if any(isinstance(one, StoreUnavailable) for one in told):
@@ -212,7 +212,7 @@ class Batches:
 
 
 def gone(task_id: str) -> StoreError:
-    """The error of a row that refused to be put, and is not there."""
+    """The error of a row that refused a put, and is not there."""
     return StoreUnavailable(f"{task_id} was deleted while it was put: put it again")
 
 

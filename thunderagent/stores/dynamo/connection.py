@@ -26,7 +26,7 @@ from thunderagent.stores.dynamo.errors import Place, Refused, translate
 
 Purpose = Literal["work", "lease"]
 RENEW_PAUSE_S: Final = 5.0
-"""Shortest time between two sessions made because the credentials were over."""
+"""Shortest time between two sessions made because credentials had expired."""
 
 _METERED: Final = frozenset(
     {"UpdateItem", "PutItem", "DeleteItem", "GetItem", "Query", "BatchGetItem", "BatchExecuteStatement"}
@@ -70,7 +70,7 @@ class Connection:
         self.consumed = consumed or Consumed()
         self.place = place
         self.guard: Callable[[str], None] | None = None
-        """Asked before each attempt of a write leaves, with the id of its row; it may raise."""
+        """Called before each attempt of a write leaves, with the id of its row; it may raise."""
         self._sent = threading.local()
         self._renewed_at = -RENEW_PAUSE_S
         with BUILDING:
@@ -79,7 +79,6 @@ class Connection:
 
     @property
     def client(self) -> Any:
-        """The client of this process."""
         if self._client is None or self._pid != os.getpid():
             with BUILDING:
                 if self._client is None or self._pid != os.getpid():
@@ -89,7 +88,7 @@ class Connection:
     def call(
         self, action: str, *, what_for: purposes.RequestPurpose = purposes.RequestPurpose.OTHER, **arguments: Any
     ) -> dict[str, Any]:
-        """Do one request, such as `UpdateItem`, and answer with its reply; it is counted under what it is for.
+        """Do one request, such as `UpdateItem`, and answer with its reply.
 
         Raises:
             Refused: the condition of a write did not hold.
@@ -127,7 +126,7 @@ class Connection:
         return reply
 
     def _renew(self, expired: Any) -> bool:
-        """Replace a client whose credentials are over, one thread for all. False: that was done just now."""
+        """Replace a client whose credentials have expired, one thread for all. False: that was done just now."""
         with BUILDING:
             if self._client is not expired:
                 return True
@@ -156,7 +155,7 @@ class Connection:
         return client
 
     def _guard_of(self, action: str, arguments: Mapping[str, Any]) -> Callable[[], None] | None:
-        """What the attempts of a write of one row are to ask. Batches put new rows alone, and are asked for before."""
+        """The guard for the attempts of a write of one row. Batches put new rows alone, and are checked before."""
         guard, key = self.guard, arguments.get("Key") or arguments.get("Item")
         return None if guard is None or key is None or action == "GetItem" else partial(guard, key["taskId"]["S"])
 
@@ -168,7 +167,7 @@ class Connection:
     def _note_received(
         self, response_dict: dict[str, Any] | None = None, parsed_response: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        """Look at every reply, those that botocore repeats by itself included."""
+        """Look at every reply, also those that botocore repeats by itself."""
         if parsed_response is not None and (reasons := throttle_reasons(parsed_response)):
             self.consumed.add_throttle(reasons)
         if response_dict is not None:

@@ -1,4 +1,4 @@
-"""What was asked of DynamoDB, in requests and units, and what for."""
+"""Requests to DynamoDB and the units that they consumed, by purpose."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ _READS: Final = frozenset({"GetItem", "Query", "BatchGetItem"})
 
 @dataclass(slots=True)
 class Spent:
-    """What requests came to.
+    """Requests and units.
 
-    DynamoDB bills a refused conditional write as one that is done but does not report its capacity: see `refused`.
+    DynamoDB bills a refused conditional write like one that is done, but does not report its capacity: see `refused`.
     """
 
     requests: int = 0
     refused: int = 0
     write_units: float = 0.0
     index_write_units: float = 0.0
-    """The part of `write_units` that the index took."""
     read_units: float = 0.0
 
     @property
@@ -35,7 +34,6 @@ class Spent:
         return self.write_units + self.refused
 
     def add(self, action: str, reply: Mapping[str, Any]) -> None:
-        """Count one reply."""
         told = reply.get("ConsumedCapacity") or []
         parts = told if isinstance(told, list) else [told]
         units = sum(part.get("CapacityUnits", 0.0) for part in parts)
@@ -61,31 +59,28 @@ class Consumed(Spent):
     _guard: threading.Lock = field(default_factory=lambda: renewed(threading.Lock()), repr=False)
 
     def add(self, action: str, reply: Mapping[str, Any], purpose: RequestPurpose = RequestPurpose.OTHER) -> None:
-        """Count one reply."""
         with self._guard:
             Spent.add(self, action, reply)
             self._of(purpose).add(action, reply)
 
     def add_refused(self, purpose: RequestPurpose = RequestPurpose.OTHER) -> None:
-        """Count one write whose condition did not hold."""
         with self._guard:
             for spent in (self, self._of(purpose)):
                 spent.requests += 1
                 spent.refused += 1
 
     def add_throttle(self, reasons: Iterable[str]) -> None:
-        """Count a reply that asked for less, once for each reason that it named."""
+        """Count a throttled reply, once for each reason that it names."""
         with self._guard:
             for reason in reasons:
                 self._throttles[reason] = self._throttles.get(reason, 0) + 1
 
     def by_purpose(self) -> dict[RequestPurpose, Spent]:
-        """What each purpose came to so far."""
         with self._guard:
             return {purpose: replace(spent) for purpose, spent in self._by_purpose.items()}
 
     def throttles(self) -> dict[str, int]:
-        """How often DynamoDB asked for less, by reason; what botocore repeated by itself is in it."""
+        """Throttled replies by reason, with those that botocore repeated by itself."""
         with self._guard:
             return dict(self._throttles)
 
@@ -94,7 +89,7 @@ class Consumed(Spent):
 
 
 def throttle_reasons(reply: Mapping[str, Any]) -> list[str]:
-    """Why a reply asks for less; empty when it does not. Without reasons in it, its error code is the reason."""
+    """Why a reply is a throttle; empty when it is none. Without reasons in it, its error code is the reason."""
     code = str(reply.get("Error", {}).get("Code", ""))
     if code not in THROTTLES:
         return []

@@ -28,7 +28,7 @@ from thunderagent.stores.engine import PAYLOAD_MARK, Applied, KeptText, Overdue
 from thunderagent.stores.large_texts import KEEP_PAYLOAD_S, SURE_S
 
 TEXT_SETTLES_S: Final = 600.0
-"""A payload that was written so lately stays when its row is deleted: the row of an equal task may still come."""
+"""Age up to which a payload stays when its row is deleted: the row of an equal task may still come."""
 
 
 LANES_ID: Final = "lanes:"
@@ -38,21 +38,21 @@ LANE_BATCH: Final = 50
 
 
 CONNECTIONS: Final = 24
-"""Of the pool of a client, at least."""
+"""Least size of a client's pool."""
 
 
 class DynamoEngine:
     """Rows in a DynamoDB table. Safe in threads; after a fork the child makes connections of its own.
 
     Args:
-        table: name of the table.
+        table: its name.
         region: AWS region; None: the one of the environment.
         endpoint: URL of another DynamoDB, such as a local engine.
-        purpose: `work` or `lease`, which has shorter timeouts (see `sibling`).
+        purpose: `work`, or `lease` with shorter timeouts.
         threads: requests of one batch at the same time; 1: one after the other in the calling thread.
-        clock: shared clock to go on with.
-        consumed: counts of requests to go on with; None: new ones, without capacity.
-        sleep: how to wait between the rounds of a batch, in seconds.
+        clock: a shared clock to go on with.
+        consumed: counts to go on with; None: new ones, without capacity.
+        sleep: waits between the rounds of a batch, in seconds.
 
     Raises:
         ConfigurationError: no region is known, or the endpoint is not a URL.
@@ -97,7 +97,6 @@ class DynamoEngine:
 
     @property
     def consumed(self) -> Consumed:
-        """Requests and capacity so far, siblings included."""
         return self.connection.consumed
 
     # Writing
@@ -264,7 +263,7 @@ class DynamoEngine:
             return Applied(won=False, error=StoreRejected(f"{row.get('taskId')} cannot be put: {error}"))
 
     def _refused(self, task_id: str, refusal: Refused) -> Applied:
-        """The row that refused a write. When the reply has none, it is gone, or the engine does not tell: look."""
+        """The row that refused a write, read when the reply has none."""
         try:
             row = expressions.decode_row(refusal.item) if refusal.item else self._read(task_id)
             return Applied(won=False, row=row)
@@ -273,7 +272,9 @@ class DynamoEngine:
 
     def _delete_one(self, row: Row) -> Applied:
         what_for = purposes.of_row(row["taskId"])
-        before = timestamp(self.clock.now() - TEXT_SETTLES_S)  # taken before the row goes: this may stand still behind
+        before = timestamp(
+            self.clock.now() - TEXT_SETTLES_S
+        )  # taken before the row goes: the process may stall
         try:
             reply = self.connection.call("DeleteItem", what_for=what_for, **expressions.delete(self.table, row))
         except Refused:
@@ -315,7 +316,7 @@ class DynamoEngine:
         places = [StatusValue.parse(row["status"]) for row in rows if "status" in row]
         suffixes = {place.suffix for place in places if place.status in set(Status)}
         for some in chunks(sorted(suffixes - self._lanes), LANE_BATCH):
-            with suppress(Refused):  # they are there already, or the row is none of ours: `lanes` tells
+            with suppress(Refused):  # they are there already, or the row is none of ours: `lanes` says so
                 arguments = expressions.add_lanes(self.table, LANES_ID, list(some))
                 self.connection.call("UpdateItem", what_for=purposes.of_row(LANES_ID), **arguments)
             self._lanes.update(some)

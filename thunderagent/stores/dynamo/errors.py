@@ -16,11 +16,11 @@ from thunderagent.stores.dynamo.expressions import INDEX
 _MISSING: Final = ("ValidationException", "ResourceNotFoundException")
 _DUPLICATE: Final = ("DuplicateItem", "DuplicateItemException")
 _PERMISSIONS: Final = {"BatchExecuteStatement": "PartiQLInsert"}
-"""What a policy calls an action of another name."""
+"""Names of actions that a policy has under another name."""
 
 
 class Refused(Exception):
-    """The condition of a write did not hold. `item` is what refused it, None when the reply did not say."""
+    """The condition of a write did not hold. `item` refused it, None when the reply did not say."""
 
     def __init__(self, item: Mapping[str, Any] | None) -> None:
         super().__init__("the condition did not hold")
@@ -29,8 +29,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a table is."""
-
     table: str
     region: str | None = None
     endpoint: str | None = None
@@ -54,7 +52,7 @@ def _without_secrets(endpoint: str) -> str:
 
 
 def translate(error: Exception, action: str, place: Place) -> ThunderAgentError:
-    """The error of ours for what botocore raised while it did `action` (such as `UpdateItem`) at a place."""
+    """The error of ours for what botocore raised."""
     return _of_reply(error, action, place) or aws.translate(
         error,
         action,
@@ -70,7 +68,7 @@ def is_duplicate(member: Mapping[str, Any]) -> bool:
 
 
 def of_member(member: Mapping[str, Any], place: Place) -> Refused | StoreError | None:
-    """What the answer to one statement of a batch of INSERTs means; None: it was done."""
+    """The outcome of one statement of a batch of INSERTs; None: it was done."""
     detail = member.get("Error")
     if detail is None:
         return None

@@ -1,8 +1,7 @@
-"""Renders writes and queries to the arguments of DynamoDB requests, and rows to and from attribute values.
+"""Renders writes and queries to arguments of DynamoDB requests, and rows to and from attribute values.
 
-Pure: no request is made here and boto3 is not imported. Names are always aliased (`status` is reserved) and values
-are numbered as they appear. The types come from `task.ATTRIBUTES`, so rows need no guessing; within lists and
-maps the values are JSON and carry their own types.
+Pure: no request is made here and boto3 is not imported. Names are always aliased (`status` is reserved) and values are
+numbered as they appear. The types come from `ATTRIBUTES`; JSON values within lists and maps carry their own.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def encode(name: str, value: Any) -> AttributeValue:
 
 
 def number(value: float | Decimal) -> str:
-    """A number as DynamoDB takes it: the shortest text that reads back as the same number."""
+    """The shortest text that reads back as the same number."""
     if isinstance(value, float):
         whole = value.is_integer() and abs(value) < _EXACT_INTEGERS
         return str(int(value)) if whole else repr(value)
@@ -120,24 +119,20 @@ def encode_row(row: Row) -> dict[str, AttributeValue]:
 
 
 def decode_row(item: Mapping[str, AttributeValue]) -> Row:
-    """The row of an item. Attributes that the table does not define (a newer version's) are left out."""
+    """The row of an item. Attributes of a newer version are left out."""
     return {name: decode(value) for name, value in item.items() if name in ATTRIBUTES}
 
 
 def decode_candidate(item: Mapping[str, AttributeValue]) -> Candidate:
-    """The entry of the index."""
     row = decode_row(item)
     return Candidate.of(row["taskId"], row["status"], row["createdAt"], row.get("job"), row.get("kind"))
 
 
 def key(task_id: str) -> dict[str, AttributeValue]:
-    """The primary key of a row."""
     return {"taskId": {"S": task_id}}
 
 
 class _Names:
-    """Aliases and numbered values of one request."""
-
     def __init__(self) -> None:
         self._aliases: dict[str, str] = {}
         self._values: dict[str, AttributeValue] = {}
@@ -193,7 +188,7 @@ class _Names:
 
 
 def update(table: str, write: Write) -> Arguments:
-    """UpdateItem that does a write and answers with the row it left, or with the row that refused it."""
+    """UpdateItem of a write; answers with the row it left, or with the row that refused it."""
     names = _Names()
     sets = [f"{names.name(name)} = {names.value(name, value)}" for name, value in write.set.items()]
     adds = [f"{names.name(name)} {names.value(name, value)}" for name, value in write.increase.items()]
@@ -213,7 +208,7 @@ def update(table: str, write: Write) -> Arguments:
 
 
 def remove(table: str, write: Write) -> Arguments:
-    """DeleteItem that does a write which takes its row away; answers with what it had, or with what refused it."""
+    """DeleteItem of a write; answers with the deleted row, or with the row that refused it."""
     names = _Names()
     return {
         "TableName": table,
@@ -256,7 +251,7 @@ def put_text(table: str, text_key: str, text: str, *, expire_at: float, now: flo
 
 
 def touch_text(table: str, text_key: str, text: str, *, expire_at: float, now: float) -> Arguments:
-    """UpdateItem that writes a payload without ending it earlier; it has no condition, as the same text is there."""
+    """UpdateItem that writes a payload without ending it earlier; without a condition, as the same text is there."""
     names = _Names()
     expiry = names.name("expireAt")
     sets = [
@@ -292,7 +287,7 @@ def shorten_payload(table: str, text_key: str, *, until: float, most: float) -> 
 
 
 def delete(table: str, row: Row) -> Arguments:
-    """DeleteItem of a row that still has the status and the fence given; answers with what it had."""
+    """DeleteItem of a row that still has the status and the fence given; answers with the deleted row."""
     names = _Names()
     still = (Is("status", row["status"]), Is("fence", row["fence"]))
     return {
@@ -342,7 +337,7 @@ def count(
 def add_lanes(table: str, row_id: str, suffixes: list[str]) -> Arguments:
     """UpdateItem that puts suffixes of lanes into the registry row, refused when all are there already.
 
-    This is the one update that may create its row: the first task of the first lane does.
+    No other update may create its row: the first task of the first lane does.
     """
     names = _Names()
     registry = names.name("dependents")

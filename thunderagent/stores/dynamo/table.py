@@ -1,7 +1,7 @@
 """The table on DynamoDB: made, compared with what ThunderAgent needs, and deleted.
 
 On demand, key `taskId`; one index with `job` and `kind` beside its keys; time to live on `expireAt`; point-in-time
-recovery. What an engine on your own machine lacks of the last two is told, and is no error.
+recovery. A local engine may lack the last two, which is no error.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def create_table(
     Args:
         engine: names the table, its region and endpoint.
         deletion_protection: refuse to delete the table until the protection is taken off.
-        progress: told what is done, a line at a time.
+        progress: called with each line of what is done.
         wait_s: longest wait for the table, its index and its backups.
-        sleep: how to wait, in seconds.
+        sleep: waits, in seconds.
 
     Returns:
         What is still different, because it cannot be changed here or the engine does not have it.
@@ -77,7 +77,7 @@ def create_table(
         table = describe(engine)
     except TableMissing:
         progress(f"creating {place}")
-        with suppress(StoreUnavailable):  # somebody else is creating it at this moment
+        with suppress(StoreUnavailable):  # another process is creating it at this moment
             call(
                 "CreateTable",
                 TableName=engine.table,
@@ -125,7 +125,7 @@ def delete_table(engine: DynamoEngine, *, wait_s: float = WAIT_S, sleep: Callabl
 
 
 def check_table(engine: DynamoEngine) -> list[Difference]:
-    """Everything in which the table is not as it should be, each with its remedy; empty: all is well.
+    """Everything in which the table is not as it should be; empty: all is well.
 
     Raises:
         StoreUnavailable: DynamoDB did not answer.
@@ -161,7 +161,6 @@ def index_of(table: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def of_keys(engine: DynamoEngine, table: dict[str, Any]) -> Iterator[Difference]:
-    """How the keys of the table and of its index differ."""
     types = {kind["AttributeName"]: kind["AttributeType"] for kind in table["AttributeDefinitions"]}
     if table["KeySchema"] != KEY or types.get("taskId") != "S":
         yield Difference(
@@ -203,7 +202,6 @@ def of_index(engine: DynamoEngine, index: dict[str, Any] | None) -> Iterator[Dif
 
 
 def of_expiry(engine: DynamoEngine) -> Iterator[Difference]:
-    """How the time to live of the table differs."""
     remedy = "switch it on with: thunderagent table create"
     try:
         reply = engine.connection.call("DescribeTimeToLive", TableName=engine.table)
@@ -226,7 +224,6 @@ def of_expiry(engine: DynamoEngine) -> Iterator[Difference]:
 
 
 def of_backups(engine: DynamoEngine) -> Iterator[Difference]:
-    """How the backups of the table differ."""
     try:
         reply = engine.connection.call("DescribeContinuousBackups", TableName=engine.table)
     except StoreUnavailable:

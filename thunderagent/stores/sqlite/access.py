@@ -10,7 +10,6 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import StoreUnavailable
 
 LOOK_S: Final = 1.0
-"""Shortest time between two looks at the file."""
 
 _Identity = tuple[int, int]
 
@@ -19,8 +18,9 @@ class OpenedFile:
     """Notices that the file was deleted or replaced while it was open.
 
     SQLite goes on with a file that has no name any more: what is enqueued in the new one would never be seen, and what
-    is written would be gone. The new file is not opened instead, as it may be another queue. Nor is the old one used
-    again when it is put back: others may have begun another log for it meanwhile, and two would spoil it.
+    is
+    written would be gone. The new file is not opened instead, as it may be another queue. Nor is the old one used again
+    when it is put back: others may have begun another log for it meanwhile.
     """
 
     def __init__(self, path: str) -> None:
@@ -30,7 +30,7 @@ class OpenedFile:
         self._problem = ""
 
     def opened(self) -> None:
-        """The file is open: from now on it must be this one."""
+        """From now on the open file must be this one."""
         if self._known is None:
             self._known = _identity(self._path)
 
@@ -39,7 +39,7 @@ class OpenedFile:
         self._known = other._known
 
     def is_at(self, path: str) -> bool:
-        """True when the file is the one at this path, by whatever name."""
+        """Whether the file is the one at this path, by whatever name."""
         try:
             return self._known is not None and _identity(path) == self._known
         except OSError:
@@ -64,10 +64,10 @@ class OpenedFile:
                 return ""
         except (FileNotFoundError, NotADirectoryError):
             what, remedy = "deleted", "which then make a new one unless it was put back before"
-        except OSError:  # it cannot be seen now, which says nothing
+        except OSError:  # not to be seen now, which says nothing
             return ""
         else:
-            # SQLite cannot tell whose a log is that it finds beside a file, and would write it into the file.
+            # SQLite cannot tell whose log it finds beside a file, and would write it into the file.
             log = f"{self._path}-wal"
             what, remedy = "replaced", f"and while they are stopped delete {log} and -shm if they are of the old file"
         return f"the file {self._path} was {what} while it was open: restart the agents, {remedy}"
@@ -81,7 +81,7 @@ def _identity(path: str) -> _Identity:
 def denied(path: str) -> str | None:
     """What the user of this process may not do with the file or its folder, with the remedy; None: all is allowed.
 
-    Nothing is opened: to close the file again would end the locks of whoever has it open in this process.
+    Nothing is opened: to close the file again would end the locks of other connections of this process.
     """
     file, folder = Path(path).absolute(), Path(path).absolute().parent
     if not may(folder, os.X_OK):
@@ -97,12 +97,11 @@ def denied(path: str) -> str | None:
 
 
 def who() -> str:
-    """The user of this process."""
     return f"the user {os.geteuid()}"
 
 
 def remedy_for(path: Path, mode: str = "w") -> str:
-    """How the user of this process comes to use a file or folder that is there.
+    """How the user of this process gets access to a file or folder.
 
     Args:
         path: of it.
@@ -121,5 +120,5 @@ def remedy_for(path: Path, mode: str = "w") -> str:
 
 
 def may(path: Path, mode: int) -> bool:
-    """True when the user of this process may do that with a file or folder, as for `os.access`. Nothing is opened."""
+    """Whether the user of this process may do that, as for `os.access`. Nothing is opened."""
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)

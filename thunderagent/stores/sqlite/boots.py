@@ -1,7 +1,7 @@
-"""The row of a SQLite file that says from which start of the machine its leases count, and from which second.
+"""The row of a SQLite file with the start of the machine from which its leases count.
 
-It is written by the first process that writes after a start. The machine's agents of before are gone then: their leases
-are over. What agents of a release without this row hold is left alone, as they may run beside us.
+The first process that writes after a start writes it. The machine's earlier agents are gone then: their leases are
+over. What agents of a release without this row hold is left alone, as they may run beside us.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thunderagent.model.task import Status, timestamp
 from thunderagent.model.writes.agents import AGENT_STATUS
 
 ROW_ID: Final = "boot:"
-"""Id of the row; it has no status, so no index shows it."""
+"""It has no status, so no index shows it."""
 
 _CHUNK: Final = 500
 
@@ -32,7 +32,7 @@ class Boot:
 
 
 def read(cursor: sqlite3.Cursor) -> Boot | None:
-    """What the file says; None: nothing, or nothing that can be read."""
+    """The boot in the file; None: there is none, or it cannot be read."""
     found = cursor.execute('SELECT CAST("info" AS BLOB) FROM tasks WHERE "taskId" = ?', (ROW_ID,)).fetchone()
     try:
         info = json.loads(found[0])
@@ -43,7 +43,7 @@ def read(cursor: sqlite3.Cursor) -> Boot | None:
 
 
 def recall(cursor: sqlite3.Cursor, clock: BootClock) -> bool:
-    """Place a clock by what the file says, if that is of this start of the machine; the answer is that of `place`."""
+    """Give a clock the base of the file, if that is of this start of the machine; the answer is that of `place`."""
     known = read(cursor)
     return known is None or known.boot_id != clock.boot_id or clock.place(known.zero)
 
@@ -53,7 +53,7 @@ def settle(cursor: sqlite3.Cursor, clock: BootClock) -> float:
     known = read(cursor)
     if known is not None and known.boot_id == clock.boot_id:
         return known.zero
-    zero = clock.choose()  # to ask would enter another connection from inside of this one
+    zero = clock.choose()  # a question would enter another connection from inside this one
     info = json.dumps({"id": clock.boot_id, "zero": zero})
     cursor.execute(
         'INSERT OR REPLACE INTO tasks ("taskId", "info", "updatedAt") VALUES (?, ?, ?)',
@@ -64,7 +64,7 @@ def settle(cursor: sqlite3.Cursor, clock: BootClock) -> float:
 
 
 def _end_former(cursor: sqlite3.Cursor, clock: BootClock) -> None:
-    """Let everything be over now that agents of another start of the machine have: nothing of them runs any more."""
+    """End what agents of another start of the machine hold: nothing of them runs any more."""
     now, names = clock.now(), list(_former(cursor, clock.boot_id))
     for start in range(0, len(names), _CHUNK):
         some = names[start : start + _CHUNK]
@@ -86,7 +86,7 @@ def _end_former(cursor: sqlite3.Cursor, clock: BootClock) -> None:
 
 
 def _former(cursor: sqlite3.Cursor, boot_id: str) -> Iterator[str]:
-    """Names of agents that have told of another start of the machine."""
+    """Names of agents whose rows are of another start of the machine."""
     for row_id, text in cursor.execute('SELECT "taskId", "info" FROM tasks WHERE "status" = ?', (AGENT_STATUS,)):
         try:
             told = json.loads(text).get("boot")

@@ -1,9 +1,8 @@
 """The embedded engine: one SQLite file, many agent processes, no account.
 
-Write-ahead log, so that readers never wait for the writer; `synchronous=FULL`, so that what was acknowledged survives
-a power loss; every batch in one `BEGIN IMMEDIATE` transaction, so that it pays for one fsync and either happens whole
-or not at all. A database that stays busy for `BUSY_S` is reported as `StoreUnavailable`; nothing was written then and
-the caller tries again.
+A write-ahead log, so that readers never wait for the writer. `synchronous=FULL`, so that what was acknowledged survives
+a power loss. Every batch in one `BEGIN IMMEDIATE` transaction: it pays for one fsync and happens whole or not at all. A
+database that stays busy for `BUSY_S` is `StoreUnavailable`; nothing was written then, and the caller tries again.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ from thunderagent.stores.sqlite.link import Link
 def lock_pause(waited_s: float, rng: random.Random) -> float:
     """Pause before the next attempt to get the lock of a file that another process has had for `waited_s` seconds.
 
-    Short and random, so that of all who wait each has the same chance. Little longer after a long wait: on a busy
-    machine, one that asks less often the longer it waits would never get it.
+    Short and random, so that all who wait have the same chance. Little longer after a long wait: on a busy machine, one
+    that asks less often the longer it waits would never get it.
     """
     return rng.uniform(0.0002, min(0.006, max(0.003, waited_s / 50)))
 
 
 BUSY_S: Final = 5.0
 LOST_S: Final = 3600.0
-"""The row of an agent that was lost stays for so long after it is overdue, for whoever asks what became of it."""
+"""How long the row of a lost agent stays after it is overdue, for people."""
 
 MEMORY: Final = sqlite_link.MEMORY
 
@@ -61,20 +60,18 @@ EXPIRED_AT_ONCE: Final = 100
 """Rows that one commit deletes: a large one has a hundred pages, and nobody else writes meanwhile."""
 
 FREE_KEPT: Final = 2000
-"""Free pages (of 4 KB) that a file keeps for new rows, if a quarter of it is not more; the others are given back."""
+"""Free pages (of 4 KB) that a file keeps for new rows, if a quarter of it is not more; others are given back."""
 
 GIVEN_BACK: Final = 250
-"""Free pages that one commit gives back."""
 
 MOST_OVERDUE: Final = 100_000
-"""Overdue rows that are counted."""
 
 _SWITCH_PAUSE_S: Final = 0.01
 _random: Final = random.SystemRandom()  # children that were forked together must not wait in step
 
 
 UNFIT: Final = (OverflowError, TypeError, ValueError, KeyError, sqlite3.Error)
-"""What a write raises that has a value no column takes, or meets a row that it cannot change."""
+"""Errors of a write with a value that no column takes, or to a row that it cannot change."""
 
 _NEVER: Final = ("Error binding parameter", "malformed JSON", "string or blob too big")
 
@@ -104,7 +101,8 @@ class SqliteEngine:
     """Rows in a SQLite file. One connection behind a lock; safe in threads, closed before a fork and opened after it.
 
     A relative path is of the working directory of this moment. A database in memory is of one process: a forked child
-    is refused, as nobody would see what it puts.
+    is
+    refused, as nobody would see what it puts.
     """
 
     inline_bytes = MAX_TEXT_BYTES
@@ -172,7 +170,7 @@ class SqliteEngine:
     def expire(self, now: float) -> int:
         before = self._on_leases(now)
         parameters = (now, AGENT_STATUS, self._lost_before(now), EXPIRED_AT_ONCE)
-        with self._reading() as cursor:  # the lock of the writer is only asked for when there is something to do
+        with self._reading() as cursor:  # ask for the lock of the writer only when there is something to do
             is_due = bool(cursor.execute(sql.DUE, parameters).fetchall())
             [[pages]] = cursor.execute("PRAGMA page_count").fetchall()
             [[free]] = cursor.execute("PRAGMA freelist_count").fetchall()
@@ -198,7 +196,7 @@ class SqliteEngine:
         return Overdue(rows, now - first if rows else 0.0)
 
     def _lost_before(self, now: float) -> float:
-        """Agents whose rows were overdue then are of no interest any more; they live by the clock of leases."""
+        """When the rows of agents were overdue that are deleted now, on the clock of leases."""
         return self._on_leases(now) - LOST_S
 
     def _on_leases(self, now: float) -> float:
@@ -236,7 +234,7 @@ class SqliteEngine:
         newest_first: bool = False,
     ) -> Page:
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
-        # As on DynamoDB, an entry has a number as its place and a text as its id, whatever a row made by hand has.
+        # As on DynamoDB, an entry has a number as its place and a text as its id, even if a person made the row.
         query = """ "status" = ? AND "createdAt" <= ? AND typeof("taskId") = 'text'"""
         parameters: list[Any] = [status_value, math.inf if until is None else until]
         if after is not None:
@@ -282,12 +280,12 @@ class SqliteEngine:
 
     @property
     def is_older(self) -> bool:
-        """True while the file has the schema of an older release: the next write brings it to ours."""
+        """Whether the file has the schema of an older release: the next write brings it to ours."""
         with self._reading() as cursor:
             return sqlite_schema.version_of(cursor) < len(sqlite_schema.MIGRATIONS)
 
     def sibling(self) -> SqliteEngine:
-        """Another connection to the file; the same engine for a database in memory, which has but one."""
+        """Another connection to the file; the same engine for a database in memory, which has only one."""
         if self.path == MEMORY:
             return self
         other = SqliteEngine(self.path, clock=self.clock)
@@ -315,9 +313,10 @@ class SqliteEngine:
     def _writing(self) -> Iterator[sqlite3.Cursor]:
         """Wait for the lock of the one writer, and take it.
 
-        SQLite itself waits longer after each attempt, up to 100 ms: then whoever came last gets the lock again and
-        again, agents that are equal claim unequally much, and the file is idle meanwhile. Nobody is inside of the
-        connection while it is waited for: a thread that reads, or one that forks, goes first.
+        SQLite itself waits longer after each attempt, up to 100 ms: the last to come gets the lock again and again, and
+        the
+        file is idle meanwhile. Nobody is inside the connection during the wait: a thread that reads or forks goes
+        first.
         """
         begun = time.monotonic()
         while True:
@@ -336,7 +335,7 @@ class SqliteEngine:
             time.sleep(lock_pause(waited_s, _random))
 
     def _unplaced(self) -> BootClock | None:
-        """The clock of leases, as long as it has not its place from the file."""
+        """The clock of leases while it has no base from the file."""
         leases = self.clock.leases
         return leases if isinstance(leases, BootClock) and not leases.is_placed else None
 
@@ -349,7 +348,7 @@ class SqliteEngine:
 
 
 def _find_place(engine: weakref.ref[SqliteEngine]) -> None:
-    """Read the file, which places the clock of leases if it knows how. The clock keeps no engine from its end."""
+    """Read the base of the clock of leases from the file; the clock keeps no engine from being closed."""
     if one := engine():
         with suppress(ThunderAgentError), one._reading():
             pass
@@ -370,7 +369,7 @@ def _has_begun(cursor: sqlite3.Cursor, *, or_fails: bool) -> bool:
 
 
 def _rejected(what: str, error: Exception) -> Applied:
-    """The answer to a write that cannot be done, now or later; one that may succeed later is raised again."""
+    """The answer to a write that cannot be done, now or later; an error that may pass is raised again."""
     if isinstance(error, sqlite3.Error) and not str(error).startswith(_NEVER):
         raise error
     return Applied(won=False, error=StoreRejected(f"{what}: {error}"))
@@ -409,7 +408,7 @@ def _connect(path: str) -> sqlite3.Connection:
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         try:
-            if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it cannot be said later
+            if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it cannot be set later
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             _write_ahead(connection)
             connection.execute("PRAGMA synchronous = FULL")
@@ -436,7 +435,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    """See that this release can use the file, and make the table of a new one; an older one grows with a write."""
+    """Check that this release can use the file, and make the table of a new one; an older one grows with a write."""
     with closing(connection.cursor()) as cursor:
         if sqlite_schema.check(cursor, path) > 0:
             return

@@ -20,7 +20,7 @@ from thunderagent.stores.sqlite.access import OpenedFile
 
 MEMORY: Final = ":memory:"
 FORK_S: Final = 5.0
-"""Longest that a fork waits for threads that are inside. After a wait in vain its child may not use the file."""
+"""Longest wait of a fork for threads that are inside. After a wait in vain its child may not use the file."""
 
 _forking = threading.RLock()
 """Held by the thread that forks. Taken before the guard of a link, never inside of one."""
@@ -29,7 +29,7 @@ _is_forking = False
 
 _links: Final[set[Link]] = set()
 _aside: Final[list[Link]] = []
-"""The links whose guards the thread that forks has."""
+"""The links whose guards the forking thread has."""
 
 
 def any_text(kept: bytes) -> str | bytes:
@@ -71,7 +71,7 @@ class Link:
             StoreUnavailable: the file was deleted or replaced.
         """
         me = threading.get_ident()
-        # Another would take the guard again and again before the thread that forks, which waits for the one inside.
+        # Another would take the guard again and again before the forking thread, which waits for the one inside.
         if _is_forking and self._user != me:
             with _forking:
                 pass
@@ -109,7 +109,7 @@ class Link:
     def put_aside(self, until: float) -> bool:
         """Take the guard before a fork and close the connection; False when a thread is inside for too long.
 
-        One that forks in the middle of its own use, as in a handler of a signal, keeps its connection open.
+        A fork in the middle of the thread's own use, as in a signal handler, keeps the connection open.
         """
         if not self._guard.acquire(timeout=max(0.0, until - time.monotonic())):
             return False

@@ -1,7 +1,7 @@
 """The schema of a SQLite file: its version, which releases can use it, and how it grows.
 
 `PRAGMA user_version` is the version, `PRAGMA application_id` the oldest one whose releases can use the file: they leave
-alone the columns that they do not know. A file grows with the first write of newer code; a reader changes nothing.
+unknown columns alone. A file grows with the first write of newer code; a reader changes nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
 """What brings a file from each version to the next."""
 
 USABLE_FROM: Final = 1
-"""The oldest version whose releases can use a file of the newest. A migration that does more than add columns that may
-be absent, or indexes, sets this to its own version."""
+"""The oldest version whose releases can use a file of the newest. A migration that does more than add columns that
+may be absent, or indexes, sets this to its own version."""
 
 _MARK: Final = 0x7468 << 16
-"""The upper half of an `application_id` that is ours."""
+"""The upper half of an `application_id` of ours."""
 
 
 def version_of(cursor: sqlite3.Cursor) -> int:

@@ -42,11 +42,10 @@ ADDED: Final[dict[int, tuple[str, ...]]] = {
     5: ("traceparent",),
     6: ("regionEpoch",),
 }
-"""Columns that came with a version of the schema."""
+"""Columns by the version of the schema that added them."""
 
 
 def add_columns(version: int) -> tuple[str, ...]:
-    """The statements that add what came with a version."""
     return tuple(f'ALTER TABLE tasks ADD COLUMN "{name}" {_SQL_TYPES[ATTRIBUTES[name]]}' for name in ADDED[version])
 
 
@@ -73,7 +72,7 @@ DUE: Final = (
     'SELECT "taskId", "expireAt" FROM tasks WHERE "expireAt" < ? AND ("status" IS NOT ? OR "expireAt" < ?) '
     'ORDER BY "expireAt" LIMIT ?'
 )
-"""What is overdue; rows of agents only when they are so for longer."""
+"""Overdue rows; those of agents only when they are so for longer."""
 DELETE_DUE: Final = (
     f'DELETE FROM tasks WHERE "taskId" IN (SELECT "taskId" FROM ({DUE})) '  # noqa: S608
     'RETURNING "taskId", "job", "uniqueKey"'
@@ -95,7 +94,7 @@ def decode(values: Sequence[Any]) -> Row:
     row = {name: value for name, value in zip(COLUMNS, values, strict=True) if value is not None}
     for name in _JSON.intersection(row):
         if isinstance(row[name], str):  # binary data may be JSON too, but no condition of a write takes it for that
-            with suppress(ValueError, RecursionError):  # of a row made by hand
+            with suppress(ValueError, RecursionError):  # a row made by hand
                 row[name] = json.loads(row[name])
         is_set = ATTRIBUTES[name] == "SS" and isinstance(row[name], list)
         if is_set and all(type(member) in (str, int) for member in row[name]):
@@ -107,7 +106,7 @@ def decode(values: Sequence[Any]) -> Row:
 
 @cache
 def select(version: int) -> str:
-    """The statement that reads rows of a file of this version; columns that it has not got are NULL."""
+    """The statement that reads rows of a file of this version; missing columns are NULL."""
     listed = ", ".join(f'"{name}"' if _LATER.get(name, 1) <= version else "NULL" for name in COLUMNS)
     return f"SELECT {listed} FROM tasks"  # noqa: S608 - columns are constants
 
@@ -120,7 +119,6 @@ def insert_sql(names: tuple[str, ...]) -> str:
 
 
 def insert(row: Row) -> tuple[str, list[Any]]:
-    """Statement and parameters that put a row."""
     return insert_sql(tuple(row)), [encode(name, value) for name, value in row.items()]
 
 
@@ -231,7 +229,7 @@ def _typed(name: str) -> str:
 
 
 def _sorted(name: str) -> str:
-    """A set as `encode` writes it, however somebody has written it by hand."""
+    """A set as `encode` writes it, whatever a person has written."""
     return (
         f"CASE WHEN {_typed(name)} THEN (SELECT json_group_array(member) FROM "  # noqa: S608
         f"(SELECT DISTINCT CAST(value AS TEXT) AS member FROM json_each({_quoted(name)}) ORDER BY 1)) END"
