@@ -41,7 +41,7 @@ LEASE_MARGIN = 0.2
 
 
 class _Environment(EnvSettingsSource):
-    """The variables; a text that is not JSON where JSON belongs comes through, to be told with all other problems."""
+    """The variables; a text that is not JSON where JSON belongs passes, to be listed with all other problems."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         try:
@@ -186,13 +186,12 @@ class Settings(BaseSettings):
 
     @property
     def backoff(self) -> Backoff:
-        """The delay before retries."""
         return Backoff(base_s=self.backoff_base_s, cap_s=self.backoff_cap_s)
 
     @model_validator(mode="wrap")
     @classmethod
     def _check_together(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Settings:
-        """Check each value and what must hold between them, and tell all problems in one error."""
+        """Check each value and what must hold between them, and list all problems in one error."""
         problems: list[str] = []
         given = dict(data) if isinstance(data, Mapping) else {}
         if empty := {name: None for name in _OPTIONAL if given.get(name) == ""}:  # set to nothing is not set
@@ -302,7 +301,6 @@ class Settings(BaseSettings):
         return problems
 
     def _region_problems(self) -> list[str]:
-        """What does not fit among the settings of regions."""
         problems = [
             f"{PREFIX}{name.upper()} is {value!r:.80}; use 1 to 64 letters, digits and . - _"
             for name in ("region", "region_scope", "region_preferred")
@@ -329,7 +327,7 @@ _REGION: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def has_package(name: str) -> bool:
-    """True when a package is installed, which is not imported for that (those that it is in are)."""
+    """Whether a package is installed, without importing it."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:
@@ -350,7 +348,7 @@ def _json_problem(name: str, text: str, example: str) -> str:
 
 
 def lease_problems(lease_s: float, heartbeat_s: float, lease_name: str, heartbeat_name: str) -> list[str]:
-    """What is wrong with a lease and its heartbeat: three beats must fit into a lease."""
+    """Problems of a lease and its heartbeat: three beats must fit into a lease."""
     if heartbeat_s * 3 <= lease_s * (1 + 1e-9):  # 0.2 * 3 is over 0.6 in binary
         return []
     return [
@@ -391,14 +389,12 @@ def _name_problem(name: str) -> str | None:
 
 
 def namespace_problem(name: str) -> str | None:
-    """Of a namespace of CloudWatch."""
     if not re.fullmatch(r"[A-Za-z0-9._/#:-]{1,255}", name, re.ASCII) or name.startswith((":", "AWS/")):
         return f"is {name!r:.80}; use 1 to 255 letters, digits and . - _ / # :, not AWS/ at the beginning"
     return None
 
 
 def queue_problem(url: str) -> str | None:
-    """Of the URL of a queue of SQS."""
     parts = urlsplit(url)
     example = "https://sqs.eu-central-1.amazonaws.com/123456789012/thunderagent"
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.count("/") != 2 or url.endswith("/"):
@@ -409,7 +405,6 @@ def queue_problem(url: str) -> str | None:
 
 
 def push_problem(endpoint: str) -> str | None:
-    """Of the URL of a management API of API Gateway; on this machine http will do."""
     try:
         parts = urlsplit(endpoint)
         if parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and _is_here(parts.hostname))):

@@ -1,5 +1,3 @@
-"""What a handler is given, and what it may answer."""
-
 from __future__ import annotations
 
 import asyncio
@@ -34,7 +32,7 @@ class Snooze:
     Snooze(seconds=60)
 
     Raises:
-        ConfigurationError: it is not a number of seconds, or over ten years.
+        ConfigurationError: it is no number of seconds, or over ten years.
     """
 
     seconds: float
@@ -74,15 +72,15 @@ class ParentFailure:
     status: str
     """FAILED or DONE."""
     reason: str
-    """Its error, or why it was closed, as its row has it."""
+    """Its error, or why it was closed."""
 
 
 class ParentResults(Mapping[str, Any]):
-    """Results of parents by task id. To ask for one that was not stored or could not be read raises why.
+    """Results of parents by task id. A result that was not stored or could not be read raises why.
 
     Args:
-        results: those that are known, with None for a parent that did not succeed.
-        unread: why others cannot be had.
+        results: the known ones, with None for a parent that did not succeed.
+        unread: why others are missing.
         failed: the parents that did not succeed.
     """
 
@@ -98,7 +96,7 @@ class ParentResults(Mapping[str, Any]):
 
     @classmethod
     def of(cls, task_ids: Iterable[str], parents: Mapping[str, Task | Unreadable]) -> ParentResults:
-        """Those of these parents, of which some rows may be gone."""
+        """The results of these parents; some rows may be gone."""
         results, unread, failed = dict[str, Any](), dict[str, ThunderAgentError](), dict[str, ParentFailure]()
         for name in task_ids:
             parent = parents.get(name)
@@ -142,7 +140,7 @@ class Context:
     One context belongs to one run under one fence. All methods may be called from any thread.
     """
 
-    _guard: ClassVar = renewed(threading.Lock())  # for a moment each, and a lock for each of them would be renewed
+    _guard: ClassVar = renewed(threading.Lock())  # shared, as each lock would be renewed after a fork
     __slots__ = ("_parents", "_progress", "_push", "_stop", "_stopped", "_told", "lease", "push_place")
 
     def __init__(
@@ -176,8 +174,9 @@ class Context:
     def fence(self) -> int:
         """A number that grows with each run; a resource that remembers the largest can refuse a run that is over.
 
-        Where several regions share a table, a region that had not seen a claim of another makes it anew, with the same
-        number in the row; so the epoch of the region's grant is in front here, as a multiple of 2 ** 32.
+        Where several regions share a table, a region that has not seen another's claim gives the same number again. So
+        the
+        epoch of the region's grant stands in front, as a multiple of 2 ** 32.
         """
         return ((self.lease.task.region_epoch or 0) << _EPOCH_SHIFT) + self.lease.fence
 
@@ -193,7 +192,6 @@ class Context:
 
     @property
     def stop_reason(self) -> TaskStopped | None:
-        """Why the handler should stop, or None."""
         return self._stop
 
     def check(self) -> None:
@@ -206,11 +204,7 @@ class Context:
             raise self._stop
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but not past a request to stop.
-
-        Returns:
-            True when the task should stop.
-        """
+        """Sleep, but not past a request to stop; True when the task should stop."""
         with self._guard:
             if self._stop is not None:
                 return True
@@ -218,7 +212,7 @@ class Context:
         return stopped.wait(seconds)
 
     def progress(self, value: Any) -> None:
-        """Tell how far the work is: JSON data up to 1 KB. It rides on the next heartbeat and costs no extra write.
+        """Save how far the work is: JSON data up to 1 KB. It rides on the next heartbeat and costs no extra write.
 
         Raises:
             ValueError: the value is not JSON data or too large.
@@ -232,26 +226,28 @@ class Context:
     def parent_results(self) -> Mapping[str, Any]:
         """Results of the tasks this one depends on, by task id; None for a parent that returned None or failed.
 
-        To ask for one that was not stored, or whose row is gone, raises `ParentResultLost`, and for one that could not
-        be read a `StoreError` or `TaskUnreadable`; the others are there.
+        A result that was not stored, or whose row is gone, raises `ParentResultLost`. One that could not be read raises
+        a
+        `StoreError` or `TaskUnreadable`; the others are there.
         """
         parents = self.parents()
         return parents if parents.unread else dict(parents)
 
     def failed_parents(self) -> Mapping[str, ParentFailure]:
-        """The parents that did not succeed, by task id. Only a task with `on_parent_failure="run"` runs after one."""
+        """The parents that did not succeed, by task id; only a task with `on_parent_failure="run"` runs after one."""
         return self.parents().failed
 
     def parents(self) -> ParentResults:
-        """For the engine: what came of the parents."""
+        """For the engine: the results of the parents."""
         found = self._parents() if self._parents else {}
         return found if isinstance(found, ParentResults) else ParentResults(found)
 
     def push(self, user_id: str, message: Any) -> int:
         """Push a message to every WebSocket connection of a user.
 
-        It arrives as `{"type": "push", "id": …, "message": …}`, with the same id on each of them.
-        It takes 10 s at most. In a coroutine use `await ctx.push_async(…)`, which lets others run meanwhile.
+        It arrives as `{"type": "push", "id": …, "message": …}`, with the same id on each of them, and takes 10 s at
+        most. In a
+        coroutine use `await ctx.push_async(…)`.
 
         Args:
             user_id: the `sub` of the user's token.
@@ -286,11 +282,11 @@ class Context:
         return self._push
 
     def use_push(self, push: Callable[[str, Any], int], place: tuple[str, str] | None = None) -> None:
-        """For the engine: what pushes, and the two settings that it is made of."""
+        """For the engine: the pusher, and the two settings that it is made of."""
         self._push, self.push_place = push, place
 
     def take_progress(self) -> str | None:
-        """For the engine: the progress told since the last call."""
+        """For the engine: the progress since the last call."""
         with self._guard:
             text, self._progress = self._progress, None
         return text
@@ -313,7 +309,7 @@ class Context:
             told(why)
         return True
 
-    # What a stream answers otherwise; see `stream.StreamContext`.
+    # What a stream answers otherwise; see `StreamContext`.
 
     def not_renewable(self) -> str | None:
         """For the engine: why this lease must not be renewed, or None."""
@@ -331,15 +327,15 @@ class Context:
         """For the engine: this cursor is in the row now."""
 
     def extended(self, deadline: float, lease: Lease | None = None) -> None:
-        """For the engine: the lease is good until this monotonic second, and this is how its renewal left it."""
+        """For the engine: the renewed lease is good until this monotonic second."""
 
     @property
     def grace_s(self) -> float:
-        """For the engine: how long a handler that ends softly may take to."""
+        """For the engine: how long a handler that ends softly may take."""
         return 0.0
 
     def ends_softly(self, why: TaskStopped) -> bool:
-        """For the engine: True when the handler comes to its end by itself and need not be cancelled."""
+        """For the engine: the handler ends by itself and need not be cancelled."""
         return False
 
     @property
@@ -349,7 +345,7 @@ class Context:
 
     @property
     def has_progressed(self) -> bool:
-        """For the engine: True when this run has shown that it works, so that earlier failures do not count."""
+        """For the engine: this run has shown that it works, so that earlier failures do not count."""
         return False
 
     def when_stopped(self, call: Callable[[TaskStopped], None]) -> None:

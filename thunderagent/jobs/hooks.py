@@ -1,7 +1,7 @@
-"""Hooks: functions of the user that are told what happens in an agent, or that surround the runs of its jobs.
+"""Hooks: functions of the user that hear what happens in an agent, or that surround the runs of its jobs.
 
-They stand in the jobs package beside the jobs and are found as these are. A hook never fails, delays or loses a task,
-unless it is required: what goes wrong in it is told as `HookFailed`. How they are called is in `delivery` and `scopes`.
+They stand in the jobs package and are found like jobs. A hook never fails, delays or loses a task, unless it is
+required: its errors are `HookFailed`. How they are called is in `agent/scopes.py`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ from thunderagent.model.events import Event
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class JobRun:
-    """One run of a job as an `around` hook sees it: before its `yield` what is to run, after it what came of it."""
+    """One run of a job as an `around` hook sees it: before its `yield` what is to run, after it the outcome."""
 
     job: str
     queue: str
     context: Context
     """What the handler is given: task id, attempt, fence, payload (`context.lease.task.payload`)."""
     outcome: str | None = None
-    """None until the handler has ended; then `returned`, `snoozed`, `cancelled` or `failed` (it answered so), `raised`,
-    or `stopped` (it was told to end). What becomes of the task is decided later: see the events."""
+    """None until the handler has ended; then `returned`, `snoozed`, `cancelled`, `failed`, `raised` or `stopped`.
+    The events say what becomes of the task."""
     error: str | None = None
-    """Of a handler that raised: type, message and innermost lines. Of one that was stopped, or answered so: why."""
+    """Type, message and innermost lines of what a handler raised; else why it was stopped or answered so."""
 
     @property
     def task_id(self) -> str:
-        """Id of the task."""
         return self.context.task_id
 
     @property
     def attempt(self) -> int:
-        """Number of this run, from 1."""
         return self.context.attempt
 
 
@@ -48,34 +46,28 @@ class Hook:
 
     function: Callable[[Any], Any]
     jobs: frozenset[str] | None = None
-    """Names of the jobs that it is about; None: all, and events that are about no job."""
+    """Names of its jobs; None: all, and events that are about no job."""
 
     @property
     def name(self) -> str:
-        """Module and name of the function."""
-        function = getattr(self.function, "func", self.function)  # of a `partial`
+        function = getattr(self.function, "func", self.function)  # a `partial`
         return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__name__)}"
 
     def __call__(self, about: Any) -> Any:
-        """Call the function, for tests."""
         return self.function(about)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EventHook(Hook):
-    """Made by `@on`."""
-
     kinds: tuple[type[Event], ...]
 
     def wants(self, event: Event) -> bool:
-        """True for an event of its kinds about one of its jobs."""
+        """Whether an event is of its kinds and about one of its jobs."""
         return isinstance(event, self.kinds) and (self.jobs is None or getattr(event, "job", None) in self.jobs)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunHook(Hook):
-    """Made by `@around`."""
-
     function: Callable[[JobRun], Generator[Any, Any, Any]]
     required: bool = False
     """No handler runs without it, and none succeeds whose hook fails at its end."""
@@ -83,16 +75,16 @@ class RunHook(Hook):
     """Around the handler of an isolated job in its child process, not around that process."""
 
     def surrounds(self, job: str, isolation: str, *, in_child: bool) -> bool:
-        """True where it surrounds the runs of a job: in the agent, or in the child process of an isolated one."""
+        """Whether it surrounds the runs of a job: in the agent, or in the child process of an isolated one."""
         return (self.jobs is None or job in self.jobs) and in_child == (self.in_child and isolation == "process")
 
 
 def on(*kinds: type[Event], jobs: tuple[str, ...] | None = None) -> Callable[[Callable[[Any], object]], EventHook]:
-    """Tell a function `(event) -> None` each event of these kinds, in a thread of its own and in order.
+    """Call a function `(event) -> None` for each event of these kinds, in a thread of its own and in order.
 
     Args:
         kinds: classes of `thunderagent.model.events` and `thunderagent.model.fleet_events`; a class such as `TaskEvent`
-            stands for all that are derived from it.
+          stands for all its subclasses.
         jobs: only events about these jobs; None: all.
 
     Raises:
@@ -136,17 +128,17 @@ def around(
 ) -> RunHook | Callable[[RunFunction], RunHook]:
     """Run a generator function `(run) -> Iterator[None]` around the handler of each task, in its thread or event loop.
 
-    What stands before its one `yield` runs before the handler, the rest after the handler has ended.
-
-    It should be quick, and around coroutine functions it must not block.
+    What stands before its one `yield` runs before the handler, the rest after the handler has ended. It should be
+    quick,
+    and around coroutine functions it must not block.
 
     Args:
         function: the function, when the decorator is written without parentheses.
         jobs: only runs of these jobs; None: all.
         required: the handler does not run when the hook raises before its `yield`, and does not succeed when it raises
-            after it: either is an error of the task. For a tenant, a transaction. Otherwise such an error is only told.
+          after it: either is an error of the task. For a tenant, a transaction. Other errors of hooks are only logged.
         in_child: of a job with `isolation="process"`, run in the child process around the handler; otherwise it runs in
-            the agent, around the child process.
+          the agent, around the child process.
 
     Raises:
         ConfigurationError: the function is no generator function that can be called with a run alone.
@@ -170,7 +162,7 @@ def _problems(function: Callable[..., Any], argument: str) -> Iterator[str]:
         return
     try:
         inspect.signature(function).bind(None)
-    except ValueError:  # of a function that does not tell
+    except ValueError:  # a function without a signature
         return
     except TypeError:
         yield f"it must take one argument, the {argument}"

@@ -1,5 +1,3 @@
-"""Jobs: the handlers that tasks name."""
-
 from __future__ import annotations
 
 import inspect
@@ -23,7 +21,7 @@ from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import DEFAULT_QUEUE, STREAM, Lane
 from thunderagent.settings import lease_problems
 
-if TYPE_CHECKING:  # what only enqueues needs no calendar
+if TYPE_CHECKING:  # a process that only enqueues needs no calendar
     from thunderagent.model.schedules import Schedule
 
 P = TypeVar("P")
@@ -43,49 +41,48 @@ class Job(Generic[P]):
     handler: Handler[P]
     payload: TypeAdapter[P]
     dumper: TypeAdapter[list[P]]
-    """Of a list, as a model's own configuration does not reach through it: NaN must stay NaN and not become null."""
+    """For a list, as a model's own configuration does not reach through it: NaN must stay NaN and not become null."""
     queue: str = DEFAULT_QUEUE
     max_retry: int | None = None
     timeout_s: float | None = None
     fatal: tuple[type[BaseException], ...] = ()
     isolation: Literal["thread", "process"] = "thread"
     grace_s: float | None = None
-    """How long its child process may go on after it was asked to stop; None: `KILL_GRACE_S`."""
+    """How long its child process may go on after a request to stop; None: `KILL_GRACE_S`."""
     on_bad_result: Literal["note", "fail"] = "note"
-    """What a result means that cannot be stored."""
+    """What becomes of a task whose result cannot be stored."""
     lease_s: float | None = None
     heartbeat_s: float | None = None
     backoff: Backoff | None = None
     kind: str = "batch"
     exclusive: bool = True
-    """Of a stream: never two connections at one moment, also while it goes from one agent to another."""
+    """Of a stream: never two connections at one moment, not even in a handoff."""
     limit: int | None = None
     """How many of its tasks run at once in the whole fleet."""
     limit_key: str | None = None
-    """Counted together with the tasks of other jobs that have this key; None: the name of the job."""
+    """Jobs with the same key share one limit; None: the name of the job."""
     schedule: Schedule | None = None
-    """When agents put tasks of it by themselves; see `periodic`."""
+    """When agents put its tasks; see `periodic`."""
     keep_s: float | None = None
     """How long the rows of its tasks stay after their end; None: as the settings say."""
     version: int = 1
-    """Of the payload type: tasks that are put with this code carry it."""
+    """Of the payload type: tasks that this code puts carry it."""
     upcasters: Mapping[int, Upcaster] = field(default_factory=dict)
-    """For each older version that is taken still: what brings its payload up to the next."""
+    """For each older version that is still taken: what brings its payload up to the next."""
 
     @property
     def job_value(self) -> str:
-        """The attribute `job` of the tasks that are put with this code."""
+        """The attribute `job` of tasks that this code puts."""
         return job_value(self.name, self.version)
 
     @property
     def job_values(self) -> tuple[str, ...]:
-        """What the attribute `job` of the tasks can be that this code takes, oldest version first."""
+        """The values of the attribute `job` that this code takes, oldest version first."""
         oldest = min(self.upcasters, default=self.version)
         return tuple(job_value(self.name, one) for one in range(oldest, self.version + 1))
 
     @property
     def is_stream(self) -> bool:
-        """True for a job that holds a connection until it is told to stop."""
         return self.kind == STREAM
 
     def __call__(self, ctx: Context, payload: P) -> Any:
@@ -94,12 +91,10 @@ class Job(Generic[P]):
 
     @property
     def is_async(self) -> bool:
-        """True for a coroutine function."""
         return inspect.iscoroutinefunction(self.handler)
 
     @property
     def where(self) -> str:
-        """Module and name of the handler."""
         return f"{self.handler.__module__}.{self.handler.__qualname__}"
 
     def dump_payload(self, payload: P) -> str:
@@ -167,26 +162,26 @@ def job(
         name: what tasks carry; never change it while tasks with it exist.
         queue: the queue its tasks go to unless `enqueue` says otherwise.
         max_retry: retries after errors of the handler; None takes the setting.
-        timeout_s: seconds after which the handler is asked to stop. A plain function that goes on cannot be ended: what
-            it returns counts, and the row says how long it ran.
+        timeout_s: seconds after which the handler is asked to stop. A plain function that goes on cannot be ended: its
+          result counts, and the row says how long it ran.
         fatal: exceptions after which a retry makes no sense.
         isolation: "thread" for a thread of the agent (or its event loop, for a coroutine function), "process" for a
-            fresh process per task, which a lost lease, a cancel and the time limit can kill. Processes that its handler
-            has started end with it, but for those that begin a session of their own.
+          fresh process per task, which a lost lease, a cancel and the time limit can kill. Processes that its handler
+          has started end with it, except those in a session of their own.
         grace_s: with `isolation="process"`, seconds from the request to stop to the kill; None: 5. A lost lease kills
-            at once.
-        on_bad_result: what a result means that cannot be stored, as it is NaN, too large or no JSON data: "note" keeps
-            the task SUCCESS, without a result and with a note; "fail" makes it FAILED, with no retry.
+          at once.
+        on_bad_result: for a result that cannot be stored (NaN, too large, no JSON data): "note" keeps the task SUCCESS,
+          without a result and with a note; "fail" makes it FAILED, with no retry.
         lease_s: length of the lease; None takes the setting.
         heartbeat_s: time between renewals, at most a third of the lease; None takes the setting, or a third of
             `lease_s`.
         backoff: delay before retries; None takes the settings.
-        limit: how many tasks of this job run at once in the whole fleet, whatever the slots; None: no limit.
+        limit: how many tasks of this job run at once in the whole fleet; None: no limit.
         limit_key: jobs and tasks with the same key share one limit; None takes the name of the job.
-        version: of the payload type. Raise it when older code could not run what this one puts: such tasks wait for
-            an agent that has this version.
-        upcasters: for each older version that this code takes still, a function that makes the payload of the next
-            version of it, as JSON data: `{1: from_1_to_2}`. Tasks of versions without one wait for an older agent.
+        version: of the payload type. Raise it when older code could not run the new tasks: they wait for an agent that
+          has this version.
+        upcasters: for each older version that this code still takes, a function that makes the payload of the next
+          version of it, as JSON data: `{1: from_1_to_2}`. Tasks of other versions wait for an older agent.
 
     Raises:
         ConfigurationError: the options cannot work; all problems are listed.
@@ -233,7 +228,7 @@ def make_job(
     version: int = 1,
     upcasters: Mapping[int, Upcaster] | None = None,
 ) -> Job[P]:
-    """What `@job` and `@stream` make of a handler."""
+    """The job of a handler, for `@job` and `@stream`."""
     problems = [*_option_problems(name, queue, max_retry, isolation, handler, fatal)]
     problems += _ending_problems(isolation, grace_s, on_bad_result)
     problems += limit_problems(limit, limit_key)
@@ -294,7 +289,6 @@ class Limit(NamedTuple):
 
 
 def limit_problems(limit: int | None, limit_key: str | None) -> list[str]:
-    """What is wrong with a limit and its key."""
     problems = []
     if limit is not None and not (type(limit) is int and 1 <= limit <= MOST_AT_ONCE):
         problems.append(f"limit is {shown(limit)}; use 1 to {MOST_AT_ONCE}, the tasks that may run at once")
@@ -382,7 +376,7 @@ def _is_context(hint: Any) -> bool:
 
 
 def _may_be_context(hint: Any) -> bool:
-    """False for the type of a parameter that no context can be given to; what is not a plain class may be one."""
+    """False for the type of a parameter that cannot take a context; what is no plain class may be one."""
     kind = typing.get_origin(hint) or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True

@@ -41,14 +41,15 @@ def periodic(
 ) -> Callable[[Job[P]], Job[P]]:
     """Let the agents that have a job put a task for each tick. Write it above `@job`.
 
-    The tick is the task: its id is `job@2026-11-29T02:00:00Z`, so any number of agents gives one task for a tick.
+    The id of the task is that of its tick (`job@2026-11-29T02:00:00Z`): any number of agents puts one task for a tick.
 
     Args:
         spec: `every(10).minutes`, `every().day.at("02:00", "Europe/Berlin")`, `cron("0 2 * * MON-FRI")`.
-        catch_up: what becomes of ticks that nobody put for a minute or longer, as no agent ran: "none" leaves them out,
-            "last" puts the newest of them unless a tick after it is in time, "all" puts each.
-        overlap: what happens while the task of the tick before is open: "allow" puts the next all the same, "skip"
-            leaves it out, "cancel_previous" cancels the one before, as `client.cancel` does.
+        catch_up: what becomes of ticks that no agent put for a minute or longer: "none" leaves them out, "last" puts
+            the
+          newest of them unless a tick after it is in time, "all" puts each.
+        overlap: what happens while the task of the previous tick is open: "allow" puts the next all the same, "skip"
+          leaves it out, "cancel_previous" cancels the previous one, as `client.cancel` does.
         jitter_s: each task is due up to so many seconds after its tick, the same in every agent.
         payload: the input of the handler; without one it is given a `Tick`.
 

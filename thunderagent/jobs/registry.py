@@ -80,10 +80,10 @@ class Registry(Mapping[str, Job[Any]]):
         return tuple(self._hooks)
 
     def check_hooks(self) -> None:
-        """A hook that is limited to jobs must be about jobs that are here: a misspelt one would never be called.
+        """Check that hooks with `jobs` name jobs that are here: a misspelt one would never be called.
 
         Raises:
-            ConfigurationError: some are not; all problems are listed.
+            ConfigurationError: some do not; all problems are listed.
         """
         problems = [
             f"{hook.name} is about the job {name!r}, and no job is named so{meant(name, self._jobs)}"
@@ -95,7 +95,6 @@ class Registry(Mapping[str, Job[Any]]):
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Names of the queues that the jobs go to, without repetition."""
         return tuple(dict.fromkeys(one.queue for one in self._jobs.values()))
 
     @classmethod
@@ -104,8 +103,8 @@ class Registry(Mapping[str, Job[Any]]):
 
         Raises:
             JobImportError: the package does not exist or a path was given, a module does not import (with file and
-                line), or no job is there.
-            ConfigurationError: two jobs have one name, a job's options cannot work, or a hook is about no job of these.
+              line), or no job is there.
+            ConfigurationError: two jobs have one name, a job's options cannot work, or a hook names none of these jobs.
         """
         if "/" in package or package.endswith(".py"):
             raise JobImportError(_not_a_path(Path(package)))
@@ -157,7 +156,7 @@ def _not_a_path(path: Path) -> str:
 
 
 def _place(error: Exception, package: str) -> str:
-    """The last line of the package that led to an error; what it calls in libraries is of less use."""
+    """The last line of the package that led to an error; lines of libraries are of less use."""
     frames = traceback.extract_tb(error.__traceback__)
     found = importlib.util.find_spec(package)
     ours = tuple(found.submodule_search_locations or [found.origin or ""]) if found else ()

@@ -1,4 +1,4 @@
-"""Versions of jobs: brings the payload of a task that older code has put up to what the code of today expects."""
+"""Versions of jobs: brings the payload of a task that older code has put up to this code's version."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from thunderagent.model.jsondata import dump_json
 from thunderagent.model.names import NEWEST
 
 Upcaster = Callable[[Any], Any]
-"""Makes the payload of the next version of that of one version, both as JSON data. The same for the same, always: it
-runs with each attempt, and in whatever agent has the task."""
+"""Makes the payload of the next version, both as JSON data. The same for the same, always: it runs with each
+attempt, in any agent."""
 
 
 def version_problems(version: int, upcasters: Mapping[int, Upcaster]) -> list[str]:
-    """What is wrong with a version of a job and the upcasters that lead to it."""
+    """Problems of a job's version and of the upcasters that lead to it."""
     if type(version) is not int or not 1 <= version <= NEWEST:
         return [f"version is {shown(version)}; use a whole number from 1 to {NEWEST}"]
     if not isinstance(upcasters, Mapping):
@@ -45,8 +45,9 @@ def bring_up(text: str, job: str, *, since: int, version: int, upcasters: Mappin
     """A payload of version `since` as one of `version`, both as JSON text.
 
     Raises:
-        PayloadInvalid: no upcaster leads there, one failed, or answered with what is no JSON data. The text names no
-            value of the payload, which may be a secret.
+        PayloadInvalid: no upcaster leads there, one failed, or its answer is no JSON data. The text names no value of
+            the
+          payload, which may be a secret.
     """
     if since > version:
         raise PayloadInvalid(

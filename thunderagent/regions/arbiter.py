@@ -1,9 +1,8 @@
 """Decides whether this agent's region has the grant, together with the agents of all regions, through one row.
 
-There is no leader: every agent reads the row, any agent of the holder's region may renew it while it is well, and any
-agent of another region that is well takes it when the beat has stood still. No clock of one region is compared with
-that of another: each side counts seconds on its own monotonic clock, the holder from before it asked, the others from
-after they have seen.
+There is no leader. Every agent reads the row. Any agent of the holder's region may renew it while it is well, and any
+agent of another region that is well takes it when the beat has stood still. Clocks of regions are never compared: each
+side counts on its own monotonic clock, the holder from before its request, the others from after they have seen.
 """
 
 from __future__ import annotations
@@ -39,26 +38,26 @@ ASKING: Final = "asking the arbiter"
 
 MOST_SWITCHES: Final = 2
 SWITCHES_S: Final = 3600.0
-"""Regions that take the grant by themselves more than twice in an hour leave it to a person."""
+"""Regions that take the grant by themselves more than twice in this time leave it to a person."""
 
 BEATS_A_LEASE: Final = 3
-"""Beats in the length of a grant at least: another region, with other settings, may have said how long that is."""
+"""Least beats in the length of a grant, which another region with other settings may have chosen."""
 
 BACK_SUCCESSES: Final = 5
-"""Canaries in a row that must be good before a region takes its place back by itself."""
+"""Good canaries in a row before a region takes its place back by itself."""
 
 BACK_DWELL_S: Final = 600.0
-"""How long the other region keeps the grant at least before one goes back by itself."""
+"""How long the other region keeps the grant before one goes back by itself."""
 
 BACK_FRESH: Final = 5
-"""Looks in a row at which what the holder writes has come here in time."""
+"""Looks in a row that find the holder's sign here in time."""
 
 BACK_LAG_S: Final = 5.0
-"""What is younger than this has come in time."""
+"""Signs younger than this are in time."""
 
 
 class Authority(Protocol):
-    """Who tells what the agents of a region may do."""
+    """Says what the agents of a region may do."""
 
     def step(self) -> Grant:
         """Look, do what is due, and say what holds now. Never raises for an arbiter that does not answer."""
@@ -142,14 +141,13 @@ class Arbiter:
         self._monotonic = monotonic
         self._rng = rng or random.Random()
         self.record: Record | None = None
-        """The row as it was seen last."""
+        """The row as last seen."""
         self.error: ThunderAgentError | None = None
-        """Why the last look had no answer."""
         self._failing_since = math.inf
         self._sent = -math.inf  # before the last look that had an answer
-        self._still_since = math.inf  # after the first look that saw what still is so
+        self._still_since = math.inf  # after the first look that saw the present state
         self._valid_from = -math.inf
-        self._gone: Record | None = None  # the row that was there, and is not any more
+        self._gone: Record | None = None  # the row that was there before it was deleted
         self._drain_seen = self._drained_at = math.inf
         self._beat_due = -math.inf
         self._fresh = 0
@@ -159,14 +157,15 @@ class Arbiter:
         try:
             self._look()
             self._act()
-        except ThunderAgentError as error:  # whatever it is: the grant ends by itself, and it is asked again
+        except ThunderAgentError as error:  # whatever it is: the grant expires, and the arbiter is asked again
             self._failed(error)
         else:
             self._answered()
         return self.grant()
 
     def _failed(self, error: ThunderAgentError) -> None:
-        """Told once: a region that waits and does not reach the arbiter will not take the grant when it is needed."""
+        """Emitted once: a region that waits and does not reach the arbiter will not take the grant when it is
+        needed."""
         if self.error is None:
             self._failing_since = self._monotonic()
         if self.error is None or type(self.error) is not type(error):
@@ -219,7 +218,7 @@ class Arbiter:
             self._learn(row, sent)
 
     def _learn(self, row: Row, sent: float, *, ours: bool = False) -> None:
-        """Take what the row says. `sent`: before we asked; `ours`: what it says we have written with that call."""
+        """Take what the row says. `sent`: before the request; `ours`: this agent has written it with that call."""
         record, before, now = Record.from_row(row), self.record, self._monotonic()
         had = self.grant().is_valid(now) if before is not None else False
         if before is None or before.standing != record.standing:
@@ -227,11 +226,11 @@ class Arbiter:
             if ours:
                 self._valid_from = sent
             elif before is not None and (before.epoch, before.beat) != (record.epoch, record.beat):
-                self._valid_from = self._sent  # somebody of our region wrote it after we had looked the time before
+                self._valid_from = self._sent  # an agent of our region wrote it after our previous look
             if ours or before is not None:
                 self._beat_due = now + jittered(min(self.policy.beat_s, record.lease_s / BEATS_A_LEASE), self._rng)
         elif sent - self._sent > record.lease_s * HOLDER_SHARE:
-            self._still_since = now  # nobody had an answer, so it seems: the holder comes before those who wait
+            self._still_since = now  # the arbiter seems to have answered nobody: the holder comes before those who wait
         if record.state is not RegionState.DRAINING:
             self._drain_seen = self._drained_at = math.inf
         elif before is None or (before.state, before.epoch, before.ordered) != (
@@ -240,7 +239,7 @@ class Arbiter:
             record.ordered,
         ):
             self._drain_seen = now
-            # Who had no grant when it was told to drain gets none any more.
+            # An agent without a grant at the order to drain gets none any more.
             self._drained_at = now + record.drain_s if had and before is not None else -math.inf
         self.record, self._sent = record, sent
 
@@ -254,9 +253,9 @@ class Arbiter:
             self._wait(record, now)
 
     def _begin(self, now: float) -> None:
-        """Nobody was ever granted anything: the preferred region begins, or the first that is well.
+        """No region has had the grant: the preferred region begins, or the first that is well.
 
-        Or somebody has deleted the row: then a region may have the grant that it had.
+        Or a person has deleted the row: then a region may have the grant that it had.
         """
         gone = self._gone
         if gone is not None and now - self._still_since < gone.lease_s * TAKER_SHARE:
@@ -278,10 +277,11 @@ class Arbiter:
             self._learn(answer.row or row, now, ours=answer.won or answer.row == row)
 
     def _hold(self, record: Record, now: float) -> None:
-        """Renew the grant; or hand it over once no agent of the region can have one any more.
+        """Renew the grant, or hand it over once no agent of the region can have one any more.
 
-        One that has not seen the order lives on the grant that it had before; one that has ends after `drain_s`. What
-        it wrote last has as long to arrive as where a grant is taken.
+        An agent that has not seen the order lives on the grant that it had before; one that has ends after `drain_s`.
+        Its last
+        writes have as long to arrive as where a grant is taken.
         """
         wait_s = record.lease_s * TAKER_SHARE + record.drain_s
         clock_now = self._engine.clock.now()
@@ -343,7 +343,7 @@ class Arbiter:
         )
 
     def _write(self, write: Write, sent: float) -> bool:
-        """Do a write; what the row says then is learnt, whoever has won."""
+        """Do a write and learn what the row says then."""
         [answer] = self._engine.apply([write])
         if answer.error:
             raise answer.error

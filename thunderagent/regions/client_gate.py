@@ -1,8 +1,8 @@
 """What applications and commands may write where several regions share a global table.
 
-A new task is a row that nobody else writes: it may be put in any region. Everything else changes rows that the agents
-of the region with the grant change too, and of two such writes in two regions one is lost without a word. So it is done
-in that region: the arbiter's row is read before, at most once in five seconds.
+A new task is a row that nobody else writes: it may be put in any region. All other writes change rows that the agents
+of the region with the grant change too, and one of two such writes in two regions is lost. They are done in that
+region only: the arbiter's row is read before, at most once in five seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from thunderagent.stores.tasks import TaskStore
 
 
 class ClientGate(Gate):
-    """Open where the arbiter's row says that the region has the grant. Asked when something is about to be written.
+    """Open where the arbiter's row gives the grant to the region. Asked before a write.
 
     Args:
         region: of the client.
         scope: name of the row.
-        arbiter: opens the arbiter's table, the first time that it is asked.
-        monotonic: the clock by which an answer grows old.
+        arbiter: opens the arbiter's table, on first use.
+        monotonic: the clock for `REGION_LOOK_S`.
     """
 
     def __init__(
@@ -62,10 +62,9 @@ class ClientGate(Gate):
         return 0 if record is None else record.epoch
 
     def guard(self, row_id: str) -> None:
-        """Nothing more: what needs the grant was asked for, and this may be a new task."""
+        """Nothing more: what needs the grant was checked, and this may be a new task."""
 
     def close(self) -> None:
-        """Let go of the arbiter's table."""
         if self._arbiter is not None:
             self._arbiter.close()
 
@@ -78,22 +77,20 @@ class ClientEngine(GatedEngine):
         self._asked = gate
 
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
-        """As the engine. A task that is to be told of by others (parents, a unique key, a limit) needs the grant."""
+        """As the engine. A task that other rows refer to (parents, a unique key, a limit) needs the grant."""
         if not all(_is_alone(row) for row in rows):
             self._asked.check()
         return self.behind.put(rows, fresh=fresh)
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
-        """As the engine: they are of a new task."""
+        """As the engine: texts are of a new task."""
         self.behind.put_texts(texts, expire_at=expire_at)
 
     def sibling(self) -> Engine:
-        """The same place through connections of its own, behind the same gate."""
         other = self.behind.sibling()
         return cast(Engine, self if other is self.behind else ClientEngine(other, self._asked))
 
     def close(self) -> None:
-        """Let go of both tables."""
         self._asked.close()
         self.behind.close()
 
@@ -103,10 +100,7 @@ def _is_alone(row: Row) -> bool:
 
 
 def behind_client_gate(store: TaskStore, settings: Settings) -> TaskStore:
-    """The store of a client, which asks before it changes what the agents of another region may change too.
-
-    The same one where the settings name no arbiter.
-    """
+    """The store of a client, gated if the settings name an arbiter."""
     if settings.region_arbiter is None or settings.region is None:
         return store
     url = fixed(settings.region_arbiter)

@@ -1,4 +1,4 @@
-"""What a person orders of the grant of regions: look, move, go back, freeze."""
+"""Orders of a person about the grant of regions: look, move, go back, freeze."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thunderagent.stores import open_engine
 from thunderagent.stores.engine import Engine
 
 TRIES: Final = 20
-"""How often an order is tried while the holder renews the row under it."""
+"""Attempts of an order while the holder renews the row."""
 
 LONGEST_REASON: Final = 200
 
@@ -27,7 +27,7 @@ class Regions:
     Args:
         engine: of the arbiter's table.
         scope: name of the row.
-        by: who orders, to be told.
+        by: the person or host, kept in the row.
     """
 
     def __init__(self, engine: Engine, scope: str, *, by: str | None = None) -> None:
@@ -37,10 +37,10 @@ class Regions:
 
     @classmethod
     def from_settings(cls, settings: Settings, *, by: str | None = None) -> Regions:
-        """Those of the settings.
+        """The orders for the settings.
 
         Raises:
-            ConfigurationError: they name no arbiter.
+            ConfigurationError: the settings name no arbiter.
         """
         if settings.region_arbiter is None:
             raise ConfigurationError(
@@ -50,7 +50,7 @@ class Regions:
         return cls(open_engine(settings.region_arbiter), settings.region_scope, by=by)
 
     def status(self) -> Record | None:
-        """The row as it is; None: no region was granted anything yet.
+        """The row as it is; None: no region has had the grant.
 
         Raises:
             StoreError: the arbiter did not answer.
@@ -63,11 +63,11 @@ class Regions:
 
         Args:
             to: the region that gets it.
-            drain_s: how long an agent there may take to end batch tasks.
-            reason: shown to whoever asks.
+            drain_s: how long an agent of the holder may take to end batch tasks.
+            reason: kept in the row.
 
         Raises:
-            NotAllowed: it has the grant, or the grant is on its way elsewhere.
+            NotAllowed: the region has the grant, or the grant is on its way elsewhere.
         """
         _check(to, reason)
 
@@ -84,7 +84,8 @@ class Regions:
         return self._order(order)
 
     def force(self, to: str, *, reason: str) -> Record:
-        """Move the grant without its holder: who hears of it stops at once, and `to` begins when every grant is over.
+        """Move the grant without its holder: agents that read the order stop at once, and `to` begins when every grant
+        is over.
 
         Raises:
             NotAllowed: the region has the grant.
@@ -121,7 +122,6 @@ class Regions:
         return self._order(lambda seen: region_writes.freeze(seen, reason, by=self.by, now=self.engine.clock.now()))
 
     def thaw(self) -> Record:
-        """Let regions take the grant by themselves again."""
         return self._order(lambda seen: region_writes.freeze(seen, None, by=self.by, now=self.engine.clock.now()))
 
     def _order(self, order: Callable[[Record], Write]) -> Record:

@@ -1,8 +1,7 @@
 """The gate: what an agent may write, by the grant of its region.
 
-`Gate` holds the latest grant for every thread. `GatedEngine` is the engine that all parts of such an agent use: without
-a valid grant it sends nothing but the agent's own row, which no other agent writes; with one, every write says under
-which epoch it is made.
+`Gate` holds the latest grant for every thread. All parts of such an agent use a `GatedEngine`. Without a valid grant it
+sends nothing but the agent's own row; with one, every write has the epoch of the grant.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from thunderagent.regions.writes import in_region, reasserted
 from thunderagent.stores.engine import Applied, Engine, Overdue
 
 OWN_ROW: Final = "agent:"
-"""How the id of the row begins by which an agent tells that it is there."""
+"""Begin of the ids of agents' rows."""
 
 AT_ONCE: Final = 8
-"""Writes that leave under one look at the grant: not more than an engine does at the same time, so that the last one
-is done within the time of one call."""
+"""Writes that leave after one look at the grant: as many as an engine does at once, so that the last one is done
+within the time of one call."""
 
 
 class Gate:
@@ -38,16 +37,14 @@ class Gate:
         self.region = region
         self._monotonic = monotonic
         self.grant = NO_REGIONS if region is None else no_grant("the arbiter was not asked yet")
-        """What the authority said last."""
+        """The last answer of the authority."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the agent may write now."""
         return self.grant.is_valid(self._monotonic())
 
     @property
     def may_claim(self) -> bool:
-        """Whether the agent may take new tasks now."""
         return self.is_open and not self.grant.is_draining
 
     @property
@@ -57,22 +54,21 @@ class Gate:
 
     @property
     def why_closed(self) -> str:
-        """What keeps the agent from writing, in words."""
         return self.grant.reason or "the grant was not renewed in time"
 
     @property
     def measure_turn(self) -> str:
-        """Name of the turn of the agents of the region to measure its queues, which they do with and without a grant:
-        nobody would hear of a fleet that stands still in all regions otherwise."""
+        """Name of the turn in which agents of the region measure its queues, with and without a grant: a fleet that
+        stands still in all regions must be seen."""
         return "measure" if self.region is None else f"measure:{self.region}"
 
     def is_own(self, row_id: str) -> bool:
-        """Whether a row is written by this agent alone, or by agents of this region alone: no grant is needed."""
+        """Whether only this agent, or only agents of this region, write a row: no grant is needed."""
         return row_id.startswith(OWN_ROW) or (self.region is not None and row_id == f"turn:{self.measure_turn}")
 
     def guard(self, row_id: str) -> None:
-        """Asked once more, when the bytes of a write of this row are about to leave: since it was asked, a thread may
-        have waited, a machine stood still, or the first attempt been in vain.
+        """Checked again when the bytes of a write leave: a thread may have waited, a machine stood still, or an attempt
+        failed.
 
         Raises:
             RegionPassive: no grant is valid any more.
@@ -96,7 +92,7 @@ class Gate:
 
 
 class GatedEngine:
-    """An engine whose writes need a grant. What it does not know it leaves to the engine behind it."""
+    """An engine whose writes need a grant. Everything else it leaves to the engine behind it."""
 
     def __init__(self, engine: Engine, gate: Gate) -> None:
         self.behind = engine
@@ -108,7 +104,7 @@ class GatedEngine:
         return getattr(self.behind, name)
 
     def put(self, rows: Sequence[Row], *, fresh: bool = False) -> list[Applied]:
-        """As the engine; rows need a grant, but for the agent's own."""
+        """As the engine; rows need a grant, except the agent's own."""
         if not all(self._gate.is_own(str(row["taskId"])) for row in rows):
             self._gate.check()
         return self.behind.put(rows, fresh=fresh)
@@ -116,7 +112,7 @@ class GatedEngine:
     def apply(self, batch: Sequence[Write]) -> list[Applied]:
         """As the engine, each write under the epoch of the grant; without one, each has an error as its answer.
 
-        A write of the holder of a task that a late write of a lost region refuses is made again over it.
+        A holder's write that a late write of a lost region refuses is made again over it.
         """
         answers: list[Applied] = []
         for part in _parts(batch):
@@ -131,27 +127,23 @@ class GatedEngine:
         return answers
 
     def delete(self, tasks: Sequence[Row]) -> list[bool]:
-        """As the engine; without a grant only the agent's own row goes."""
+        """As the engine; without a grant only the agent's own row is deleted."""
         if not all(self._gate.is_own(str(row["taskId"])) for row in tasks):
             self._gate.check()
         return self.behind.delete(tasks)
 
     def expire(self, now: float) -> int:
-        """As the engine."""
         self._gate.check()
         return self.behind.expire(now)
 
     def overdue(self, now: float) -> Overdue | None:
-        """As the engine."""
         return self.behind.overdue(now)
 
     def put_texts(self, texts: Mapping[str, str], *, expire_at: float) -> None:
-        """As the engine."""
         self._gate.check()
         self.behind.put_texts(texts, expire_at=expire_at)
 
     def sibling(self) -> Engine:
-        """The same place through connections of its own, behind the same gate."""
         other = self.behind.sibling()
         return cast(Engine, self if other is self.behind else GatedEngine(other, self._gate))
 

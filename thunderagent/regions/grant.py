@@ -1,7 +1,7 @@
-"""What a region may do, and until when: the grant, and the one row at the arbiter that decides who has it.
+"""The grant: what a region may do and until when, and the row at the arbiter that decides who has it.
 
-A region's grant is a lease like that of a task, and its row has the same words: `leaseOwner` is the region, `fence` its
-epoch, `hb` the beats so far, `leaseSec` how long it lasts. Both sides of it count on their own monotonic clocks.
+A grant is a lease like that of a task, and its row has the same attributes: `leaseOwner` is the region, `fence` its
+epoch, `hb` the beats so far, `leaseSec` its length. Both sides count on their own monotonic clocks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ REGION_LOOK_S: Final = 5.0
 """Time between two readings of the arbiter's row by an agent."""
 
 REGION_HURRY_S: Final = 10.0
-"""What the agents of a region have beside `drain_s` to give back what they hold before the grant goes on."""
+"""Time beside `drain_s` for the agents of a region to give back what they hold before the grant moves."""
 
 
 HOLDER_SHARE: Final = 0.8
-"""Share of its length after which a grant ends for its holder, who counts from before it was asked for."""
+"""Share of its length after which a grant ends for its holder, who counts from before the request."""
 
 TAKER_SHARE: Final = 7 / 6
-"""How long the beat of a grant must stand still before another region takes it, as a share of its length.
+"""Share of its length for which the beat of a grant must stand still before another region takes it.
 
 With 30 s: the holder ends at 24, the taker begins at 35. A write that left at the last moment has these 11 s to arrive;
 an agent's calls end within 6 s, whatever the network does.
@@ -63,18 +63,15 @@ class Grant:
 
 
 NO_REGIONS: Final = Grant()
-"""The grant of agents whose table is in one region: always valid, and no epoch is written."""
+"""The grant where there is one region: always valid, and no epoch is written."""
 
 
 def no_grant(reason: str, epoch: int = 0) -> Grant:
-    """Not the holder, or nothing is known."""
     return Grant(epoch=epoch, valid_until=-math.inf, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The row of the arbiter as it was at some moment."""
-
     scope: str
     holder: str
     epoch: int
@@ -82,36 +79,35 @@ class Record:
     lease_s: float
     state: RegionState = RegionState.ACTIVE
     to: str | None = None
-    """The region that gets the grant next: while DRAINING or VACANT."""
+    """The next region: while DRAINING or VACANT."""
     updated_at: float
     since: float
     """When the holder got it, in epoch seconds of the arbiter's clock."""
     drain_s: float = 0.0
     """While DRAINING: how long an agent may take to give back what it holds."""
     ordered: float = 0.0
-    """While DRAINING: when that was ordered, which no two orders have in common."""
+    """While DRAINING: the time of the order, which no two orders have in common."""
     frozen: str | None = None
     """Why no region takes the grant by itself; None: one does."""
     switches: tuple[float, ...] = ()
     """When regions took it by themselves, the last three."""
     by: str = ""
-    """Who wrote last: an agent, or a person's host."""
+    """The agent or host that wrote last."""
     reason: str = ""
-    """Why the grant is where it is."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """What a newer version keeps in `info`: written again as it is."""
 
     @property
     def standing(self) -> tuple[int, int, str]:
-        """What changes with every sign of life of the holder, and with every order."""
+        """What changes with every beat and every order."""
         return self.epoch, self.beat, self.state
 
     @classmethod
     def from_row(cls, row: Row) -> Record:
-        """The record that a row holds.
+        """The record of a row.
 
         Raises:
-            StoreError: the row is not one of the arbiter, or of a version that we do not know.
+            StoreError: the row is not one of the arbiter, or of a newer version.
         """
         try:
             info: Mapping[str, Any] = row["info"]
@@ -148,9 +144,9 @@ class Record:
 
 PREFIX: Final = "region:"
 _KNOWN: Final = frozenset({"since", "by", "reason", "frozen", "switches", "drain_s", "ordered"})
-"""What this version keeps in `info`."""
+"""The entries of `info` that this version knows."""
 
 
 def scope_id(scope: str) -> str:
-    """Id of the row of a scope: the agents whose table is the same are one."""
+    """Id of the row of a scope: the agents that share a table."""
     return f"{PREFIX}{scope}"

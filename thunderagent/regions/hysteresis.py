@@ -1,4 +1,4 @@
-"""Hysteresis: what is up stays up until it failed several times in a row, and back it comes only after more successes.
+"""Hysteresis: what is up stays up until it failed several times in a row, and is up again only after more successes.
 
 One failure is noise and one success is luck: a judgement that followed each would move a region to and fro.
 """
@@ -12,10 +12,11 @@ from thunderagent.model.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hysteresis:
-    """A judgement, and how many attempts in a row speak for or against it. A new attempt gives a new value.
+    """A judgement, and how many attempts in a row speak for or against it. Each attempt gives a new value.
 
-    At first nothing is known: `is_up` is None, which is not up. `first` results of one kind in a row decide it; from
-    then on it takes `down` failures in a row to fall, and `up` successes in a row to rise again.
+    At first nothing is known: `is_up` is None, which is not up. `first` results of one kind in a row decide it. From
+    then
+    on it takes `down` failures in a row to fall, and `up` successes in a row to rise again.
 
     >>> one = Hysteresis().after(True)
     >>> one.is_up, one.after(True).is_up, one.after(False).is_up
@@ -32,11 +33,8 @@ class Hysteresis:
     first: int = 2
     """Results of one kind in a row that decide while nothing is known."""
     is_up: bool | None = None
-    """The judgement; None: nothing is known yet."""
     successes: int = 0
-    """Attempts that did, in a row, up to the last one."""
     failures: int = 0
-    """Attempts that failed, in a row, up to the last one."""
 
     def __post_init__(self) -> None:
         numbers = {"down": self.down, "up": self.up, "first": self.first}
@@ -45,7 +43,7 @@ class Hysteresis:
             raise ConfigurationError(f"{', '.join(problems)}; hysteresis counts attempts in a row, so use 1 or more")
 
     def after(self, ok: bool | None) -> Hysteresis:
-        """The judgement after one more attempt; None, which says nothing, changes nothing."""
+        """The judgement after one more attempt; None changes nothing."""
         if ok is None:
             return self
         successes, failures = (self.successes + 1, 0) if ok else (0, self.failures + 1)
@@ -58,6 +56,7 @@ class Hysteresis:
 
     @property
     def is_fine(self) -> bool:
-        """True when the last attempt did not fail and the judgement is not down: what a metric tells whose alarm waits
-        for `down` bad values in a row. A first failure is seen at once, a return only after `up` successes."""
+        """Whether the last attempt did not fail and the judgement is not down. A metric with this value, whose alarm
+        waits for `down` bad values in a row, shows a first failure at once and a return only after `up`
+        successes."""
         return not self.failures and self.is_up is not False

@@ -11,19 +11,14 @@ from thunderagent.stores.tasks import TaskStore
 
 
 class Sentinel:
-    """Writes the sign of one region, and reads those of others, in the table of the region.
-
-    Args:
-        store: of the agent.
-        region: of the agent.
-    """
+    """Writes the sign of its region, and reads those of others, in the table of its region."""
 
     def __init__(self, store: TaskStore, region: str) -> None:
         self._store = store
         self._region = region
 
     def write(self) -> None:
-        """Give a sign. A table that does not take it makes the others wait with their return, and no more."""
+        """Give a sign. Where the table does not take it, the others wait with their return, and no more."""
         try:
             now = self._store.clock.now()
             [(is_known, _)] = self._store.write_rows([agent_writes.sentinel(self._region, now=now)])
@@ -33,7 +28,7 @@ class Sentinel:
             return
 
     def newest_epoch(self) -> int:
-        """The latest epoch of which the table knows; 0: of none. An arbiter that is new goes on from there.
+        """The latest epoch that the table knows; 0: none. A new arbiter goes on from there.
 
         Raises:
             StoreError: the table does not answer.
@@ -45,7 +40,8 @@ class Sentinel:
         return max((int(epoch) for epoch in epochs if is_number(epoch)), default=0)
 
     def age_s(self, record: Record) -> float | None:
-        """Seconds since the newest sign of the holder that has come here; None: none has, or our table is away."""
+        """Seconds since the holder's newest sign that has come here; None: there is none, or our table does not
+        answer."""
         row_id = agent_writes.sentinel_id(record.holder)
         try:
             row = self._store.engine.get([row_id]).get(row_id)
@@ -56,7 +52,7 @@ class Sentinel:
 
 
 class TableWellness:
-    """How the region is where no canary looks: its table answers, or it does not. Asked with each step."""
+    """How the region is where no canary looks: whether its table answers, asked with each step."""
 
     def __init__(self, store: TaskStore, region: str) -> None:
         self._store = store
@@ -65,16 +61,13 @@ class TableWellness:
 
     @property
     def is_well(self) -> bool:
-        """Whether the table answers, by the last looks."""
         return self._seen.is_up is True
 
     @property
     def successes(self) -> int:
-        """Good looks in a row."""
         return self._seen.successes
 
     def look(self) -> None:
-        """Ask the table once."""
         try:
             self._store.engine.get([self._row_id])
         except StoreError:

@@ -1,7 +1,7 @@
-"""The conditional writes of the arbiter's row, and what a region's grant adds to every other write.
+"""Conditional writes of the arbiter's row, and what a region's grant adds to every other write.
 
-Each is made under the row as somebody saw it: of two who saw the same, one wins. Every write moves `updatedAt`, so an
-order of a person and a step of an agent cannot both be made of one sight.
+Each is refused when the row has changed since it was seen. Every write moves `updatedAt`, so an order of a person and a
+step of an agent cannot both follow one sight.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from thunderagent.regions.grant import Record, RegionState, scope_id
 SWITCHES_KEPT: Final = 3
 
 JUST_LATER_S: Final = 0.0011
-"""A moment that is another one when it is cut to thousandths of a second."""
+"""As little as a thousandth of a second can show."""
 
 CLAIMS: Final = frozenset({"claim", "take over", "give up", "sentinel"})
-"""Verbs that make an agent the holder of a task, end it for a holder of any earlier epoch, or say that a region has the
-grant: they write the epoch."""
+"""Verbs that write the epoch: they make an agent the holder of a task, end it for holders of earlier epochs, or give
+the sign of the grant."""
 
 
 def first_row(scope: str, region: str, *, lease_s: float, by: str, now: float, epoch: int = 1) -> Row:
-    """The row of a scope in which no region was granted anything yet.
+    """The first row of a scope.
 
-    The epoch is over all that the tasks know: a row of a later one nobody could claim.
+    The epoch is over all that the tasks know: a row of a later one could not be claimed.
     """
     return {
         "taskId": scope_id(scope),
@@ -44,7 +44,6 @@ def first_row(scope: str, region: str, *, lease_s: float, by: str, now: float, e
 
 
 def beat(seen: Record, *, now: float) -> Write:
-    """The holder lives, and is well."""
     return _write("beat", seen, now=now, increase={"hb": 1})
 
 
@@ -59,7 +58,7 @@ def take(seen: Record, region: str, *, lease_s: float, by: str, now: float) -> W
 def drain(seen: Record, to: str, *, drain_s: float, by: str, reason: str, now: float) -> Write:
     """Ask the holder to give back what it holds, each agent within `drain_s`, and to hand over.
 
-    The time of the order tells it from one before that was taken back: each is counted from its own.
+    The time of the order tells it from an earlier one that was taken back: each counts from its own.
     """
     write = _order("drain", seen, RegionState.DRAINING, to, by=by, reason=reason, now=now)
     info = {**write.set["info"], "drain_s": drain_s, "ordered": write.set["updatedAt"]}
@@ -77,7 +76,7 @@ def hand_over(seen: Record, *, lease_s: float, by: str, now: float) -> Write:
 
 
 def vacate(seen: Record, to: str, *, by: str, reason: str, now: float) -> Write:
-    """Take the grant from a holder who may not answer; `to` has it when the row has stood still for its length."""
+    """Take the grant from a holder that may not answer; `to` has it when the row has stood still for its length."""
     return _order("vacate", seen, RegionState.VACANT, to, by=by, reason=reason, now=now)
 
 
@@ -87,7 +86,7 @@ def stay(seen: Record, *, by: str, reason: str, now: float) -> Write:
 
 
 def freeze(seen: Record, why: str | None, *, by: str, now: float) -> Write:
-    """Let no region take the grant by itself; None: let them again. What was switched before is forgotten then."""
+    """Let no region take the grant by itself; None: let them again, and forget earlier switches."""
     info = {**_info(seen), "by": by, "frozen": why}
     if seen.state is RegionState.DRAINING:
         info |= {"drain_s": seen.drain_s, "ordered": seen.ordered}
@@ -98,10 +97,11 @@ def freeze(seen: Record, why: str | None, *, by: str, now: float) -> Write:
 
 
 def in_region(write: Write, epoch: int) -> Write:
-    """The same write, made under the grant of a region: no row that an agent of a later epoch has claimed is touched.
+    """The same write under the grant of a region: it touches no row that an agent of a later epoch has claimed.
 
-    Who claims writes the epoch; what the holder of a task writes needs it. A lease of an earlier epoch is over, also
-    when the region has the grant again.
+    A claim writes the epoch; a holder's write needs it. A lease of an earlier epoch is over, also when the region has
+    the
+    grant again.
     """
     is_holder = any(isinstance(one, Is) and one.name == "regionEpoch" for one in write.require)
     changes = {**write.set, "regionEpoch": epoch} if write.verb in CLAIMS else write.set
@@ -111,11 +111,12 @@ def in_region(write: Write, epoch: int) -> Write:
 
 
 def reasserted(write: Write, refused_by: Row, epoch: int) -> Write | None:
-    """What the holder of a task writes again, over a late write of a region whose epoch is over; None: it is none.
+    """A holder's write made again, over a late write of a region whose epoch is over; None: there is none.
 
-    Where tables are replicated the last write of a row wins, whatever condition it was made under: a write that a lost
-    region made while it was cut off can come here afterwards. The holder knows all that a lease is. Only one who has
-    claimed in this epoch: a lease of an earlier one is over itself.
+    Where tables are replicated the last write of a row wins, whatever its condition: a write of a lost region can
+    arrive
+    later. The holder knows all that a lease is. Only a holder that has claimed in this epoch may: an earlier lease is
+    over.
     """
     held = {one.name: one.value for one in write.require if isinstance(one, Is)}
     epochs = {one.value for one in write.require if isinstance(one, Is) and one.name == "regionEpoch"}

@@ -272,9 +272,7 @@ class DynamoEngine:
 
     def _delete_one(self, row: Row) -> Applied:
         what_for = purposes.of_row(row["taskId"])
-        before = timestamp(
-            self.clock.now() - TEXT_SETTLES_S
-        )  # taken before the row goes: the process may stall
+        before = timestamp(self.clock.now() - TEXT_SETTLES_S)  # taken before the row goes: the process may stall
         try:
             reply = self.connection.call("DeleteItem", what_for=what_for, **expressions.delete(self.table, row))
         except Refused:
