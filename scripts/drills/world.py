@@ -203,7 +203,7 @@ class World:
                 settings,
                 bus,
                 who=agent.name,
-                told=agent.facts,
+                facts=agent.facts,
                 now=agent.store.clock.now,
                 monotonic=agent.store.monotonic,
             )

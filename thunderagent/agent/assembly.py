@@ -259,7 +259,7 @@ def equip(agent: AgentView, *, metrics: Metrics | None = None) -> list[Backgroun
             settings,
             agent.bus,
             who=agent.name,
-            told=agent.facts,
+            facts=agent.facts,
             now=agent.store.clock.now,
             monotonic=agent.store.monotonic,
         )

@@ -48,7 +48,7 @@ def canary(
         prober = make_prober(settings, f"command {os.getpid()}")
         results = asyncio.run(prober.probe_all(wanted))
         if as_json:
-            tell([{"observer": prober.observer, **result.told()} for result in results], True)
+            tell([{"observer": prober.observer, **result.as_data()} for result in results], True)
         else:
             _show(results, wanted)
         if not all(result.ok for result in results):

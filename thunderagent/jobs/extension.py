@@ -3,7 +3,7 @@
 | entry point | what it is called with | what it returns |
 |---|---|---|
 | `canary.jobs` | settings, store, bus, `who`, `doorbell` | jobs that each agent adds to its own |
-| `canary.watch` | settings, bus, `who`, `told`, `now`, `monotonic` | a background thread that judges regions |
+| `canary.watch` | settings, bus, `who`, `facts`, `now`, `monotonic` | a background thread that judges regions |
 | `canary.findings` | the account that `doctor --aws` examines | findings about the tokens of canaries |
 | `canary.permissions` | the resources of `iam` | statements of a policy |
 | `push` | the two settings for pushes | an object with `push(user, message)` and `close()` |

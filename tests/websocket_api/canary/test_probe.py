@@ -42,7 +42,7 @@ def test_a_healthy_api_does_every_step_in_its_order_and_each_has_its_time(api: A
     assert all(seconds >= 0 for seconds in found.steps.values())
     assert 0 < found.seconds < 5
     assert (found.region, found.version) == (REGION, 1)
-    assert found.told()["steps"].keys() == {str(step) for step in ALL}
+    assert found.as_data()["steps"].keys() == {str(step) for step in ALL}
 
 
 def test_it_asks_in_the_words_of_the_protocol(api: Api) -> None:

@@ -46,7 +46,7 @@ class World:
         self.bus = EventBus()
         self.recorder = Recorder(self.bus)
         self.meter = Meter(self.bus, monotonic=self.clock.monotonic)
-        self.told: dict[str, Any] = {"http": "x"}
+        self.facts: dict[str, Any] = {"http": "x"}
         prober = Prober(OWN, tokens or Tokens(None), who="me", budget_s=budget_s)
         self.watch = CanaryWatch(
             targets,
@@ -54,7 +54,7 @@ class World:
             self.bus,
             own=own,
             every_s=EVERY_S,
-            told=self.told,
+            facts=self.facts,
             now=self.clock.now,
             monotonic=self.clock.monotonic,
         )
@@ -184,13 +184,13 @@ def test_an_agent_whose_region_is_no_target_knows_nothing_of_its_own(own: Api, n
 
 def test_the_row_of_the_agent_tells_each_target(own: Api) -> None:
     world = World({OWN: own.url})
-    assert world.told == {"http": "x", "canary": {}}
+    assert world.facts == {"http": "x", "canary": {}}
     world.turns(2)
-    entry = world.told["canary"][OWN]
+    entry = world.facts["canary"][OWN]
     assert (entry["state"], entry["ok"], entry["at"]) == ("up", True, world.clock.now())
     broken(own)
     world.turns(2)
-    entry = world.told["canary"][OWN]
+    entry = world.facts["canary"][OWN]
     assert (entry["state"], entry["step"], entry["reason"]) == ("down", "ping", "what came is not JSON")
 
 

@@ -70,7 +70,7 @@ class Canary:
         return {
             "observer": self._observer,
             "healthy": {name: self._judge.is_fine(name) for name in self._targets},
-            "probes": [result.told() for result in results],
+            "probes": [result.as_data() for result in results],
         }
 
 

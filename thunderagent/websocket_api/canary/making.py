@@ -42,7 +42,7 @@ def make_watch(
     bus: EventBus,
     *,
     who: str,
-    told: dict[str, Any] | None = None,
+    facts: dict[str, Any] | None = None,
     now: Callable[[], float],
     monotonic: Callable[[], float],
 ) -> CanaryWatch:
@@ -53,7 +53,7 @@ def make_watch(
         bus,
         own=observer_of(settings),
         every_s=settings.canary_s,
-        told=told,
+        facts=facts,
         now=now,
         monotonic=monotonic,
     )

@@ -125,9 +125,9 @@ class ProbeResult:
         """Seconds of all steps together."""
         return sum(self.steps.values())
 
-    def told(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """As plain data, for rows, replies and `--json`."""
-        told: dict[str, Any] = {
+        data: dict[str, Any] = {
             "target": self.target,
             "ok": self.ok,
             "seconds": round(self.seconds, 3),
@@ -139,7 +139,7 @@ class ProbeResult:
             "unjudged": self.unjudged and str(self.unjudged),
             "region": self.region,
         }
-        return told | {name: value for name, value in more.items() if value}
+        return data | {name: value for name, value in more.items() if value}
 
 
 class Prober:

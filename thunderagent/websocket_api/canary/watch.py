@@ -45,7 +45,7 @@ class CanaryWatch:
         bus: gets every attempt, and targets that go down or up.
         own: the target of this agent's region; None, or not among the targets: there is none.
         every_s: seconds between two turns.
-        told: facts for the agent's row; the canary keeps the entry `canary` up to date.
+        facts: for the agent's row; the canary keeps the entry `canary` up to date.
         now: epoch seconds, for that entry.
         monotonic: the clock for the age of a judgement.
     """
@@ -60,7 +60,7 @@ class CanaryWatch:
         *,
         own: str | None = None,
         every_s: float = 30.0,
-        told: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = since_boot,
     ) -> None:
@@ -69,8 +69,8 @@ class CanaryWatch:
         self._bus = bus
         self._own = own if own in targets else None
         self._every_s = every_s
-        self._told = told if told is not None else {}
-        self._told["canary"] = {}
+        self._facts = facts if facts is not None else {}
+        self._facts["canary"] = {}
         self._now = now
         self._monotonic = monotonic
         self._rng = random.Random()
@@ -174,7 +174,7 @@ class CanaryWatch:
         for result in results:
             self._judge.take(result, self._bus)
         self._tried_at = self._monotonic()
-        self._told["canary"] = {**self._told["canary"], **{result.target: self._entry(result) for result in results}}
+        self._facts["canary"] = {**self._facts["canary"], **{result.target: self._entry(result) for result in results}}
         return results
 
     def _entry(self, result: ProbeResult) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class CanaryWatch:
         entry = {
             "state": {None: "unknown", True: "up", False: "down"}[up],
             "at": round(self._now(), 1),
-            **result.told(),
+            **result.as_data(),
         }
         return {name: value for name, value in entry.items() if name not in ("target", "steps")}
 

@@ -89,7 +89,7 @@ class CanaryWork:
             "observer": self._prober.observer,
             "late_s": round(late_s, 1),
             "healthy": all(result.counts is not False for result in results),
-            "probes": [result.told() for result in results],
+            "probes": [result.as_data() for result in results],
         }
 
     def _arrive(self, ctx: Context, payload: None) -> None:

@@ -71,7 +71,7 @@ def management_endpoint(event: Mapping[str, Any]) -> str:
     about = event.get("requestContext") or {}
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if not region or not about.get("apiId") or not about.get("stage"):
-        raise ConfigurationError(f"the endpoint for pushes cannot be told from the event: set {PREFIX}ENDPOINT")
+        raise ConfigurationError(f"the event does not say the endpoint for pushes: set {PREFIX}ENDPOINT")
     suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     return f"https://{about['apiId']}.execute-api.{region}.{suffix}/{about['stage']}"
 
