@@ -19,7 +19,7 @@ from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.task import Row
 from thunderagent.model.writes.pauses import CONTROL_ID
-from thunderagent.queue.pauses import ASKED, Pause, PauseKind, change_controls, drain_asked, pauses_of, without_drains
+from thunderagent.queue.pauses import Pause, PauseKind, change_controls, drain_asked, pauses_of, without_drains
 from thunderagent.stores.tasks import TaskStore
 
 PAUSES_LOOK_S: Final = 10.0
@@ -168,7 +168,7 @@ class PauseWatcher:
         self._was_read = True
         if not self._is_asked_to_drain and (reason := drain_asked(row, self._owner)) is not None:
             self._is_asked_to_drain, self._asked = True, row
-            self._retire("asked to drain" if reason == ASKED else f"asked to drain: {reason}")
+            self._retire(f"asked to drain: {reason}" if reason else "asked to drain")
 
     def _notice(self) -> None:
         """Find out which pauses hold now, and emit those that have begun or ended."""

@@ -35,13 +35,13 @@ from thunderagent.queue.pauses import (
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 MOST_PAUSES: Final = 100
-"""Things that are paused at one moment at most: every agent reads all of them, each time."""
+"""Pauses at one moment at most: every agent reads all of them, each time."""
 
-MOST_RUNG: Final = 20
-"""Queues of agents that are told at once of a change; the others look at their usual pace."""
+MOST_LOOKS: Final = 20
+"""Queues whose agents are asked to look at once after a change; the others poll at their usual pace."""
 
 MOST_DRAINS: Final = 100
-"""Agents that are asked to drain at one moment at most: every agent reads all of it, each time."""
+"""Requests to drain at one moment at most: every agent reads all of them, each time."""
 
 FORGOTTEN_S: Final = 60.0
 """Age at which a request to an agent that was killed is dropped by the next `drain`."""
@@ -71,23 +71,23 @@ class PauseCommands:
         for_s: float | None = None,
         reason: str | None = None,
     ) -> Pause:
-        """Let no task start of a queue, of a job, or in an agent; what runs goes on. Name one of the three.
+        """Let no task of a queue, of a job or in an agent start; what runs goes on. Name one of the three.
 
-        Agents see it within `poll_min_s` seconds, when they next look for work. To pause again changes the end and,
-        if one is given, the reason. A name that nobody knows is no error: its agent may come later.
+        Agents see it within `poll_min_s` seconds, when they next look for work. A second pause changes the end and, if
+        one is given, the reason. An unknown name is no error: its agent may come later.
 
         Args:
             queue: name of a queue.
             job: a job or its name, in whatever queue its tasks are.
             agent: name of an agent, or of a host: every agent there, those that start later too.
             for_s: seconds after which it ends by itself; None: only `resume` ends it.
-            reason: shown to whoever asks why nothing happens.
+            reason: shown beside the pause.
 
         Returns:
             the pause as it is in the store.
 
         Raises:
-            ConfigurationError: not exactly one is named, or a name, the time or the reason cannot be what it is.
+            ConfigurationError: not exactly one is named, or a name, the time or the reason makes no sense.
             NotAllowed: 100 things are paused already.
             StoreError: the store did not take it.
         """
@@ -157,18 +157,18 @@ class AgentCommands:
         return self._store.agents(lost=lost)
 
     def drain(self, agent: str, *, all_of_host: bool = False, reason: str | None = None) -> Sequence[AgentInfo]:
-        """Have an agent stop to claim, finish or give back what it holds, and end with exit code 0.
+        """Have an agent stop claiming, finish or give back what it holds, and end with exit code 0.
 
         It sees that within `poll_min_s` seconds when it looks for work, and within 15 s when all of its slots are
-        taken. Its supervisor starts a fresh one, which has another name. To ask again changes nothing.
+        taken. Its supervisor starts a fresh agent with another name. A second request changes nothing.
 
         Args:
             agent: the name of an agent or the beginning of one name; with `all_of_host`, the name of a host.
             all_of_host: all agents that are alive on that host.
-            reason: told by the agent in its log, and in its row.
+            reason: for the agent's log and its row.
 
         Returns:
-            the agents that are asked, as they last told of themselves.
+            the agents that are asked, as their rows have them.
 
         Raises:
             NotAllowed: no such agent is alive, or too many drain already.
@@ -200,11 +200,11 @@ class AgentCommands:
         return asked
 
     def wait_gone(self, agents: Sequence[AgentInfo | str], *, timeout_s: float) -> None:
-        """Wait until agents have ended and said so, or are overdue.
+        """Wait until agents have ended, or are overdue.
 
         Args:
             agents: their names.
-            timeout_s: longest wait; think of the `drain_s` of the agents, and of 15 s until they see it.
+            timeout_s: longest wait; the agents need up to their `drain_s`, and 15 s to see the request.
 
         Raises:
             WaitTimeout: some are still there; it says what they run.
@@ -230,23 +230,23 @@ class AgentCommands:
 
 
 def _change_controls(store: TaskStore, change: Callable[[Row | None], _Info | None]) -> Row | None:
-    """Change the entries of the row as nobody else changes them; `change` answers None if nothing is to be done."""
+    """Change the entries of the row; `change` answers None if nothing is to be done."""
     return change_controls(store, store.engine.get([CONTROL_ID]).get(CONTROL_ID), change)
 
 
 def _announce(store: TaskStore, sender: DoorbellSender, changed: Pause) -> None:
-    """Let the agents that a change concerns look at once, as far as they can be reached."""
+    """Ask the agents that a change concerns to look at once, as far as they can be reached."""
     sender.wake()
     with suppress(StoreError):  # they look anyway, a little later
         concerned = [agent for agent in store.agents() if _concerns(changed, agent)]
         queues = [queue for agent in concerned for queue in agent.info["queues"]]
         if changed.kind is PauseKind.QUEUE:
             queues = [changed.name] * len(concerned)  # one for each: on SQS only one agent receives a message
-        sender.looks(queues[:MOST_RUNG])
+        sender.looks(queues[:MOST_LOOKS])
 
 
 def _concerns(pause: Pause, agent: AgentInfo) -> bool:
-    """Whether an agent tells that it could do with what is paused, or is that itself."""
+    """True when an agent is what is paused, serves that queue, or has that job."""
     match pause.kind:
         case PauseKind.QUEUE:
             return pause.name in agent.info["queues"]
@@ -259,7 +259,7 @@ def _concerns(pause: Pause, agent: AgentInfo) -> bool:
 
 
 def doubt(store: TaskStore, pause: Pause) -> str | None:
-    """Why a pause may name something that nobody knows, in a sentence; None if it is known.
+    """A sentence about a pause that names nothing known; None if it is known.
 
     Raises:
         StoreError: the store did not answer.
@@ -309,7 +309,7 @@ def _with(row: Row | None, wanted: Pause, now: float) -> _Info | None:
 
 
 def _named_agents(name: str, alive: Sequence[AgentInfo], *, all_of_host: bool) -> list[AgentInfo]:
-    """The agents that somebody means."""
+    """The agents with this name, or on this host."""
     names = [one.name for one in alive]
     if not alive:
         raise NotAllowed(f"no agent is alive, so none is called {name!r}; see: thunderagent agents")

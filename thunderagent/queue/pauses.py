@@ -30,9 +30,6 @@ LONGEST_REASON: Final = 200
 TRIES: Final = 20
 """Attempts to change the row while others change it."""
 
-ASKED: Final = "somebody has asked for it"
-"""Reason of an agent that was given none."""
-
 
 class PauseKind(StrEnum):
     """What can be paused."""
@@ -70,10 +67,10 @@ class Pause:
 
 
 def pauses_of(row: Row | None) -> dict[str, Pause]:
-    """The pauses that the row tells of, over or not, by their keys.
+    """The pauses in the row, over or not, by their keys.
 
-    An entry of another kind is a newer version's. One that is no map is no pause, and a value of a wrong type is as if
-    it were not there: a row made by hand must not stop an agent.
+    Entries of another kind are a newer version's. An entry that is no map is no pause, and a value of a wrong type
+    counts as missing: a row made by hand must not stop an agent.
     """
     found = (_pause(key, entry) for key, entry in info_of(row).items())
     return {pause.key: pause for pause in found if pause is not None}
@@ -108,17 +105,17 @@ def check_pause(for_s: float | None, reason: str | None) -> None:
 
 
 def drain_entry(*, since: float, reason: str | None) -> dict[str, Any]:
-    """The content of an entry."""
+    """The content of a request to drain."""
     return {"since": timestamp(since), "reason": reason or None}
 
 
 def drain_asked(row: Row | None, agent: str) -> str | None:
-    """Why an agent is asked to drain, None if it is not. An entry of whatever content is one."""
+    """Why an agent is asked to drain, empty without a reason; None if it is not. Any entry is a request."""
     info = info_of(row)
     if f"{DRAIN}{agent}" not in info:
         return None
     reason = as_map(info[f"{DRAIN}{agent}"]).get("reason")
-    return reason if isinstance(reason, str) and reason else ASKED
+    return reason if isinstance(reason, str) else ""
 
 
 def drains_of(row: Row | None) -> dict[str, float]:
@@ -128,14 +125,14 @@ def drains_of(row: Row | None) -> dict[str, float]:
 
 
 def without_old(info: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """The entries of the row without requests to drain that are so old that their agents have long seen them."""
+    """The entries of the row without requests to drain older than `OLD_S`."""
     return {
         key: entry for key, entry in info.items() if not key.startswith(DRAIN) or not 0 < _since(entry) < now - OLD_S
     }
 
 
 def without_drains(agents: Collection[str]) -> Callable[[Row | None], dict[str, Any] | None]:
-    """The change that takes the requests to these agents away."""
+    """The change that removes the requests to these agents."""
     keys = {f"{DRAIN}{name}" for name in agents}
 
     def change(row: Row | None) -> dict[str, Any] | None:
@@ -148,12 +145,12 @@ def without_drains(agents: Collection[str]) -> Callable[[Row | None], dict[str, 
 def change_controls(
     store: TaskStore, row: Row | None, change: Callable[[Row | None], Mapping[str, Any] | None]
 ) -> Row | None:
-    """Change the entries of the row as nobody else changes them.
+    """Change the entries of the row; repeated while others change it.
 
     Args:
         store: where the row is.
-        row: the row as it was seen.
-        change: answers with the entries that are to be there; None: nothing is to be done.
+        row: the row as it was read.
+        change: answers with the entries that the row is to have; None: nothing is to be done.
 
     Raises:
         NotAllowed: others change the row all the time.

@@ -1,6 +1,6 @@
-"""Sweeps over lanes of any length: each reads a part, and the next goes on where it has ended.
+"""Sweeps over lanes of any length: each reads a part, and the next goes on from there.
 
-Where one agent sweeps for the whole fleet, the row of its turn keeps the places: the next turn may be another agent's.
+Where one agent sweeps for the fleet, the row of its turn keeps the places for the next agent.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PAGE: Final = 100
 """Index entries of one page."""
 
 ENTRIES_A_SWEEP: Final = 10_000
-"""Index entries of one status value that one sweep reads at most; the next sweep reads those behind them."""
+"""Index entries of one status value that one sweep reads at most."""
 
 
 class Rounds:
-    """Reads the entries of status values in parts, round after round."""
+    """Reads the index entries of status values in parts, round after round."""
 
     def __init__(
         self, store: TaskStore, *, most: int = ENTRIES_A_SWEEP, places: Mapping[str, Any] | None = None
@@ -33,17 +33,17 @@ class Rounds:
         Args:
             store: where the index is.
             most: entries of one status value that one part has at most.
-            places: where to go on, by status value; else at the start.
+            places: where to go on, by status value; without one at the start.
         """
         self._store = store
         self._most = most
         self.places: dict[str, Any] = dict(places or {})
-        """Where the next part begins, of the status values whose end is not reached."""
+        """Where the next part begins, for status values whose end is not reached."""
 
     def pages(self, status_value: str, *, until: float | None = None) -> Iterator[tuple[Candidate, ...]]:
-        """The entries of the next part, page by page. At the end of the lane its place is forgotten.
+        """The entries of the next part, page by page; a part that ends early goes on behind its last page.
 
-        A part that ends early goes on behind the page that was read last. A place that the store refuses is forgotten.
+        The place is forgotten at the end of the lane, and when the store refuses it.
 
         Raises:
             StoreError: the store did not answer.
@@ -67,14 +67,14 @@ class Rounds:
 def fleet_rounds(
     store: TaskStore, name: str, *, owner: str, lasts_s: float, most: int = ENTRIES_A_SWEEP
 ) -> Iterator[Rounds | None]:
-    """The rounds of a sweep that one agent does for all, from where the agent that did it last has ended.
+    """The rounds of a sweep that one agent does for all, from where the last one has ended.
 
     Args:
         store: where the index and the row of the turn are.
         name: of the turn.
         owner: the agent.
         lasts_s: length of the turn.
-        most: see `Rounds`.
+        most: as of `Rounds`.
 
     Yields:
         the rounds; None while it is the turn of another agent.
