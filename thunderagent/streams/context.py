@@ -33,18 +33,17 @@ from thunderagent.streams.cursor import Cursor, Gap, GapAction, OnGap, PositionO
 from thunderagent.streams.journal import Journal, Missed, read_cursor
 
 LOOP_LATE_S: Final = 5.0
-"""An event loop that has not ticked for so long does not hold streams any more: their leases are not renewed."""
-
+"""Age of an event loop's last tick at which the leases of its streams are no longer renewed."""
 
 M = TypeVar("M")
 
 DEFAULT_OPTIONS = StreamOptions()
 _SOFT = (AgentDraining, StreamHandedOff, StreamStopped, TaskCancelled)
-"""Ends for which a handler may come to its own end: it handles what it has in hand, and its cursor is saved."""
+"""Reasons of a stop after which the handler may finish its message, and its cursor is saved."""
 
 
 class StreamContext(Context):
-    """What the handler of a stream knows of its task and can ask of its agent.
+    """What the handler of a stream knows of its task and may do.
 
     `connect` belongs to the event loop; everything else may be called from any thread.
     """
@@ -85,10 +84,10 @@ class StreamContext(Context):
 
         Args:
             lease, parents: as in `Context`.
-            bus: told of gaps and of connections.
+            bus: gets events about gaps and connections.
             exclusive: see `stream`.
-            grace_s: how long the handler may take to end after it was asked to, in the event loop.
-            on_hold: another agent still handles messages of this stream: hand nothing out before `release`.
+            grace_s: longest time that the handler may take to end after a stop, in the event loop.
+            on_hold: True while another agent handles this stream's messages: none is handed out before `release`.
             monotonic: clock of the lease.
             now: shared clock, for the journal.
         """
@@ -112,25 +111,21 @@ class StreamContext(Context):
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where the stream is to go on: the last checkpoint, of an earlier run too; None at the very beginning.
-
-        Of a stream with keys it has the last checkpoint of each: `ctx.cursor.of("BTCUSDT")`.
-        """
+        """The last checkpoint, of an earlier run too; None at the beginning. With keys: `ctx.cursor.of("BTCUSDT")`."""
         return self._cursor
 
     def checkpoint(
         self, *, seq: int, epoch: str | int | None = None, token: str | None = None, key: str | None = None
     ) -> None:
-        """Say that everything up to here was handled. Saved with the next heartbeat, and once more at the end.
+        """Move the cursor: everything up to here was handled. The next heartbeat saves it, and so does the end.
 
-        A place behind the last one of the same epoch is ignored: the cursor never goes back, but for a snapshot of the
-        peer and for one that counts afresh.
+        The cursor goes back only after a snapshot of the peer, or when the peer counts from its beginning again.
 
         Args:
             seq: number of the last message handled.
             epoch: the life of the stream in which it counts.
-            token: what the peer wants to be resumed with, if that is not the number; at most 200 bytes.
-            key: the sequence in which it counts, if there are several; the places of all have 400 bytes.
+            token: what the peer resumes from, if that is not the number; at most 200 bytes.
+            key: the sequence in which it counts, if there are several; the places of all may have 400 bytes.
 
         Raises:
             ValueError: one of the values cannot be a part of a cursor, or there are too many keys.
@@ -193,22 +188,22 @@ class StreamContext(Context):
         snapshot: Snapshot | None = None,
         options: StreamOptions = DEFAULT_OPTIONS,
     ) -> Feed[Any]:
-        """Messages of a WebSocket, over as many connections as it takes: `async for message in ctx.connect(…)`.
+        """Messages of a WebSocket over any number of connections: `async for message in ctx.connect(…)`.
 
         The loop ends when the stream is stopped or goes to another agent; a lost lease cancels the handler.
 
         Args:
-            endpoint: a URL, several that are tried in turn, or a function called for every attempt with an `Attempt`.
-            decode: makes a message of the text or bytes that came, for example `json.loads`.
-            answer: answers a ping of the peer's own protocol at once, though messages wait for the handler: with text,
+            endpoint: a URL, several to try in turn, or a function that gets an `Attempt` before each attempt.
+            decode: makes a message of the text or bytes received, for example `json.loads`.
+            answer: the reply to a ping of the peer's own protocol, sent before waiting messages are handled: text,
                 bytes, or a value sent as JSON. None for a message that is no ping: the handler gets it.
-            keepalive: `(message, every_s)`; the message may be a function that is asked each time.
-            on_open: authenticates and subscribes; called with the connection and the place to go on from.
+            keepalive: `(message, every_s)`; the message may be a function that makes it.
+            on_open: authenticates and subscribes; gets the connection and the place to go on from.
             position: the place of a message: its number, a `Cursor`, or a `Span` if it covers several numbers, belongs
                 to one of several sequences, or is a snapshot. With it duplicates are dropped and gaps found.
             on_gap: what to do about a gap, or a function that decides.
-            snapshot: reads the state anew and answers with its place; read the place first, then the state.
-            options: everything that is a number.
+            snapshot: reads the state again and answers with its place; read the place first, then the state.
+            options: times, sizes and limits.
 
         Raises:
             ConfigurationError: the arguments cannot work together.
@@ -241,10 +236,10 @@ class StreamContext(Context):
     # For feeds
 
     def guard(self) -> None:
-        """Raise when no message may be handed out any more.
+        """Check that messages may still be handed out.
 
         Raises:
-            LeaseLost: our deadline is past, whatever the heartbeat has found out so far.
+            LeaseLost: the deadline of the lease is past.
         """
         if self._monotonic() >= self._deadline:
             raise LeaseLost("the lease could not be renewed in time")
@@ -252,7 +247,7 @@ class StreamContext(Context):
             raise self._stop
 
     def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
-        """A feed is in another state."""
+        """Note that a feed is in another state."""
         self.journal.moved(self._now(), state, reason, feed=feed, wait_s=feed.wait_s)
         if state is State.BACKOFF:
             self._tell(events.StreamDisconnected(**about(self.lease), reason=reason))
@@ -260,7 +255,7 @@ class StreamContext(Context):
             self._tell(events.StreamConnected(**about(self.lease), connects=feed.connects))
 
     def found_gap(self, gap: Gap, action: GapAction) -> None:
-        """Messages are missing."""
+        """Note missing messages."""
         self.journal.missed(Missed(self._now(), gap.cause, gap.after.to_map(), gap.before.to_map(), gap.missed, action))
         missed = f"{gap.missed} messages" if gap.missed is not None else "messages"
         sequence = "" if gap.key is None else f"{gap.key} "
@@ -268,12 +263,12 @@ class StreamContext(Context):
         self._tell(events.StreamGap(**about(self.lease), gap=text, action=str(action)))
 
     def goes_back(self, key: str | None) -> None:
-        """The next checkpoint of this sequence may be behind the last one."""
+        """Let the next checkpoint of this sequence be behind the last one."""
         with self._guard:
             self._going_back.add(key)
 
     def warned(self, feed: Feed[Any], reason: str) -> None:
-        """A feed goes on, and something looks wrong."""
+        """Note what looks wrong while a feed goes on."""
         self.journal.moved(self._now(), feed.state, reason)
         self._tell(events.StreamDoubted(**about(self.lease), reason=reason))
 
@@ -300,7 +295,7 @@ class StreamContext(Context):
         return dict(self._past + _counts(self._feeds))
 
     def attach(self, governor: Governor, loop_ticked: Callable[[], float]) -> None:
-        """The event loop that runs the handler: its governor, and the monotonic second of its last tick."""
+        """Set the event loop of the handler: its governor, and the monotonic second of its last tick."""
         self._governor, self._loop_ticked = governor, loop_ticked
 
     def release(self, cursor: Cursor | None) -> None:
@@ -369,7 +364,7 @@ class StreamContext(Context):
         return True
 
     def flush(self) -> None:
-        """End, but hand out first what was read already: the successor has everything behind it."""
+        """End after what was read already is handed out: the successor has everything behind it."""
         self._ends = True
         for feed in self._feeds:
             feed.finish(flush=True)

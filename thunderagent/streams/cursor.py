@@ -10,7 +10,7 @@ from typing import Any, Final
 from thunderagent.model.arguments import shown
 
 TOKEN_BYTES: Final = 200
-"""Longest resume token; the cursor is a part of the row, and a row under 1 KB costs one unit a heartbeat."""
+"""Longest resume token: with it a row stays under 1 KB, so that a heartbeat costs one unit."""
 
 KEY_BYTES: Final = 100
 """Longest name of a sequence."""
@@ -19,7 +19,7 @@ CURSOR_BYTES: Final = 400
 """Largest cursor of several sequences: some twenty symbols, each with a number."""
 
 NUMBER_BYTES: Final = 11
-"""Counted for the number of each sequence, so that a cursor which has room still has it when its numbers have grown."""
+"""Bytes counted for each sequence's number, so that a cursor still fits when its numbers have grown."""
 
 DIGITS: Final = 38
 LARGEST: Final = 10**DIGITS - 1
@@ -30,12 +30,12 @@ LARGEST: Final = 10**DIGITS - 1
 class Cursor:
     """A place in a stream: the number of a message in its epoch.
 
-    An epoch names one life of the stream: within it numbers grow, by one unless the stream's options say otherwise;
-    with another epoch they start afresh (https://centrifugal.dev/docs/server/history_and_recovery has the same idea).
-    `token` is what the peer wants to be resumed with, if that is not the number.
+    An epoch names one life of the stream. Within it numbers grow, by one unless the stream's options say otherwise; a
+    new epoch begins again (https://centrifugal.dev/docs/server/history_and_recovery has the same idea). `token` is what
+    the peer resumes from, if that is not the number.
 
-    A stream may have several sequences, such as one for each symbol: `key` names the one that the number counts in, and
-    `others` has the places of the other sequences by their keys. `of` finds a place whichever comes first.
+    With several sequences, such as one for each symbol, `key` names the one of the number, and `others` has the places
+    of the others by their keys. `of` finds the place of a key.
     """
 
     seq: int
@@ -60,37 +60,32 @@ class Cursor:
         if self.key is not None:
             check_key(self.key)
 
-    # As the place of a message, which covers its number
+    # As a `Span` of one number
 
     @property
     def first(self) -> int:
-        """The number."""
         return self.seq
 
     @property
     def last(self) -> int:
-        """The number."""
         return self.seq
 
     @property
     def snapshot(self) -> bool:
-        """Never; see `Span`."""
         return False
 
     @property
     def beginning(self) -> Cursor:
-        """The place itself."""
         return self.end
 
     @property
     def end(self) -> Cursor:
-        """The place itself."""
         return replace(self, others={}) if self.others else self
 
     # Several sequences
 
     def of(self, key: str | None) -> Cursor | None:
-        """The place in the sequence of this key, None if nothing of it was handled."""
+        """The place in the sequence of this key; None if nothing of it was handled."""
         if key == self.key:
             return self.end
         return self.others.get(key) if key is not None else None
@@ -101,7 +96,7 @@ class Cursor:
         return (*self.others.values(), self.end)
 
     def with_place(self, place: Cursor) -> Cursor:
-        """The same places but for this one, which takes that of its own sequence."""
+        """The same places with this one for its sequence."""
         if place.key == self.key and not self.others:
             return place
         joined = joined_cursor([*self.places, place])
@@ -113,7 +108,7 @@ class Cursor:
         return self.epoch == other.epoch and self.seq < other.seq and self.key == other.key
 
     def check_size(self) -> None:
-        """Refuse a cursor that has no room in a row which costs one unit a heartbeat.
+        """Refuse a cursor that makes the row too large for one unit a heartbeat.
 
         Raises:
             ValueError: it has the places of too many sequences.
@@ -152,17 +147,14 @@ class Cursor:
 
 
 def _kept_other(place: Cursor) -> int | dict[str, Any]:
-    """A number is enough for most sequences, and rows are small."""
+    """A number alone for most sequences: rows stay small."""
     values = place.to_map()
     del values["key"]
     return place.seq if len(values) == 1 else values
 
 
 def joined_cursor(places: Iterable[Cursor]) -> Cursor | None:
-    """One cursor of places in sequences; a later one takes the place of an earlier one with its key.
-
-    The place without a key comes first, and without it the last one.
-    """
+    """One cursor of several places; the last of each key counts. First comes the place without a key, else the last."""
     by_key: dict[str | None, Cursor] = {}
     last: str | None = None
     for place in places:
@@ -174,7 +166,7 @@ def joined_cursor(places: Iterable[Cursor]) -> Cursor | None:
 
 
 def check_key(key: object) -> None:
-    """Refuse what cannot name a sequence.
+    """Check the name of a sequence.
 
     Raises:
         ValueError: it is no text, or empty, or too long.
@@ -189,19 +181,19 @@ def check_key(key: object) -> None:
 class Span:
     """The place of a message that covers several numbers, belongs to one of several sequences, or is a snapshot.
 
-    A message that says "changes 157 to 160 of BTCUSDT" is `Span(first=157, last=160, key="BTCUSDT")`. It follows 156, a
-    part of it may have come before, and behind it comes 161.
+    A message that says "changes 157 to 160 of BTCUSDT" is `Span(first=157, last=160, key="BTCUSDT")`. It follows 156,
+    and a part of it may have come before.
     """
 
     first: int
     last: int
     key: str | None = None
-    """Names the sequence in which the numbers count."""
+    """The sequence in which the numbers count."""
     epoch: str | int | None = None
     token: str | None = None
     """See `Cursor`."""
     snapshot: bool = False
-    """The message replaces the state: it is always handed out, ends a gap, and numbers go on behind it."""
+    """True for a message that replaces the state: it is always handed out and ends a gap."""
 
     def __post_init__(self) -> None:
         for name, number in (("first", self.first), ("last", self.last)):
@@ -225,13 +217,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Messages that did not come: those after `after` and before `before`."""
+    """Missing messages: those between `after` and `before`."""
 
     after: Cursor
     before: Cursor
     cause: str
-    """`missing`, `dropped` (by our own full buffer), `epoch` (the stream began a new life) or `restart` (its numbers
-    did, and it has no epochs)."""
+    """`missing`, `dropped` (by our full buffer), `epoch` (a new one began) or `restart` (numbers began again)."""
 
     @property
     def key(self) -> str | None:
@@ -240,21 +231,21 @@ class Gap:
 
     @property
     def missed(self) -> int | None:
-        """How many by the numbers, which is the most if they do not grow by one; None over a change of the epoch."""
+        """How many by the numbers, at most if they do not grow by one; None over a change of the epoch."""
         is_one_life = self.cause != RESTART and self.after.epoch == self.before.epoch
         return self.before.seq - self.after.seq - 1 if is_one_life else None
 
 
 RESTART: Final = "restart"
-"""The cause of a gap where a peer without epochs counts from its beginning again."""
+"""Cause of a gap: a peer without epochs counts from its beginning again."""
 
 
 class GapAction(StrEnum):
     """What to do about a gap.
 
-    * `CONTINUE`: go on; the gap stays on record.
-    * `SNAPSHOT`: read the state anew with `snapshot`, then go on behind the place that it answers.
-    * `AWAIT`: hand out no message of the sequence before one with `Span(snapshot=True)`, or what is missing, has come.
+    * `CONTINUE`: go on; the journal has the gap.
+    * `SNAPSHOT`: read the state with `snapshot`, then go on behind the place that it answers.
+    * `AWAIT`: withhold the sequence until a message with `Span(snapshot=True)`, or what is missing, has come.
     * `RECONNECT`: connect again from the cursor, for a peer that sends what is missing.
     * `FAIL`: end the stream as FAILED.
     """
@@ -271,9 +262,9 @@ Snapshot = Callable[[Gap], Cursor | int | Awaitable[Cursor | int]]
 Place = Span | Cursor
 Position = Place | int | None
 PositionOf = Callable[[Any], Position]
-"""The place of a decoded message, or None for one that has none, such as a greeting. Pure and cheap."""
+"""The place of a decoded message; None for one without, such as a greeting. Pure and cheap."""
 
 
 def place_of(value: Position) -> Place | None:
-    """What a `PositionOf` answered, as a place."""
+    """The answer of a `PositionOf` as a place."""
     return Cursor(value) if isinstance(value, int) else value

@@ -1,7 +1,7 @@
-"""What lasts of a stream: its cursor, and its moves with their reasons and what it missed, in words.
+"""The journal of a stream: the moves of its connections with their reasons, and what it missed.
 
-The journal has one row for each run of a stream, named by its fence, so that whoever lost the lease overwrites nobody's
-account. It has no status and thus no index entry, and is written seldom: never for a heartbeat.
+Each run has a row of its own, named by its fence, so that an agent that lost the lease overwrites no other run. The row
+has no status and so no index entry, and is written seldom: never for a heartbeat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOVES_KEPT: Final = 50
 GAPS_KEPT: Final = 100
 PAUSE_S: Final = 60.0
 COUNTS_S: Final = 900.0
-"""Seldom, as each writing is billed by the kilobyte of the whole account."""
+"""Shortest time between two writes for new counts alone: a write is billed by the kilobyte of the whole row."""
 
 _STEPS: Final = (State.RESOLVING, State.CONNECTING, State.SUBSCRIBING)
 _OVER: Final = (State.CLOSED, State.FAILED)
@@ -35,7 +35,7 @@ _COUNTS: Final = ("connects", "handled", "duplicates", "unsent")
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A stream came into another state; `at` is in epoch seconds."""
+    """A change of a stream's state; `at` is in epoch seconds."""
 
     at: float
     state: str
@@ -44,7 +44,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Whether a stream is connected. Times are in epoch seconds."""
+    """Connected or not, and since when; times are in epoch seconds."""
 
     is_connected: bool
     since: float
@@ -56,7 +56,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A gap as it is kept: the places around it, how many messages as far as that can be told, what was done."""
+    """A gap in the journal: the places around it, the number of messages if it is known, and the action."""
 
     at: float
     cause: str
@@ -81,11 +81,11 @@ class Run:
     duplicates: int = 0
     unsent: int = 0
     link: Link | None = None
-    """None: it has no connection to tell of, or its agent is of an older version."""
+    """None: it made no connection, or its agent has an older version."""
 
 
 class Journal:
-    """The account of the run that goes on. Written in the loop's thread, read in the agent's."""
+    """The journal of the present run. Written in the loop's thread, read in the agent's."""
 
     def __init__(self, task_id: str, fence: int, agent: str) -> None:
         self.journal_id = journal_id(task_id, fence)
@@ -100,7 +100,7 @@ class Journal:
 
     @property
     def link(self) -> Link | None:
-        """Whether all feeds are connected; of several that are not, the one that is away longest."""
+        """The link of the feeds; of several that are not connected, the one that is away longest."""
         with self._guard:
             return self._link()
 
@@ -110,7 +110,7 @@ class Journal:
         return min(away, key=_since) if away else max(links, key=_since, default=None)
 
     def moved(self, at: float, state: str, reason: str = "", *, feed: object = None, wait_s: float = 0.0) -> None:
-        """Add a move. Fifty are to reach far: steps of an attempt are told by its end, and pauses in a row are one.
+        """Add a move. So that fifty reach far, an attempt's end replaces its steps, and pauses in a row are one.
 
         Args:
             at: epoch seconds.
@@ -126,8 +126,8 @@ class Journal:
                 return
             if steps and state in (State.LIVE, State.BACKOFF):
                 del self._moves[-len(steps) :]
-                reason = _told_by_end(state, reason, at, steps)
-            elif steps and state not in _STEPS:  # it ended on its way: how far it came is worth a move
+                reason = _with_steps(state, reason, at, steps)
+            elif steps and state not in _STEPS:  # it ended on its way: the last step stays
                 del self._moves[-len(steps) : -1]
             why, mark, after = reason.partition(NEXT_ATTEMPT)
             why, after = writes.cut(why, REASON_BYTES), mark + after
@@ -156,7 +156,7 @@ class Journal:
             self._is_new = True
 
     def take(self, now: float, **counts: int) -> dict[str, Any] | None:
-        """The whole account if there is something new since the last call, or, each quarter of an hour, other counts.
+        """The whole journal if there is something new since the last call, or other counts after `COUNTS_S`.
 
         Args:
             now: any clock, in seconds.
@@ -176,7 +176,7 @@ class Journal:
             }
 
     def keep(self) -> None:
-        """The account could not be written: `take` answers with it again."""
+        """Let `take` answer with the same journal again, as it could not be written."""
         with self._guard:
             self._is_new = True
 
@@ -186,7 +186,7 @@ def _since(link: Link) -> float:
 
 
 def _after(link: Link | None, at: float, state: str, reason: str, wait_s: float) -> Link:
-    """What a move of its feed makes of a link."""
+    """The link after a move of its feed."""
     if state == State.PAUSED or (state == State.LIVE and reason == CAUGHT_UP):
         return link or Link(True, at)
     if state == State.LIVE:
@@ -201,18 +201,18 @@ def _is_step(move: Move) -> bool:
     return move.state in _STEPS and not move.reason
 
 
-def _told_by_end(state: str, reason: str, at: float, steps: Sequence[Move]) -> str:
-    """How an attempt ended, with what its steps tell; they come newest first."""
+def _with_steps(state: str, reason: str, at: float, steps: Sequence[Move]) -> str:
+    """The reason of an attempt's end, with how far it came; steps come newest first."""
     if state == State.LIVE and not reason:
         return f"connected in {at - steps[-1].at:.1f} s"
     return f"while {steps[0].state}: {reason}" if state == State.BACKOFF else reason
 
 
 def read_cursor(task: Task) -> Cursor | None:
-    """The cursor that the row of a stream keeps.
+    """The cursor in the row of a stream.
 
     Raises:
-        StreamFailed: somebody wrote something else there by hand.
+        StreamFailed: something else was written there by hand.
     """
     try:
         return Cursor.from_map(task.last_seq)
@@ -221,12 +221,12 @@ def read_cursor(task: Task) -> Cursor | None:
 
 
 def journal_id(task_id: str, fence: int) -> str:
-    """Id of the row that keeps the account of a run."""
+    """Id of the row of a run's journal."""
     return f"journal:{task_id}#{fence}"
 
 
 def keep_journals(store: TaskStore, journals: Mapping[str, Mapping[str, Any]], *, keep_s: float) -> None:
-    """Write accounts, by `journal_id`, and keep them for so many seconds.
+    """Write journals, by `journal_id`, and keep them for so many seconds.
 
     Raises:
         StoreError: one of them had no answer.
@@ -242,12 +242,12 @@ def keep_journals(store: TaskStore, journals: Mapping[str, Mapping[str, Any]], *
     ]
     answers += store.engine.put(new) if new else []
     for answer in answers:
-        if answer.error and not isinstance(answer.error, StoreRejected):  # an account that is never taken is left out
+        if answer.error and not isinstance(answer.error, StoreRejected):  # it never takes this one
             raise answer.error
 
 
 def read_journals(store: TaskStore, task: Task, *, runs: int) -> list[Run]:
-    """The accounts of the last runs of a stream, oldest first; runs without one are left out."""
+    """The journals of the last runs of a stream, oldest first; runs without one are left out."""
     fences = range(max(1, task.fence - runs + 1), task.fence + 1)
     rows = store.engine.get([journal_id(task.task_id, fence) for fence in fences])
     found = []
@@ -261,10 +261,7 @@ def read_journals(store: TaskStore, task: Task, *, runs: int) -> list[Run]:
 
 
 def read_links(store: TaskStore, tasks: Iterable[Task]) -> dict[str, Link]:
-    """Whether streams that run are connected, as their agents last wrote it; those that have told nothing are left out.
-
-    Reads the account of each in one exchange.
-    """
+    """The links of running streams by their last journals, read in one exchange; streams without one are left out."""
     names = {task.task_id: journal_id(task.task_id, task.fence) for task in tasks if _has_link(task)}
     rows = store.engine.get(list(names.values())) if names else {}
     infos = {task_id: rows[name].get("info") for task_id, name in names.items() if name in rows}
@@ -277,7 +274,7 @@ def _has_link(task: Task) -> bool:
 
 
 def read_link(kept: Any) -> Link | None:
-    """The link that an account tells; None without one, or with one that was made by hand."""
+    """The link in a journal; None without one, or with one made by hand."""
     if not isinstance(kept, Mapping) or not is_number(kept.get("since")):
         return None
     next_at = kept.get("next_at")
@@ -290,10 +287,10 @@ def read_link(kept: Any) -> Link | None:
 
 
 def _run(fence: int, info: Mapping[str, Any]) -> Run:
-    """The run that an account tells of.
+    """The run of a journal's row.
 
     Raises:
-        ValueError: the account is of another version, or was written by hand.
+        ValueError: the row is of another version, or was written by hand.
     """
     numbers = [at for at, *_ in info.get("moves", ())] + [info.get(name, 0) for name in _COUNTS]
     if not all(map(is_number, numbers)):

@@ -17,7 +17,7 @@ class Buffer:
     Args:
         messages: largest number.
         size: largest sum of their sizes in bytes; one message may be larger than that.
-        on_full: what becomes of a message for which there is no room.
+        on_full: what happens to a message without room.
     """
 
     __slots__ = (
@@ -49,14 +49,14 @@ class Buffer:
         self.dropped = 0
         """Messages dropped since `take_dropped` was called."""
         self.connection = 0
-        """Counts the connections that brought messages, up to the one of the message that was taken last."""
+        """Number of the connection that brought the message taken last."""
 
     def __len__(self) -> int:
         return len(self._items)
 
     @property
     def is_full(self) -> bool:
-        """True when nothing more is taken."""
+        """True when there is no room."""
         return len(self._items) >= self._max_messages or self._bytes >= self._max_bytes
 
     def put(self, message: Data) -> None:
@@ -82,17 +82,17 @@ class Buffer:
 
     @property
     def must_wait(self) -> bool:
-        """True when the reader has to wait for room."""
+        """True when the reader must wait for room."""
         return self._on_full == "pause" and self.is_full
 
     async def wait_for_room(self) -> None:
-        """Until the handler has taken half of what is here, so that the reader does not wake for each message."""
+        """Wait until the handler has taken half of the messages, so that the reader does not wake for each."""
         while self.must_wait:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
 
     def get(self) -> Data | None:
-        """The oldest message, None if there is none."""
+        """Take the oldest message; None if there is none."""
         if not self._items:
             return None
         message = self._items.popleft()
@@ -107,37 +107,37 @@ class Buffer:
         return message
 
     def begin_connection(self) -> None:
-        """What is put from here on comes by a new connection."""
+        """Count what is put from now on to a new connection."""
         ahead = self._gone + len(self._items)
         if ahead not in self._begins[-1:]:  # the one before has brought nothing
             self._begins = (*self._begins, ahead)
 
     def waiting(self) -> list[Data]:
-        """The messages, oldest first, without taking them."""
+        """The messages, oldest first; they stay."""
         return list(self._items)
 
     def newest(self) -> Data | None:
-        """The message that was put last, without taking it."""
+        """The message that was put last; it stays."""
         return self._items[-1] if self._items else None
 
     async def wait_for_some(self) -> None:
-        """Until there is a message or the buffer is closed."""
+        """Wait for a message or the end."""
         while not self._items and not self.is_closed:
             self._some = asyncio.get_running_loop().create_future()
             await self._some
 
     def take_dropped(self) -> int:
-        """How many messages were dropped since the last call."""
+        """Messages dropped since the last call."""
         dropped, self.dropped = self.dropped, 0
         return dropped
 
     def close(self) -> None:
-        """Wake the handler: nothing more will come."""
+        """End: wakes the handler."""
         self.is_closed = True
         _wake(self._some)
 
     def clear(self) -> None:
-        """Forget what waits here."""
+        """Drop all messages."""
         self._gone += len(self._items)
         self._items = ()
         self._bytes = 0

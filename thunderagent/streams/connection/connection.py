@@ -1,4 +1,4 @@
-"""One live connection: its reader, its watch, and what `on_open` may do with it."""
+"""One live connection: its reader, its liveness, and what `on_open` may do with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from thunderagent.streams.connection.transport import abort_connection, close_co
 from thunderagent.streams.cursor import Cursor, GapAction, OnGap, PositionOf, Snapshot
 
 ANSWER_S: Final = 10.0
-"""How long a peer may take no answer to its ping; then it is given up."""
+"""Longest time in which a peer takes no answer to its ping; then it is given up."""
 
 _ACCEPTED: Final = Response(101, "", Headers())
 _NOTHING: Final = object()
@@ -85,9 +85,9 @@ class Peer:
             return _NOTHING
 
     def value_with(self, members: Mapping[str, Any], message: Data) -> Any:
-        """The message decoded, or else as JSON, if it has these members; `_NOTHING` if it has not.
+        """The message decoded, else as JSON, if it has these members; `_NOTHING` if not.
 
-        What a peer says of itself is often no message to `decode`, which drops or refuses it.
+        `decode` often drops or refuses what a peer says of itself.
         """
         for value in (self.decoded(message), _from_json(message)):
             if value is not _NOTHING and all(_member(value, name) == wanted for name, wanted in members.items()):
@@ -95,7 +95,7 @@ class Peer:
         return _NOTHING
 
     def reply_to(self, message: Data) -> str | bytes | None:
-        """What is sent at once in answer to a message; None for one that the handler gets.
+        """The reply that is sent at once; None for a message that the handler gets.
 
         Raises:
             FunctionFailed: `answer` has raised.
@@ -112,12 +112,12 @@ class Peer:
 
 
 def encoded(value: Any) -> str | bytes:
-    """A message as it is sent: text and bytes as they are, everything else as JSON."""
+    """A message as it is sent: text and bytes as they are, any other value as JSON."""
     return value if isinstance(value, (str, bytes)) else json.dumps(value, separators=(",", ":"))
 
 
 class Connection:
-    """An open WebSocket. `on_open` is given one to authenticate and to subscribe; handlers send with their feed."""
+    """An open WebSocket. `on_open` gets it to authenticate and subscribe; handlers send with their feed."""
 
     __slots__ = (
         "_awaited",
@@ -144,9 +144,9 @@ class Connection:
         self._failed: FunctionFailed | None = None
         self._took: list[Data] = []
         self._awaited: tuple[Mapping[str, Any], int] | None = None
-        """What `expect` waits for, and how many messages it had taken before."""
+        """What `expect` waits for, and the number of messages taken before."""
         self.is_unanswered = False
-        """True while `recv` or `expect` waits, and nothing but pings has come since it began."""
+        """True while `recv` or `expect` waits and only pings have come since it began."""
         self._liveness = Liveness(pings(self) if pings else opened, peer.options, self.cut)
 
     @property
@@ -156,7 +156,7 @@ class Connection:
 
     @property
     def response_headers(self) -> Mapping[str, str]:
-        """Headers of the peer's answer to the handshake; in `on_open` alone, afterwards they are forgotten."""
+        """Headers of the peer's answer to the handshake; in `on_open` alone."""
         response = self._socket.response
         return response.headers if response is not None else {}
 
@@ -176,17 +176,17 @@ class Connection:
         await self.send(json.dumps(value, separators=(",", ":")))
 
     async def recv(self) -> Data:
-        """The next message; for `on_open` alone, whose messages no handler sees."""
+        """The next message; for `on_open` alone: the handler does not get it."""
         self.is_unanswered = True
         message = await self._socket.recv()
         self.is_unanswered = False
         return message
 
     async def expect(self, **members: Any) -> Any:
-        """Wait for a message with these members or attributes; what comes before it goes to the handler.
+        """Wait for a message with these members or attributes; earlier messages go to the handler.
 
-        It is decoded as the stream's messages are, or else as JSON. Bounded by `subscribe_timeout_s`, and by
-        `max_pending` messages. The end of an attempt in which it did not come says what came instead.
+        The message is decoded as those of the stream, else as JSON. The wait is bounded by `subscribe_timeout_s` and by
+        `max_pending` messages. If it does not come, the end of the attempt says what came instead.
 
         Raises:
             LookupError: too many other messages came before it.
@@ -205,10 +205,10 @@ class Connection:
                 self._awaited = None
                 return value
             if len(self._took) >= self._options.max_pending:
-                raise LookupError(f"{len(self._took)} messages came, and none with {_told(members)}")
+                raise LookupError(f"{len(self._took)} messages came, and none with {_named(members)}")
             self._took.append(message)
 
-    # Inside
+    # For the pump
 
     @property
     def is_open(self) -> bool:
@@ -217,14 +217,14 @@ class Connection:
 
     @property
     def missing(self) -> str:
-        """What `expect` waits for and what came instead, for the account; empty when it has all it asked for."""
+        """What `expect` waits for and what came instead; empty when it waits for nothing."""
         if self._awaited is None:
             return ""
         members, begin = self._awaited
         came = self._took[begin:]
         more = [f"{len(came) - _SHOWN} more"] if len(came) > _SHOWN else []
         shown = " and ".join([*map(self._shown, came[:_SHOWN]), *more])
-        return f"instead of {_told(members)} came {shown or 'nothing'}"
+        return f"instead of {_named(members)} came {shown or 'nothing'}"
 
     def _shown(self, message: Data) -> str:
         if isinstance(message, str):
@@ -236,22 +236,22 @@ class Connection:
         return text if len(text) <= _SHOWN_LETTERS else text[: _SHOWN_LETTERS - 1] + "…"
 
     def forget_handshake(self) -> None:
-        """Let go of the headers that went to and fro: they are of use in `on_open` alone, and have 4 KiB."""
+        """Drop the headers of the handshake: 4 KiB that `on_open` alone needs."""
         for message in (self._socket.request, self._socket.response):
             if message is not None:
                 message.headers.clear()  # the library's parser keeps the message itself
         self._socket.request, self._socket.response = None, _ACCEPTED
 
     async def read(self, buffer: Buffer, paused: Callable[[bool], None]) -> ConnectionEnd:
-        """Read until the connection ends, and say how it ended. Cancelling it leaves the connection open.
+        """Read until the connection ends; the answer is its end. A cancel leaves the connection open.
 
         Args:
             buffer: where messages go.
-            paused: told when the buffer is full, and when there is room again.
+            paused: called with True when the buffer is full, with False when it has room again.
 
         Raises:
-            StreamFailed: the buffer is full, and that is to be fatal.
-            FunctionFailed: a function that was given to `connect` has raised.
+            StreamFailed: the buffer is full and `on_full` is "fail".
+            FunctionFailed: a function given to `connect` has raised.
         """
         liveness = self._liveness
         liveness.start()
@@ -302,7 +302,7 @@ class Connection:
         return None if wanted is None else asyncio.get_running_loop().create_task(self._keep_alive(*wanted))
 
     async def _keep_alive(self, message: Any, every_s: float) -> None:
-        """Send the message each interval, also while the reader waits for room."""
+        """Send the message each interval, even while the reader waits for room."""
         while True:
             await asyncio.sleep(every_s)
             try:
@@ -312,16 +312,16 @@ class Connection:
                 self._failed.__cause__ = error
                 self.abort()
                 return
-            with suppress(ConnectionClosed):  # the reader tells how it ended
+            with suppress(ConnectionClosed):  # the reader reports the end
                 await self.send(text)
 
     @property
     def is_drained(self) -> bool:
-        """True while the reader waits for the peer: everything that has come is in the buffer."""
+        """True while the reader waits for the peer: all that has come is in the buffer."""
         return self._liveness.is_listening
 
     def cut(self, cause: Cause, detail: str) -> None:
-        """End the connection at once, for this reason; `read` tells it."""
+        """End the connection at once with this cause, which `read` answers."""
         self._cut = self._cut or (cause, detail)
         abort_connection(self._socket)
 
@@ -349,5 +349,5 @@ def _member(value: Any, name: str) -> Any:
     return value.get(name, _NOTHING) if isinstance(value, Mapping) else getattr(value, name, _NOTHING)
 
 
-def _told(members: Mapping[str, Any]) -> str:
+def _named(members: Mapping[str, Any]) -> str:
     return Redactor().text(", ".join(f"{name}={wanted!r}" for name, wanted in members.items()))

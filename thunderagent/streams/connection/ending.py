@@ -1,4 +1,4 @@
-"""How an attempt or a connection ended, as a value: what verdicts and the journal are made of."""
+"""How an attempt or a connection ended, as a value for verdicts and the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thunderagent.model.errors import ConfigurationError
 
 
 class State(StrEnum):
-    """Where a feed is."""
+    """The state of a feed."""
 
     RESOLVING = "resolving"
     """Asks for the endpoint, or waits for its turn to connect."""
@@ -38,19 +38,18 @@ class State(StrEnum):
 
 
 CAUGHT_UP: Final = "the handler has caught up"
-"""The reason with which a feed is live again after a pause."""
-
+"""The reason of LIVE after a pause."""
 
 NEXT_ATTEMPT: Final = "; next attempt in "
-"""What stands between the reason of an end and the seconds until the next attempt."""
+"""In a reason of BACKOFF: between the end and the seconds until the next attempt."""
 
 
 class FunctionFailed(Exception):
-    """A function that was given to `connect` has raised, away from the handler; its error is the cause of this one."""
+    """A function given to `connect` has raised outside of the handler; its error is the cause of this one."""
 
 
 class Cause(StrEnum):
-    """Why a connection or an attempt ended; a verdict depends on it."""
+    """Why a connection or an attempt ended; it decides the verdict."""
 
     CLOSED = "closed"
     """The peer closed; `code` says how."""
@@ -61,16 +60,16 @@ class Cause(StrEnum):
     TLS = "tls_verify"
     """The certificate is not acceptable."""
     PROTOCOL = "protocol"
-    """The peer does not speak the protocol as it should."""
+    """The peer broke the protocol."""
     TOO_BIG = "message_too_big"
     ZOMBIE = "zombie"
     """Pings were not answered."""
     IDLE = "idle"
     """No message for `idle_timeout_s`."""
     ROTATED = "rotated"
-    """We left before the peer's limit on the age of a connection."""
+    """Ended by us before the peer's limit on its age."""
     ASKED = "asked"
-    """`reconnect()` was called, or a gap asks for it."""
+    """`reconnect()` was called, or a gap asked for it."""
     ENDPOINT = "endpoint"
     """The endpoint function failed."""
     SUBSCRIBE = "subscribe"
@@ -78,7 +77,7 @@ class Cause(StrEnum):
     CONFIGURATION = "configuration"
     """The endpoint or a setting cannot work."""
     INTERNAL = "internal"
-    """A task of ours died."""
+    """A task of the library died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +86,9 @@ class ConnectionEnd:
 
     cause: Cause
     state: State
-    """Where it was when it ended."""
+    """The state in which it ended."""
     code: int | None = None
-    """Close code (RFC 6455, section 7.4), 1006 when there was none."""
+    """Close code (RFC 6455, section 7.4); 1006 without one."""
     status: int | None = None
     """HTTP status of the handshake."""
     retry_after_s: float | None = None
@@ -97,7 +96,7 @@ class ConnectionEnd:
 
     @property
     def kind(self) -> str:
-        """The cause with its code or status: what repetitions are counted by."""
+        """The cause with its code or status: repetitions are counted by it."""
         if self.code is not None:
             return f"{self.cause} {self.code}"
         return f"{self.cause} {self.status}" if self.status is not None else self.cause.value
@@ -107,19 +106,19 @@ class ConnectionEnd:
 
 
 def end_of(error: BaseException, state: State, *, now: float, is_open: bool = False) -> ConnectionEnd:
-    """What an exception means. Only what the socket raised is of the network; the rest is named by where it was.
+    """The end that an exception means: one of the socket is of the network, any other is named by the feed's state.
 
     Args:
         error: the exception.
-        state: where the feed was.
+        state: of the feed.
         now: epoch seconds.
-        is_open: our connection is open, so that another one has ended.
+        is_open: True when our connection is open, so that another one has ended.
     """
     detail = _text(error)
     match error:
         case ConnectionClosed() if state is not State.RESOLVING and not is_open:
             return _closed(error, state)
-        case InvalidURI() | InvalidProxy():  # its text has the URL, and with it perhaps a token or a password
+        case InvalidURI() | InvalidProxy():  # its text has the URL, perhaps with a token or a password
             what = "endpoint" if isinstance(error, InvalidURI) else "proxy of the environment"
             return ConnectionEnd(cause=Cause.CONFIGURATION, state=state, detail=f"the {what} is no valid URL")
         case ConfigurationError():
@@ -159,7 +158,7 @@ def _closed(error: ConnectionClosed, state: State) -> ConnectionEnd:
 
 
 def _network_or_protocol(error: BaseException) -> Cause:
-    """A handshake that was cut off is the network's fault, one with another content the peer's."""
+    """A handshake that was cut off is an error of the network, one with wrong content an error of the peer."""
     return Cause.NETWORK if isinstance(error.__cause__, (OSError, EOFError)) else Cause.PROTOCOL
 
 
@@ -173,7 +172,7 @@ def _text(error: BaseException) -> str:
 
 
 def _retry_after(value: str | None, now: float) -> float | None:
-    """Seconds of a header Retry-After, which holds a number or a date (RFC 9110, section 10.2.3)."""
+    """Seconds of a header Retry-After: a number or a date (RFC 9110, section 10.2.3)."""
     if value is None:
         return None
     try:

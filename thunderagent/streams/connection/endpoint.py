@@ -1,4 +1,4 @@
-"""Where to connect: asked anew for every attempt."""
+"""Where to connect, resolved for every attempt."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from thunderagent.streams.cursor import Cursor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What is known when an attempt to connect begins."""
+    """What the endpoint function gets before an attempt to connect."""
 
     number: int
-    """From 1; it starts afresh when the stream has made progress."""
+    """From 1; again from 1 when the stream has made progress."""
     cursor: Cursor | None = None
-    """Where the stream is to be resumed."""
+    """The place from which to resume the stream."""
     auth_failed: bool = False
-    """The peer did not accept the last credentials: fetch new ones."""
+    """True when the peer refused the last credentials: fetch new ones."""
     last_end: ConnectionEnd | None = None
-    """How the last connection or attempt ended."""
+    """The end of the last connection or attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A URL with what its handshake carries."""
+    """A URL, and what the handshake carries."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -37,7 +37,7 @@ class Endpoint:
 
 Target = str | Endpoint
 EndpointSource = Target | Sequence[Target] | Callable[[Attempt], Target | Awaitable[Target]]
-"""A URL; several, tried in turn; or a function that answers with one for each attempt, which may be a coroutine."""
+"""A URL, several to try in turn, or a function, also a coroutine function, that makes one for each attempt."""
 
 
 async def resolve_endpoint(source: EndpointSource, attempt: Attempt) -> Endpoint:

@@ -1,4 +1,4 @@
-"""The stream as its handler sees it: an async iterator of messages that survives its connections."""
+"""The messages of a stream as an async iterator that survives its connections."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ M = TypeVar("M")
 
 
 class Keeper(Protocol):
-    """Who keeps a feed: an owner that may lose the right to it, has its cursor, and writes down what happens."""
+    """The owner of a feed: has its lease and cursor, and keeps a journal."""
 
     @property
     def cursor(self) -> Cursor | None:
-        """What was handled and is on record."""
+        """The last checkpoint."""
 
     def guard(self) -> None:
-        """Raise when no message may be handed out any more: the lease is over."""
+        """Raise when the lease is over: no message may be handed out."""
 
     def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
-        """The feed is in another state."""
+        """Note that the feed is in another state."""
 
     def found_gap(self, gap: Gap, action: GapAction) -> None:
-        """Messages are missing, and this is done about it."""
+        """Note missing messages, and what is done about them."""
 
     def goes_back(self, key: str | None) -> None:
-        """The next place of this sequence may be behind the last one: the peer counts afresh, or sent a snapshot."""
+        """Let the next place of this sequence be behind the last one: the peer counts again, or sent a snapshot."""
 
     def warned(self, feed: Feed[Any], reason: str) -> None:
-        """The feed goes on, and something looks wrong."""
+        """Note what looks wrong while the feed goes on."""
 
 
 class Feed(Generic[M]):
-    """Messages of one peer, over as many connections as it takes. Made by `ctx.connect`; iterate it once.
+    """Messages of one peer over any number of connections. Made by `ctx.connect`; iterate it once.
 
-    The iteration ends when the keeper ends the feed, and raises `StreamFailed` when the stream cannot go on.
+    The iteration ends with the feed, and raises `StreamFailed` when the stream cannot go on.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Feed(Generic[M]):
         self.state = State.RESOLVING
         self.since = monotonic()
         self.handled = 0
-        """Messages that the handler has handled."""
+        """Handled messages."""
         self.unsent = 0
         """Messages that `send` could not send."""
         self._keeper = keeper
@@ -128,7 +128,7 @@ class Feed(Generic[M]):
     # For the handler
 
     def __aiter__(self) -> Self:
-        if self._pumping is None and not self._buffer.is_closed:  # it may have been ended before it began
+        if self._pumping is None and not self._buffer.is_closed:  # it may have ended before it began
             self._pumping = asyncio.get_running_loop().create_task(self._run())
             self._pumping.add_done_callback(seen)
         return self
@@ -165,8 +165,8 @@ class Feed(Generic[M]):
         """Send a message on the live connection; waits while the peer takes nothing.
 
         Returns:
-            True when it was written to the socket, which does not say that the peer has it; False without a connection.
-            Then it is gone, and counted in the journal.
+            True when it was written to the socket, which does not prove that the peer has it; False without a
+            connection: then it is lost, and counted in the journal.
         """
         connection = self._pump.connection
         if connection is not None:
@@ -182,7 +182,7 @@ class Feed(Generic[M]):
 
     @property
     def connection(self) -> Connection | None:
-        """The live connection; None while there is none. It may end at any moment: send with `send`."""
+        """The live connection; None while there is none. It may end at any moment, so use `send`."""
         return self._pump.connection
 
     @property
@@ -192,15 +192,15 @@ class Feed(Generic[M]):
 
     @property
     def duplicates(self) -> int:
-        """Messages that were dropped as they had come before."""
+        """Dropped messages that had come before."""
         return self._sequencer.duplicates
 
     def reconnect(self, reason: str = "asked to") -> None:
-        """Leave the connection and connect again at once, for example when the peer says that it moves."""
+        """Close the connection and connect again at once, for example when the peer announces a move."""
         if self._pump.connection is not None:
             self._pump.connection.cut(Cause.ASKED, reason)
 
-    # For the keeper; all but `handling_s` in the thread of the loop
+    # For the keeper, in the thread of the loop but for `handling_s`
 
     @property
     def has_progressed(self) -> bool:
@@ -213,12 +213,12 @@ class Feed(Generic[M]):
         return self._pump.wait_s
 
     def handling_s(self) -> float:
-        """Seconds since the handler was given what it works on, a message or the end; 0 while it waits."""
+        """Seconds since the handler got its message or the end; 0 while it waits."""
         since = self._handling_since
         return 0.0 if since is None else self._monotonic() - since
 
     def release(self, cursor: Cursor | None) -> None:
-        """Hand out what comes behind this place: the one who held the stream before has stopped there."""
+        """Hand out what comes behind this place, where the former agent has stopped."""
         self._sequencer.release(cursor)
         self._let_go()
 
@@ -228,10 +228,10 @@ class Feed(Generic[M]):
             held.set()
 
     def finish(self, *, flush: bool = False) -> asyncio.Task[None]:
-        """End: close the connection now; the handler's iteration ends when it comes back for the next message.
+        """End: close the connection now; the handler's iteration ends at its next message.
 
         Args:
-            flush: hand out first what was read already.
+            flush: first hand out what was read already.
         """
         if self._closing is None:
             self._flush = flush
@@ -241,7 +241,7 @@ class Feed(Generic[M]):
         return self._closing
 
     def abort(self) -> None:
-        """End at once, without a word to the peer."""
+        """End at once, without a close frame."""
         self._pump.abort()
         self._buffer.close()
         if self._pumping is not None:
@@ -261,13 +261,13 @@ class Feed(Generic[M]):
             self._buffer.close()
 
     async def _tell_end(self) -> None:
-        """Nothing pumps any more, and nobody asked for that.
+        """Raise the reason why the connection ended for good.
 
         Raises:
-            StreamFailed: with the reason.
-            TaskStopped: the right to the stream was lost before it was connected again.
-            RuntimeError: the task was cancelled, by whomever.
-            BaseException: what `answer` or `keepalive` has raised.
+            StreamFailed: the stream cannot go on.
+            TaskStopped: the lease was lost before it was connected again.
+            RuntimeError: the task was cancelled.
+            BaseException: the error of `answer` or `keepalive`.
         """
         pumping = self._pumping
         if pumping is None:
@@ -285,12 +285,12 @@ class Feed(Generic[M]):
         raise RuntimeError("the task that holds the connection has died") from error
 
     async def _close(self) -> None:
-        """Bounded by `close_timeout_s`, even if user code does not let itself be cancelled."""
+        """Close within `close_timeout_s`, even if user code cannot be cancelled."""
         pumping = self._pumping
         connection = self._pump.connection
         if pumping is not None and not pumping.done():
             if connection is not None:
-                self._pump.connection = None  # ours from here on, or the end of the task would cut it
+                self._pump.connection = None  # ours from now on, or the end of the task would cut it
             pumping.cancel()
             await asyncio.wait((pumping,), timeout=self.options.close_timeout_s)
         if connection is not None:
@@ -317,7 +317,7 @@ class Feed(Generic[M]):
             self._pump.progressed()
 
     def _resume(self) -> Cursor | None:
-        """Behind the newest message that was read; without positions, what the handler has on record."""
+        """The place behind the newest message read; without positions, the last checkpoint."""
         return self._keeper.cursor if self._position is None else self._sequencer.resume()
 
     def _begin_at(self, place: Cursor | int) -> None:
@@ -325,9 +325,9 @@ class Feed(Generic[M]):
             self._sequencer.begin_at(place)
 
     def _place_of(self, raw: Any) -> Place | None:
-        """The place of a message that waits for the handler, as far as it has one."""
+        """The place of a message that waits for the handler, if it has one."""
         if self._position is not None:
-            with suppress(Exception):  # the handler will meet the same error, where it can be told
+            with suppress(Exception):  # the handler meets the same error
                 return place_of(self._position(raw if self._decode is None else self._decode(raw)))
         return None
 
@@ -335,7 +335,7 @@ class Feed(Generic[M]):
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Functions of the handler are asked: they have as long as it has for a message."""
+        """Count the time of functions given to `connect` as that of a message."""
         self._handling_since = self._monotonic()
         try:
             yield
@@ -344,7 +344,7 @@ class Feed(Generic[M]):
             self._keeper.guard()
 
     def doubt(self, reason: str) -> None:
-        """Something looks wrong."""
+        """Note what looks wrong."""
         self._keeper.warned(self, reason)
 
     def now(self) -> float:
@@ -353,5 +353,5 @@ class Feed(Generic[M]):
 
 
 def _silent(error: BaseException) -> RuntimeError:
-    """Instead of an error of a function that was given to us, if it would end the handler's loop without a word."""
+    """Replaces an error of a user's function that would end the handler's loop silently."""
     return RuntimeError(f"a function given to connect() raised {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""One governor for all connections of a process, so that a mass reconnect neither stalls the loop nor storms a peer."""
+"""The governor of a process's connections: a mass reconnect neither stalls the loop nor storms a peer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from thunderagent.streams.connection.resolver import Resolver
 class Governor:
     """Lets attempts to connect begin one after the other.
 
-    Measured with TLS and 350 connections that are lost at once: without it the loop stands still for seconds, which is
-    enough to lose leases.
+    Without it, 350 TLS connections lost at once stop the loop for seconds, enough to lose leases (measured).
 
     Args:
-        concurrency: attempts under way at one moment to one peer, so that a dead one holds up no other.
-        rate: attempts that begin in a second.
-        spread_s: the first retry after a live connection waits a random time up to this, times `fleet`.
-        fleet: number of processes that lose their connections to one peer together.
+        concurrency: attempts to one peer at one moment, so that a dead peer holds up no other.
+        rate: attempts that begin each second.
+        spread_s: longest wait of the first retry after a live connection, times `fleet`.
+        fleet: processes that lose their connections to one peer together.
     """
 
     def __init__(
@@ -43,10 +42,9 @@ class Governor:
         self._fleet = fleet
         self.rng = rng or random.Random()
         self.resolver = Resolver()
-        """Looks the names of peers up."""
 
     def first_retry(self) -> float:
-        """Seconds to wait before the first attempt after a live connection ended."""
+        """Wait before the first attempt after a live connection."""
         return self.rng.uniform(0.0, self._spread_s * self._fleet())
 
     @asynccontextmanager
@@ -56,7 +54,7 @@ class Governor:
         room = self._rooms.get(peer) or asyncio.Semaphore(self._concurrency)
         self._rooms[peer] = room
         async with room:
-            async with self._pace:  # asleep one by one, or a loop that stood still would begin several at once
+            async with self._pace:  # one by one, or a loop that stood still would begin several at once
                 loop = asyncio.get_running_loop()
                 if (left := self._next - loop.time()) > 0:
                     await asyncio.sleep(left)

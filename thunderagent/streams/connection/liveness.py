@@ -1,10 +1,9 @@
-"""Finds out whether a peer is still there, without harming a connection that is only slow.
+"""Finds a dead peer without harming a connection that is only slow.
 
-The keepalive of the library cuts a healthy connection when the handler is slow (reading is paused, so the pong waits
-behind messages) or when the loop was blocked (the time limit wins over the pong that is in the socket already). Here
-only time counts in which the reader was waiting for the peer, and a timer that comes late counts as one tick. There
-are several ticks to each limit, and between two of them the loop reads what has come: however often it is blocked, a
-pong that is in the socket is seen in time.
+The library's keepalive cuts healthy connections: a slow handler pauses reading, so that the pong waits behind messages,
+and after a blocked loop the time limit wins over a pong in the socket. Here only time counts in which the reader waits
+for the peer, and a late timer counts as one tick. Each limit has several ticks, and the loop reads between them: a pong
+in the socket is seen in time, however often the loop is blocked.
 """
 
 from __future__ import annotations
@@ -17,27 +16,26 @@ from thunderagent.streams.connection.ending import Cause
 from thunderagent.streams.connection.options import StreamOptions
 
 _SLACK: Final = 0.05
-"""Of a tick: so much may be missing, or a limit that is a whole number of ticks would take one more."""
+"""Part of a tick that may be missing, or a limit of a whole number of ticks would take one more."""
 
 
 class Pings(Protocol):
-    """What liveness needs of a connection."""
+    """Sends pings: a connection."""
 
     async def ping(self) -> Awaitable[float]:
-        """Send a ping; what it answers is done when the pong is here."""
+        """Send a ping; the answer is done when the pong has come."""
 
 
 class Liveness:
     """Watches one connection, from the moment it is live until `stop`.
 
     A ping goes out each `ping_interval_s`; its pong has half of that. After a miss the next ping goes out at once, so
-    that with two misses a dead peer is found within two intervals. A pong that comes later still tells that the peer
-    is there. A pong settles all older pings: misses count in a row.
+    that two misses find a dead peer within two intervals. A late pong counts, and settles all older pings.
 
     Args:
         pings: the connection.
         options: intervals and limits.
-        cut: called with the cause and a text once the peer is given up.
+        cut: called with the cause and a text when the peer is given up.
     """
 
     __slots__ = (
@@ -74,12 +72,12 @@ class Liveness:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to watch, before the first message too."""
+        """Begin to watch."""
         if self._tick_s:
             self._schedule()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """End the watch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,14 +90,14 @@ class Liveness:
         return self._listening_since is not None
 
     def listening(self) -> None:
-        """The reader waits for the peer from now on."""
+        """Note that the reader waits for the peer from now on."""
         self._listening_since = self._loop.time()
 
     def heard(self, *, is_ping: bool = False) -> None:
-        """A message came: the peer is there, and the reader has something else to do.
+        """Note a message: the peer is there, and the reader is busy.
 
         Args:
-            is_ping: it was no more than a sign of life, so the silence of `idle_timeout_s` goes on.
+            is_ping: True for a mere sign of life, which does not end the silence of `idle_timeout_s`.
         """
         if is_ping:
             self._quiet_s += self._listened_s()
@@ -113,7 +111,7 @@ class Liveness:
         self._listening_since = None
 
     def _listened_s(self) -> float:
-        """How long the reader has waited for the peer since the last tick."""
+        """Seconds since the last tick in which the reader has waited for the peer."""
         since = self._listening_since
         return 0.0 if since is None else min(self._loop.time() - max(since, self._tick_at), self._tick_s)
 
@@ -122,7 +120,7 @@ class Liveness:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
-        """One tick, however late it comes."""
+        """One tick, however late."""
         listened_s = self._listened_s()
         self._schedule()
         self._judge_silence(listened_s)
@@ -150,11 +148,11 @@ class Liveness:
             self._send_ping()
 
     def _send_ping(self) -> None:
-        """In a task: sending waits while the peer takes nothing, which is no answer either."""
+        """Send a ping in a task: sending waits while the peer takes nothing."""
         self._since_ping_s = self._waited_s = 0.0
         self._is_open = True
         if len(self._asking) >= self._options.pong_misses:
-            return  # it never answers, and only data keeps it alive: an answer to an older ping is as good
+            return  # an answer to an older ping is as good
         task = self._loop.create_task(self._ask())
         self._asking.append(task)
         task.add_done_callback(self._asking.remove)
@@ -162,7 +160,7 @@ class Liveness:
     async def _ask(self) -> None:
         try:
             await (await self._pings.ping())
-        except Exception:  # no answer; the reader tells how the connection ended
+        except Exception:  # no answer; the reader reports the end
             return
         self._is_open = False
         self._misses = 0

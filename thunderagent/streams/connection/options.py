@@ -38,7 +38,7 @@ _OVER_ZERO: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a connection is opened, watched, buffered and replaced.
+    """How connections are opened, watched, buffered and replaced.
 
     Raises:
         ConfigurationError: the options cannot work; all problems are listed.
@@ -49,9 +49,9 @@ class StreamOptions:
     subscribe_timeout_s: float = 10.0
     """For `on_open`."""
     close_timeout_s: float = 2.0
-    """How long the peer may take to answer our close; then the connection is cut."""
+    """Longest wait for the peer's answer to our close; then the connection is cut."""
     dns_timeout_s: float = 5.0
-    """For the lookup of the name, which is done for each attempt."""
+    """For the lookup of the name, at each attempt."""
     max_size: int = 2**20
     """Largest message in bytes; a larger one ends the connection with 1009."""
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
@@ -63,40 +63,40 @@ class StreamOptions:
     require_subprotocol: bool = False
     """Refuse a peer that chose none of the endpoint's subprotocols."""
     backoff_base_s: float = 0.5
-    """Upper end of the random delay before the first retry; doubles with each."""
+    """Longest random delay before the first retry; doubles with each."""
     backoff_cap_s: float = 60.0
-    """Upper end of the random delay before any retry."""
+    """Longest random delay before any retry."""
     stable_after_s: float = 30.0
-    """A connection that lived so long was a good one: delays and counts of failures start afresh."""
+    """Age of a connection at which delays and counts of failures start again."""
     stable_after_messages: int = 100
-    """The same for so many messages handled since the last failure."""
+    """As `stable_after_s`, in messages handled since the last failure."""
     profile: str = "generic"
     """What close codes mean: generic, apigateway, pusher, centrifugo, discord or graphql_ws."""
     classify: Callable[[ConnectionEnd], Verdict | None] | None = None
-    """Asked before the profile; None leaves the verdict to it."""
+    """Decides before the profile; its None leaves the verdict to the profile."""
     ping_interval_s: float | None = 15.0
     """Time between pings; None: no pings."""
     pong_misses: int = 2
-    """Unanswered pings after which a connection is cut. Only time in which we were listening counts."""
+    """Unanswered pings after which a connection is cut; only time spent listening counts."""
     only_pongs_count: bool = False
-    """A message is no answer to a ping: what sends it may be alive when what answers pings is not."""
+    """Messages do not count as an answer to a ping."""
     idle_timeout_s: float | None = None
-    """Cut a connection on which no message came for so long, though pings are answered. None: silence is fine."""
+    """Silence after which a connection is cut, though pings are answered; None: silence is fine."""
     max_pending: int = 256
     """Messages that wait for the handler."""
     max_pending_bytes: int = 8 * 2**20
-    """The same in bytes."""
+    """As `max_pending`, in bytes."""
     on_full: OnFull = "pause"
-    """"pause": read no more until the handler has caught up; "drop_oldest": a gap on record; "fail": FAILED."""
+    """"pause": read no more until the handler has caught up; "drop_oldest": a gap; "fail": FAILED."""
     handler_timeout_s: float = 60.0
-    """How long the handler may take over one message; then the stream is given up for another agent."""
+    """Longest time of the handler for one message; then the stream goes to another agent."""
     max_connection_age_s: float | None = None
-    """Replace the connection at this age, less up to a tenth; None takes the profile's."""
+    """Age at which a connection is replaced, less up to a tenth; None takes the profile's."""
     contiguous: bool = True
     """Positions grow by one, so that a jump is a gap."""
     restart: Restart | None = None
-    """A new connection begins behind the last place, in no other epoch. None: duplicates, with a warning; "accept": the
-    peer counts afresh, which is a gap; "fail": FAILED."""
+    """A new connection begins behind the last place of the same epoch. None: duplicates, with a warning; "accept": the
+    peer counts from its beginning, a gap; "fail": FAILED."""
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -115,7 +115,7 @@ class StreamOptions:
         return profile_named(self.profile)
 
     def verdict(self, end: ConnectionEnd) -> Verdict:
-        """What to do after this end."""
+        """The verdict after this end."""
         verdict = self.classify(end) if self.classify else None
         if verdict is None:
             return verdict_of(end, self._profile)

@@ -1,4 +1,4 @@
-"""Keeps a connection to a peer: connects, waits, connects again, and never ends without a reason."""
+"""Keeps a connection to a peer: connects, reads, waits, and connects again."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def reconnect_delay(failures: int, base_s: float, cap_s: float, rng: random.Rand
 
 
 Moved = Callable[[State, str], None]
-"""Told of each new state, with the reason."""
+"""Called with each new state and its reason."""
 
 ROTATION_RETRY_S: Final = 30.0
 """Pause after a replacement that could not be opened while the old connection still works."""
 
 LONGEST_S: Final = 3600.0
-"""A peer that asks for more is asked again after this, and up to half of it: it may have erred."""
+"""Longest wait that a peer may ask for, plus up to half of it: it may be wrong."""
 
 
 class Pump:
-    """Connects for as long as it is not cancelled, and fills a buffer.
+    """Connects until it is cancelled, and fills a buffer.
 
     Args:
         peer: where and how to connect.
         governor: gives turns to connect.
         buffer: where messages go.
-        resume: where the stream is to be resumed, asked for each attempt.
-        moved: told of each new state.
+        resume: the place to go on from, called for each attempt.
+        moved: called with each new state.
         begin_at: called with the answer of `on_open`, if that is a place.
         guard: raises when the right to the stream is lost; called before each attempt.
-        pings: what is to be answered for a connection to be alive; None: pings of the WebSocket protocol.
+        pings: makes the pings that prove a connection alive; None: pings of the WebSocket protocol.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class Pump:
         self._auth_failed = False
         self._last_end: ConnectionEnd | None = None
         self.connection: Connection | None = None
-        """The live connection, None while there is none."""
+        """The live connection; None while there is none."""
         self.connects = 0
         """Connections that became live."""
         self.has_progressed = False
@@ -126,11 +126,11 @@ class Pump:
         """Seconds from the last end to the next attempt."""
 
     async def run(self) -> None:
-        """Connect and read for ever.
+        """Connect and read until cancelled.
 
         Raises:
             StreamFailed: an end was fatal.
-            FunctionFailed: a function that was given to `connect` has raised.
+            FunctionFailed: a function given to `connect` has raised.
         """
         while True:
             opened = await self._attempt(self._moved, self._failures + 1)
@@ -138,13 +138,13 @@ class Pump:
             await self._wait_after(end)
 
     def progressed(self) -> None:
-        """The stream does well: delays and counts start afresh."""
+        """Note progress: delays and counts start again."""
         self.has_progressed = True
         self._failures = 0
         self._refusals = 0
 
     def handled_one(self) -> None:
-        """A message was handled: whatever the peer does, it does not refuse us."""
+        """Note a handled message: the peer does not refuse us."""
         self._refusals = 0
 
     def abort(self) -> None:
@@ -163,7 +163,7 @@ class Pump:
             async with _limit(self._options.open_timeout_s, "the endpoint function"):
                 endpoint = await resolve_endpoint(self._peer.endpoint, attempt)
             async with self._governor.turn(endpoint.url):
-                lost = self._lost()  # a process that stood still wakes up here, and somebody else may be connected
+                lost = self._lost()  # a process that stood still wakes up here, and another agent may be connected
                 if lost is not None:
                     raise lost
                 state = State.CONNECTING
@@ -181,7 +181,7 @@ class Pump:
                 if isinstance(place, (Cursor, int)):
                     self._begin_at(place)
             opened.forget_handshake()
-        except BaseException as error:  # whatever user code raises, SystemExit too, is an end of this attempt
+        except BaseException as error:  # what user code raises, SystemExit too, ends this attempt
             is_open = opened is not None and opened.is_open
             if opened is not None:
                 opened.abort()
@@ -192,7 +192,7 @@ class Pump:
         return opened
 
     def _lost(self) -> TaskStopped | None:
-        """Why we must not connect any more, or None."""
+        """Why no connection may be made any more, or None."""
         try:
             self._guard()
         except TaskStopped as why:
@@ -211,7 +211,7 @@ class Pump:
             moved(State.LIVE, reason)
             loop = asyncio.get_running_loop()
             stable = loop.call_later(self._options.stable_after_s, self.progressed)
-            if self._options.age_limit_s is None:  # read here: a task for each of hundreds of readers is 2 KiB for each
+            if self._options.age_limit_s is None:  # read here: a task for each reader costs 2 KiB
                 try:
                     return await self._read(connection)
                 finally:
@@ -224,7 +224,7 @@ class Pump:
                     self.connection = None
                     connection.abort()
                     return replacement
-            finally:  # when we are cancelled the connection stays open: whoever does that closes it politely
+            finally:  # after a cancel the connection stays open: the feed closes it politely
                 stable.cancel()
                 reader.cancel()
             connection, reason = replacement, "replaced the connection before the peer's limit on its age"
@@ -244,7 +244,7 @@ class Pump:
     async def _read_until_old(
         self, connection: Connection, reader: asyncio.Task[ConnectionEnd]
     ) -> ConnectionEnd | Connection:
-        """How the connection ended, or the one that takes its place."""
+        """The end of the connection, or the one that takes its place."""
         limit = self._options.age_limit_s
         left = None if limit is None else limit * (1.0 - 0.1 * self._governor.rng.random())
         number = self._failures + 1
@@ -268,7 +268,7 @@ class Pump:
             return opened
 
     async def _switch(self, old: Connection, reader: asyncio.Task[ConnectionEnd]) -> None:
-        """Read what the old connection has brought until the new one was subscribed, then leave it."""
+        """Read what the old connection brought before the new one was subscribed, then close it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._options.close_timeout_s
         while not old.is_drained and not reader.done() and loop.time() < until:
@@ -306,10 +306,10 @@ class Pump:
         await asyncio.sleep(self.wait_s)
 
     def _remember(self, end: ConnectionEnd) -> Verdict:
-        """Keep for the next attempt how this one ended; what that means."""
+        """Keep the end for the next attempt; the answer is its verdict."""
         try:
             verdict = self._options.verdict(end)
-        except BaseException:  # of the user's classify, SystemExit too: it must not end the stream without a word
+        except BaseException:  # of the user's classify, SystemExit too: it must not end the stream without a reason
             verdict = UNKNOWN
         self._last_end = end
         self._auth_failed = self._auth_failed or verdict.refresh
@@ -336,7 +336,7 @@ class Pump:
 
 @asynccontextmanager
 async def _limit(seconds: float, what: str) -> AsyncIterator[None]:
-    """`asyncio.timeout` with words."""
+    """As `asyncio.timeout`, with a message."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -344,24 +344,24 @@ async def _limit(seconds: float, what: str) -> AsyncIterator[None]:
         if limit.expired():
             raise TimeoutError(f"{what} took longer than {seconds:g} s") from None
         raise
-    if is_cancelled():  # user code took our cancellation for one of its own
+    if is_cancelled():  # user code swallowed our cancellation
         raise asyncio.CancelledError
 
 
 def is_cancelled() -> bool:
-    """True when our own task was cancelled, and not something that user code was waiting for."""
+    """True when our own task was cancelled, not one that user code waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def seen(task: asyncio.Task[Any]) -> None:
-    """For a task whose error is asked for only where it matters: asyncio need not complain."""
+    """Mark a task's error as retrieved, so that asyncio does not complain."""
     if not task.cancelled():
         task.exception()
 
 
 def _with_answer(end: ConnectionEnd, error: BaseException, connection: Connection) -> ConnectionEnd:
-    """The end of an attempt, with what the peer said to `on_open`. Silence is no refusal: there may be an outage."""
+    """The end of an attempt with what the peer said to `on_open`. Silence is no refusal: it may be an outage."""
     missing = connection.missing
     return replace(
         end,
@@ -371,11 +371,11 @@ def _with_answer(end: ConnectionEnd, error: BaseException, connection: Connectio
 
 
 def _end_of_reader(reader: asyncio.Task[ConnectionEnd]) -> ConnectionEnd:
-    """What the reader told, or that it died.
+    """The end that the reader answered, or that it died.
 
     Raises:
-        StreamFailed: the reader found that the stream cannot go on.
-        FunctionFailed: a function that was given to `connect` has raised.
+        StreamFailed: the stream cannot go on.
+        FunctionFailed: a function given to `connect` has raised.
     """
     if reader.cancelled():
         return ConnectionEnd(cause=Cause.INTERNAL, state=State.LIVE, detail="the reader was cancelled")

@@ -1,4 +1,4 @@
-"""Looks names up in threads of its own, once for all who ask for the same name at the same moment."""
+"""Looks names up in threads of its own, once for several lookups of a name at one moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 THREADS: Final = 32
-"""Lookups at one moment. A lookup that was given up goes on in its thread; so many dead name servers are survived."""
+"""Lookups at one moment; one that was given up goes on in its thread."""
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class _Lookup:
 
 
 class Resolver:
-    """Looks names up. Answers are not kept: a peer that moved is found by the next attempt.
+    """Looks names up. Answers are not kept: the next attempt finds a peer that moved.
 
-    Not the executor of the loop: there, 40 slow lookups held up everything else for seconds (measured). And its threads
-    are joined when the interpreter exits, so that a dead name server would delay the end of an agent.
+    The loop's executor does not serve: 40 slow lookups held up everything else for seconds (measured), and the
+    interpreter joins its threads at the exit, so that a dead name server delays the end of an agent.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Resolver:
         self._running = 0
 
     async def addresses(self, host: str, port: int, timeout_s: float) -> list[str]:
-        """The addresses of a host, now.
+        """The present addresses of a host.
 
         Raises:
             OSError: there is none, the lookup took too long, or too many others have not ended.
@@ -83,7 +83,7 @@ class Resolver:
                 try:
                     loop.call_soon_threadsafe(ended, found, failure)
                 except RuntimeError:
-                    return  # the loop was closed in this moment: nobody waits any more
+                    return  # the loop was just closed
 
         try:
             threading.Thread(target=work, name="resolver", daemon=True).start()
@@ -93,6 +93,6 @@ class Resolver:
 
 
 def _seen(answer: asyncio.Future[list[str]]) -> None:
-    """An error that nobody waits for any more is nobody's news."""
+    """Mark the error of a lookup without waiters as retrieved."""
     if not answer.cancelled():
         answer.exception()

@@ -1,4 +1,4 @@
-"""Decides which message is handed out next: drops what came before, and deals with what is missing."""
+"""Decides which message is handed out next: drops duplicates and deals with gaps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thunderagent.streams.connection.track import Doubts, Track, Tracks
 from thunderagent.streams.cursor import RESTART, Cursor, Gap, GapAction, Place, joined_cursor
 
 RECONNECTS_A_GAP: Final = 2
-"""How often a gap may be answered with a reconnect before the stream goes on without what is missing."""
+"""Reconnects for one gap before the stream goes on without what is missing."""
 
 
 class Reader(Protocol):
@@ -28,30 +28,30 @@ class Reader(Protocol):
         """Connections that became live so far."""
 
     def reconnect(self, reason: str) -> None:
-        """Leave the connection, and connect again at once."""
+        """Close the connection and connect again at once."""
 
     def asking(self) -> AbstractContextManager[None]:
-        """Functions of the handler are asked in it. It raises at its end when the lease is over."""
+        """Wraps calls of the user's functions; raises at its end when the lease is over."""
 
     def doubt(self, reason: str) -> None:
-        """Something looks wrong."""
+        """Note what looks wrong."""
 
     def now(self) -> float:
         """Seconds of a clock."""
 
 
 class Ledger(Protocol):
-    """Has the cursor of the stream, and keeps what was missing."""
+    """Has the cursor of the stream, and keeps its gaps."""
 
     @property
     def cursor(self) -> Cursor | None:
-        """What was handled and is on record."""
+        """The last checkpoint."""
 
     def found_gap(self, gap: Gap, action: GapAction) -> None:
-        """Messages are missing, and this is done about it."""
+        """Note missing messages, and what is done about them."""
 
     def goes_back(self, key: str | None) -> None:
-        """The next place of this sequence may be behind the last one: the peer counts afresh, or sent a snapshot."""
+        """Let the next place of this sequence be behind the last one: the peer counts again, or sent a snapshot."""
 
 
 class Sequencer:
@@ -110,15 +110,15 @@ class Sequencer:
         self._tracks = Tracks(ledger.cursor, contiguous=options.contiguous)
         self._doubts = Doubts(options.max_pending if overlap else 0)
         self._stale_from: int | None = None
-        """What connections up to this one bring is not wanted: a new one is to bring what is missing."""
+        """Messages of connections up to this one are dropped: a new one is to bring what is missing."""
         self._asked_behind_gap = False
         self.duplicates = 0
-        """Messages that were dropped as they had come before."""
+        """Dropped messages that had come before."""
 
     # Where the stream goes on
 
     def resume(self) -> Cursor | None:
-        """Behind the newest message that was read, in each sequence; asked for by each attempt to connect."""
+        """The place behind the newest message read, in each sequence; for each attempt to connect."""
         self._asked_behind_gap = self._stale_from is not None
         cursor = self._ledger.cursor
         places = [*(cursor.places if cursor is not None else ()), *self._tracks.moved()]
@@ -127,7 +127,7 @@ class Sequencer:
         return joined_cursor(places)
 
     def _read(self) -> Iterator[Place]:
-        """Places of messages that wait for the handler: of the newest alone, unless there are several sequences."""
+        """Places of waiting messages: of the newest alone, unless there are several sequences."""
         newest = self._buffer.newest()
         at = None if newest is None else self._place(newest)
         if not self._tracks.are_keyed and (at is None or at.key is None):
@@ -136,21 +136,21 @@ class Sequencer:
         yield from filter(None, map(self._place, self._buffer.waiting()))
 
     def begin_at(self, place: Cursor | int) -> None:
-        """`on_open` knows where the stream begins: what comes before the first message may be a gap already."""
+        """Begin at the place that `on_open` answered: the first message may already follow a gap."""
         for one in (Cursor(place) if isinstance(place, int) else place).places:
             track = self._tracks.of(one.key)
             if track.last is None:
                 track.jump(one)
 
     def release(self, cursor: Cursor | None) -> None:
-        """Hand out what comes behind this place, where the agent before has stopped."""
+        """Hand out what comes behind this place, where the former agent has stopped."""
         for place in cursor.places if cursor is not None else ():
             last = self._tracks.of(place.key).last
             if last is None or last.epoch != place.epoch or last.is_behind(place):
                 self._jump(place, last)
 
     def moved(self) -> None:
-        """The feed is in another state: what came by connections that are not wanted any more is forgotten."""
+        """Note a new state: what dropped connections brought is cleared when a new one is there."""
         connects = self._reader.connects
         if self._stale_from is not None and connects > self._stale_from:
             self._buffer.clear()
@@ -163,7 +163,7 @@ class Sequencer:
     # The next message
 
     async def is_next(self, at: Place | None) -> bool:
-        """Whether to hand out the message at this place, after what is missing before it was dealt with."""
+        """Deal with what is missing before this place; True when its message is to be handed out."""
         if self._stale_from is not None:
             return False
         if at is None:
@@ -200,7 +200,7 @@ class Sequencer:
             self._reader.doubt(doubt)
 
     def _take_snapshot(self, track: Track, at: Place) -> None:
-        """Go on behind a message that replaces the state, wherever its place is."""
+        """Go on behind a message that replaces the state."""
         gap = track.gap_before(at)
         if gap is not None and track.awaits_since is None:
             self._ledger.found_gap(gap, GapAction.SNAPSHOT)
@@ -208,7 +208,7 @@ class Sequencer:
             self._ledger.goes_back(at.key)
 
     def _withhold(self, track: Track, at: Place, since: float) -> None:
-        """The sequence waits for a snapshot: ask for it with a new connection when it does not come."""
+        """Withhold a message while its sequence waits for a snapshot; reconnect when that does not come."""
         now, limit_s = self._reader.now(), self._options.subscribe_timeout_s
         if now - since <= limit_s:
             return
@@ -223,7 +223,7 @@ class Sequencer:
     # Gaps
 
     async def _go_on_after(self, gap: Gap, track: Track) -> bool:
-        """Deal with a gap; False when the message behind it is to come again, or to wait for a snapshot."""
+        """Deal with a gap; False when the message behind it comes again, or waits for a snapshot."""
         if gap.cause == RESTART and self._options.restart == "fail":
             raise StreamFailed(f"the peer counts afresh: {gap.before} after {gap.after}, and restart is 'fail'")
         with self._reader.asking():
@@ -257,7 +257,7 @@ class Sequencer:
         return GapAction(await action if inspect.isawaitable(action) else action)
 
     async def _read_state(self, gap: Gap) -> None:
-        """Read the state, and go on behind its place; without a key that is in the gap's sequence."""
+        """Read the state and go on behind its place, without a key in the gap's sequence."""
         if self._snapshot is None:
             raise ConfigurationError("on_gap asks for a snapshot: give connect() a `snapshot` function")
         place = self._snapshot(gap)
@@ -270,7 +270,7 @@ class Sequencer:
             self._jump(one, *((gap.after, gap.before) if one.key == gap.key else ()))
 
     def _jump(self, to: Cursor, *before: Cursor | None) -> None:
-        """Go on behind this place: what was read so far and is of an epoch before its own is not handed out."""
+        """Go on behind this place; messages read so far of earlier epochs are dropped."""
         epochs = [at.epoch for at in before if at is not None]
         read = map(self._place, self._buffer.waiting())
         epochs += [at.epoch for at in read if at is not None and at.key == to.key]

@@ -1,4 +1,4 @@
-"""What the place of the next message means: it follows, it came before, or something is missing."""
+"""The meaning of the next message's place: it follows, it is a duplicate, or messages are missing."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from thunderagent.model.errors import StreamFailed
 from thunderagent.streams.cursor import RESTART, Cursor, Gap, Place
 
 MOST_KEYS: Final = 10_000
-"""Sequences that a feed tells apart in memory; more are messages that were taken for sequences."""
+"""Sequences of one feed at most; more are messages taken for sequences."""
 
 BEGIN_DROPPED: Final = 20
-"""Duplicates in a row at the beginning of a connection that are worth a warning."""
+"""Duplicates in a row at the beginning of a connection that cause a warning."""
 
 MANY_DROPPED: Final = 50
-"""Duplicates that are worth a warning if they are over a tenth of all messages, and again at twice as many."""
+"""Duplicates that cause a warning if they are over a tenth of all messages, and again at twice as many."""
 
 
 class Track:
-    """The place of the last message of one sequence that was handed out, and what the next one's place means.
+    """The place of the last message handed out in one sequence.
 
     Args:
-        last: where to go on; None at the very beginning.
+        last: where to go on; None at the beginning.
         contiguous: numbers grow by one, so that a jump is a gap.
     """
 
@@ -35,16 +35,16 @@ class Track:
         self._passed: set[str | int | None] | None = None
         self._connection = 0
         self.has_moved = False
-        """True once `last` is more than what was on record when the feed began."""
+        """True once `last` is beyond the checkpoint with which the feed began."""
         self.dropped = False
-        """True when our own buffer dropped messages since the last one that was handed out."""
+        """True when our buffer dropped messages since the last one handed out."""
         self.awaits_since: float | None = None
-        """When the wait for a snapshot began; None: there is none."""
+        """Begin of the wait for a snapshot; None: there is none."""
         self.reconnects = 0
-        """How often a gap was answered with a new connection since a message was handed out."""
+        """Reconnects for gaps since the last message handed out."""
 
     def is_first_of(self, connection: int) -> bool:
-        """True for the first message of this sequence that came by this connection."""
+        """True for the first message of this sequence by this connection."""
         is_first, self._connection = connection > self._connection, connection
         return is_first
 
@@ -58,18 +58,18 @@ class Track:
         return self.is_passed(at) or (last is not None and last.epoch == at.epoch and at.last <= last.seq)
 
     def is_behind(self, at: Place) -> bool:
-        """True for a message whose numbers are smaller than the last one's, in the same epoch."""
+        """True for a message of the same epoch with smaller numbers than the last one."""
         last = self.last
         return last is not None and last.epoch == at.epoch and at.last < last.seq
 
     def jump(self, to: Cursor, epochs: Sequence[str | int | None] = ()) -> None:
-        """Go on behind this place; of these epochs, in their order, those before its own are over."""
+        """Go on behind this place; of these epochs, in order, those before its own are over."""
         if over := [*takewhile(lambda epoch: epoch != to.epoch, epochs)]:
             self._passed = {*(self._passed or ()), *over}
         self.last, self.has_moved, self.awaits_since = to, True, None
 
     def gap_before(self, at: Place) -> Gap | None:
-        """What is missing before this message."""
+        """The gap before this message."""
         last = self.last
         if last is None:
             return None
@@ -82,7 +82,7 @@ class Track:
         return Gap(after=last, before=at.beginning, cause="dropped" if self.dropped else "missing")
 
     def handed_out(self, at: Place) -> None:
-        """This message is the last now."""
+        """Make this message the last one."""
         self.last, self.has_moved, self.dropped = at.end, True, False
         self.awaits_since, self.reconnects = None, 0
 
@@ -91,7 +91,7 @@ class Tracks:
     """The sequences of a stream by their keys; most streams have one, without a key.
 
     Args:
-        cursor: where to go on; None at the very beginning.
+        cursor: where to go on; None at the beginning.
         contiguous: numbers grow by one, so that a jump is a gap.
     """
 
@@ -104,7 +104,7 @@ class Tracks:
         }
 
     def of(self, key: str | None) -> Track:
-        """The sequence of this key, a new one if nothing of it came so far.
+        """The sequence of this key, a new one for its first message.
 
         Raises:
             StreamFailed: there are too many.
@@ -121,24 +121,24 @@ class Tracks:
 
     @property
     def are_keyed(self) -> bool:
-        """True when there is more than the one sequence without a key."""
+        """True when there are sequences with keys."""
         return any(key is not None for key in self._tracks)
 
     def dropped(self) -> None:
-        """Our own buffer dropped messages; of which sequences is not known."""
+        """Note that our buffer dropped messages of any sequence."""
         for track in self._tracks.values():
             track.dropped = True
 
     def moved(self) -> list[Cursor]:
-        """The places that are more than what was on record when the feed began."""
+        """The places beyond the checkpoint with which the feed began."""
         return [track.last for track in self._tracks.values() if track.has_moved and track.last is not None]
 
 
 class Doubts:
-    """Says when dropped duplicates look like something else. Of those that are due to come twice nothing is said.
+    """Warns when dropped duplicates look like an error.
 
     Args:
-        due: so many come twice where a second connection begins before the first one ends.
+        due: messages that come twice as a second connection begins before the first ends.
     """
 
     __slots__ = ("_connection", "_due", "_run", "_tell_at")
@@ -150,11 +150,11 @@ class Doubts:
         self._tell_at = MANY_DROPPED + due
 
     def handed_out(self, connection: int) -> None:
-        """A message of this connection was none."""
+        """Note a message of this connection that was no duplicate."""
         self._connection, self._run = connection, None
 
     def dropped(self, at: Place, last: Cursor | None, *, connection: int, dropped: int, handled: int) -> str | None:
-        """What to say of this duplicate, the `dropped`-th beside so many that were handled."""
+        """The warning about this duplicate, the `dropped`-th beside so many handled messages."""
         if connection > self._connection:
             self._connection, self._run = connection, 0
         if self._run is not None:

@@ -27,7 +27,7 @@ KEEPALIVE: Final[tuple[tuple[str, int], ...]] = (
     ("TCP_KEEPCNT", 3),
     ("TCP_USER_TIMEOUT", 30_000),
 )
-"""Finds a dead host within 25 s while our own pings are silent, as the buffer is full."""
+"""Finds a dead host within 25 s while a full buffer keeps our own pings silent."""
 
 
 @cache
@@ -37,7 +37,7 @@ def shared_context() -> ssl.SSLContext:
 
 
 class _Connect(connect):
-    """One attempt. What a redirect changes is forgotten with it."""
+    """One attempt; it ends with what a redirect changed."""
 
     def __init__(
         self, endpoint: Endpoint, options: StreamOptions, resolver: Resolver, reached: Callable[[], object]
@@ -93,15 +93,15 @@ async def open_connection(
     """Connect and shake hands.
 
     Args:
-        endpoint: where to, and what the handshake carries.
-        options: how long it may take.
+        endpoint: the URL, and what the handshake carries.
+        options: times and limits.
         resolver: looks its name up.
-        reached: called when TCP and TLS are there, and the handshake begins.
+        reached: called after TCP and TLS, before the handshake.
 
     Raises:
         ConfigurationError: a subprotocol is required, and the endpoint names none.
-        OSError: no network, no name, no answer, a certificate that is not acceptable.
-        websockets.exceptions.InvalidHandshake: the peer answered with something else.
+        OSError: no network, no name, no answer, or no acceptable certificate.
+        websockets.exceptions.InvalidHandshake: the peer answered otherwise.
         websockets.exceptions.InvalidURI: the URL is none.
     """
     if options.require_subprotocol and not endpoint.subprotocols:
@@ -141,7 +141,7 @@ def _close_copy(connection: ClientConnection) -> None:
 
 
 async def close_connection(connection: ClientConnection, options: StreamOptions, *, code: int = 1000) -> None:
-    """Close politely, and cut the connection when the peer does not answer in time or we are cancelled."""
+    """Close politely; cut the connection when the peer does not answer in time or we are cancelled."""
     try:
         async with asyncio.timeout(options.close_timeout_s):
             if not connection.transport.is_closing():

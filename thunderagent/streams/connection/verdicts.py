@@ -1,4 +1,4 @@
-"""What to do after an end: one table for each profile, and a function of yours before it."""
+"""What to do after an end: one table for each profile."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.streams.connection.ending import Cause, ConnectionEnd
 
 REFUSED_S: Final = 300.0
-"""A peer that restarts refuses for a minute or two: an ingress without a backend answers 404."""
+"""Shortest time of refusals that end a stream: a restarting peer refuses for a minute or two."""
 UNKNOWN_S: Final = 900.0
-"""The same for an end of which nobody can say whether it passes."""
+"""As `REFUSED_S`, for ends that may or may not pass."""
 
 
 class Pace(StrEnum):
-    """How long to wait before the next attempt."""
+    """The wait before the next attempt."""
 
     AT_ONCE = "at once"
     """The end was ours, and planned."""
     RETRY = "retry"
     """Full jitter under a ceiling that doubles."""
     SPREAD = "spread"
-    """5 to 30 s: the peer restarts, and everybody comes back."""
+    """5 to 30 s: the peer restarts, and all its clients come back."""
     SLOW = "slow"
-    """30 s or more, or what Retry-After says, up to an hour: the peer has too much to do."""
+    """30 s or more, or Retry-After, up to an hour: the peer is overloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Verdict:
 
     pace: Pace = Pace.RETRY
     refresh: bool = False
-    """Tell the endpoint function that the credentials were not accepted."""
+    """The endpoint function learns that the credentials were not accepted."""
     fatal_after: int | None = None
-    """Number of refusals in a row that end the stream as FAILED; 1: at once; None: never. Progress ends a row, and so
-    does an end that is no refusal. A handled message is progress."""
+    """Refusals in a row that end the stream as FAILED; 1: at once; None: never. A handled message and an end that is no
+    refusal end the row."""
     fatal_after_s: float = REFUSED_S
-    """Seconds that such a row must last, too, when it takes more than one."""
+    """Shortest time of such a row."""
 
     def is_fatal(self, refusals: int, lasted_s: float) -> bool:
         """True when so many refusals in a row, over so many seconds, end the stream."""
@@ -68,7 +68,7 @@ class Profile:
     causes: Mapping[Cause, Verdict] = field(default_factory=dict)
     other_code: Callable[[int], Verdict] = lambda code: UNKNOWN
     max_connection_age_s: float | None = None
-    """We leave before the peer ends the connection at this age."""
+    """Age at which the connection is replaced, before the peer ends it."""
 
 
 GENERIC: Final = Profile(
@@ -141,7 +141,7 @@ def profile_named(name: str) -> Profile:
 
 
 def verdict_of(end: ConnectionEnd, profile: Profile) -> Verdict:
-    """The verdict of a profile; what it does not say is said by `generic`."""
+    """The verdict of a profile, else that of `generic`."""
     for table in (profile, GENERIC):
         if end.status is not None and end.status in table.statuses:
             return table.statuses[end.status]
