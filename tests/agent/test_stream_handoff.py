@@ -441,7 +441,8 @@ def test_a_command_reaches_the_successor_and_the_one_who_offered(show: Show, com
     show.log.wait(lambda: len(show.log.runs) == 2)
     show.publish(1)
     show.log.until(4, fence=1)
-    getattr(show.agents.client, command)(task)
+    client = show.agents.client
+    (client.streams.stop if command == "stop" else client.cancel)(task)
     row = show.agents.client.wait(task, timeout_s=LONG_S)
     assert row.status is Status.DONE
     told = show.agents.store.monotonic()

@@ -464,7 +464,7 @@ def test_the_cursor_is_in_the_very_write_that_ends_a_run(feed: FeedThread, end: 
         elif end == "drain":
             stage.agent.stop()
         else:
-            getattr(stage.client, end)(task)
+            {"stop": stage.client.streams.stop, "cancel": stage.client.cancel}[end](task)
         eventually(lambda: stage.client.get(task).status is status)
         row = stage.client.get(task)
         assert row.last_seq == {"seq": 3, "epoch": "epoch-1"}

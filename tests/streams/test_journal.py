@@ -367,7 +367,7 @@ def test_the_last_entry_tells_how_the_run_has_ended(
         if end == "drain":
             stage.stop()
         else:
-            getattr(agents.client, end)(task)
+            {"stop": agents.client.streams.stop, "cancel": agents.client.cancel}[end](task)
 
         def told() -> bool:
             return [(run.moves[-1].state, run.moves[-1].reason) for run in agents.client.streams.runs(task)] == [

@@ -310,7 +310,7 @@ def test_a_pause_ends_in_its_time(project: pytest.Pytester) -> None:
 
         def test_it(thunder_client, thunder_clock, run_until_idle):
             began, at = time.monotonic(), thunder_clock.now()
-            thunder_client.pause(job=add, for_s=7200)
+            thunder_client.pauses.pause(job=add, for_s=7200)
             task = thunder_client.enqueue(add, {})
             run_until_idle(add)
             assert at + 7200 <= thunder_client.get(task).started_at < at + 7260
@@ -389,7 +389,7 @@ def test_what_stays_open_is_told_with_its_reason(project: pytest.Pytester) -> No
 
         def test_that_waits(thunder_client, thunder_clock, run_until_idle):
             thunder_client.enqueue(add, {}, task_id="paused")
-            thunder_client.pause(job=add, reason="the database moves")
+            thunder_client.pauses.pause(job=add, reason="the database moves")
             with pytest.raises(WaitTimeout, match="its job myjobs.add is paused .*: the database moves"):
                 run_until_idle(add, timeout_s=0.5)
         """,
@@ -434,7 +434,7 @@ def test_what_can_never_run_is_told_at_once_where_time_passes_by_itself(project:
 
         def test_a_pause_without_an_end(thunder_client, thunder_clock, run_until_idle):
             thunder_client.enqueue(add, {}, task_id="paused")
-            thunder_client.pause(job=add)
+            thunder_client.pauses.pause(job=add)
             with pytest.raises(WaitTimeout, match="paused of myjobs.add is PENDING: its job myjobs.add is") as caught:
                 run_until_idle(add)
             assert "no agent is alive" not in str(caught.value)

@@ -338,7 +338,7 @@ def _not_stopping(holder: Task, wanted: Task, *, own_id: bool) -> Task:
     """
     if not holder.is_stopping or (own_id and holder.task_id == wanted.task_id):
         return holder
-    again = f", or start it again: client.start({holder.task_id!r})" if holder.is_stream else ""
+    again = f", or start it again: client.streams.start({holder.task_id!r})" if holder.is_stream else ""
     raise NotAllowed(
         f"the unique key {wanted.unique_key!r} of {wanted.job!r} is held by the task {holder.task_id!r}, which was "
         f"asked to stop and is still {holder.status}: wait for its end, client.wait({holder.task_id!r}), and enqueue "
