@@ -35,7 +35,7 @@ FLOORS: Final = {room: floor for floor, rooms in enumerate(ORDER) for room in ro
 
 INSIDE: Final[dict[str, tuple[str, ...]]] = {
     "agent": (
-        "admission core executors.child_end executors.threads health.judgement poller settle sweep text_sweep threads",
+        "admission core executors.child_end executors.threads health.judgement poller settle sweep threads",
         "doubts ec2 executors.loop executors.process health.file health.probes heartbeat pauses scopes stream_balance",
         "doorbell executors executors.child health.monitor queues recycling stream_handoff suspects",
         "candidates",

@@ -186,7 +186,7 @@ def test_secrets_in_an_error_of_the_store_are_hidden_wherever_health_is_told() -
         at.record.wait(events.TaskStarted)
         engine.mood = "away"
         eventually(lambda: {"store", "beats"} <= set(at.reasons()))
-        told = json.dumps(at.agent.vitals.told()) + repr(at.agent.vitals.health())
+        told = json.dumps(at.agent.vitals.entry()) + repr(at.agent.vitals.health())
         engine.mood = ""
     assert told.count("no answer from https://***@proxy:8080, pin=***") >= 4, told
     assert not {word for word in ("hunter2", "4711", "abc123") if word in told}
@@ -304,7 +304,7 @@ def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_a
         [running] = at.agent._in_flight.held.values()
         assert at.agent.vitals.health().notes == (), "it may take its time"
         running.told_at -= 6.0
-        [note] = at.agent.vitals.told()["notes"]
+        [note] = at.agent.vitals.entry()["notes"]
         assert note.startswith("1 handler goes on although it was told to stop (test.deaf): ")
         go_on.set()
         at.works()

@@ -16,8 +16,7 @@ import pytest
 from tests.support.engine import LONG_S, Stage, put, seen, serving
 from tests.support.stands import eventually
 from thunderagent.agent.admission import ARRIVES_TIMES, Admission
-from thunderagent.agent.sweep import LostLeases, Rescuer
-from thunderagent.agent.text_sweep import TextSweep
+from thunderagent.agent.sweep import LostLeases, Rescuer, TextSweep
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context, Fail, Snooze
 from thunderagent.jobs.job import Job, Limit, job

@@ -110,7 +110,7 @@ def test_an_agent_starts_looks_after_and_ends_its_threads() -> None:
     stage = Stage(())
 
     def threads(agent: AgentView) -> list[RepeatingThread]:
-        assert agent.vitals.told()["draining"] is False, "made before its threads"
+        assert agent.vitals.entry()["draining"] is False, "made before its threads"
         return [one]
 
     agent = Agent(stage.store, Registry(), stage.settings, bus=stage.bus, threads=threads, first_poll_s=0.0)

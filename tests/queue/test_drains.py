@@ -125,7 +125,7 @@ def test_an_agent_whose_slots_are_all_taken_sees_it_too(at: At) -> None:
         at.round()
     assert at.retired == [], "with no free slot it does not look for work"
     reads = at.engine.reads
-    at.agent._housekeeping._look_at_controls()
+    at.agent._housekeeping._look_at_pauses()
     assert at.retired == ["asked to drain"]
     assert at.engine.reads == reads + 1
 
@@ -134,7 +134,7 @@ def test_an_agent_with_a_free_slot_reads_the_row_no_more_often_than_before(at: A
     at.round()
     reads = at.engine.reads
     at.clock.advance(100)
-    at.agent._housekeeping._look_at_controls()
+    at.agent._housekeeping._look_at_pauses()
     assert at.engine.reads == reads, "its next poll does"
 
 

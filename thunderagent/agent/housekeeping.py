@@ -1,4 +1,4 @@
-"""What an agent does beside its tasks: sweeps, its own row in the table, counters. All on one private scheduler."""
+"""What an agent does beside its tasks: sweeps, its row in the table, counters. All on one private scheduler."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from thunderagent.agent.queues import slots_of
 from thunderagent.agent.recycling import Tally, units_of
 from thunderagent.agent.stream_balance import is_paused
 from thunderagent.agent.streams import Streams
-from thunderagent.agent.sweep import Rescuer
-from thunderagent.agent.text_sweep import TextSweep
+from thunderagent.agent.sweep import Rescuer, TextSweep
 from thunderagent.model import events
 from thunderagent.model.clock import process_start
 from thunderagent.model.errors import StoreError, StoreRejected
@@ -39,26 +38,25 @@ STREAM_LOOK_S: Final = 0.5
 LOST_LOOK_S: Final = 1.0
 """Time between two looks at streams whose lease should be over; the index is read less often."""
 
-
 COUNT_S: Final = 60.0
 EXPIRE_S: Final = 10.0
 EXPIRE_AGAIN_S: Final = 0.5
-"""Time between two looks for what is overdue, and until the next while there is more."""
+"""Time between two looks for expired rows, and the same while there are more."""
 COMMITS_A_LOOK: Final = 5
-"""Small commits of one look that delete what is overdue: with their pauses, a thousand rows a second."""
+"""Small commits of one look that delete expired rows: with their pauses, a thousand rows a second."""
 SET_BACK_S: Final = 600.0
-"""Something is always due sooner, unless the clock of the host was set back."""
+"""Some piece is always due sooner, unless the clock of the host was set back."""
 JOURNAL_S: Final = 5.0
 GAUGE_S: Final = 30.0
 NEW_STREAMS_S: Final = 5.0
 """Time between two readings of the index for streams of other agents; under the shortest lease in use."""
 SHARES_SWEEPS: Final = 20
-"""Sweeps between two looks at who else serves a queue, each of which reads the rows of all agents: without streams,
-that is only for agents not to try the same tasks, and lost claims make them look at once."""
+"""Sweeps between two readings of the rows of all agents, by an agent without streams. Lost claims make it read at
+once."""
 LEFT: Final = 0.9
-"""Share of a sweep for which a lost task is left to another agent, so that the next sweep takes it."""
+"""Share of a sweep for which a lost task is left to another agent: the next sweep takes it."""
 SHARES_S: Final = 0.25
-"""Shortest time between two looks for the other agents of a queue."""
+"""Shortest time between two readings of the rows of all agents."""
 WRITING: Final = frozenset(
     {"sweep", "lines", "texts", "ticks", "expiry", "lost streams", "handoff", "journals", "balance"}
 )
@@ -66,7 +64,7 @@ WRITING: Final = frozenset(
 
 
 class Expiry:
-    """Deletes what is overdue, a little at a time until nothing is, between the polls of an agent."""
+    """Deletes expired rows, a few at a time, between the polls of an agent."""
 
     def __init__(self, store: TaskStore) -> None:
         self._store = store
@@ -74,7 +72,7 @@ class Expiry:
         """Monotonic second of the next look."""
 
     def look(self) -> None:
-        """Delete a part of what is overdue.
+        """Delete some expired rows.
 
         Raises:
             StoreError: the store did not answer.
@@ -85,7 +83,7 @@ class Expiry:
 
 
 class Housekeeping:
-    """Runs each piece when its time has come, in the agent's loop, between polls."""
+    """Runs each piece when it is due, in the agent's loop, between polls."""
 
     def __init__(
         self,
@@ -134,7 +132,7 @@ class Housekeeping:
             (COUNT_S, "texts", lambda: self._texts.look(self._lanes)),
             (sweep_s if self._stream_pollers else sweep_s * SHARES_SWEEPS, "shares", self._learn_shares),
             (min(ANNOUNCE_S, max(1.0, sweep_s)), "registration", self._announce),
-            (PAUSES_LOOK_S / 2, "pauses", self._look_at_controls),
+            (PAUSES_LOOK_S / 2, "pauses", self._look_at_pauses),
             (TICK_LOOK_S, "ticks", self._ticks.look),
             (COUNT_S, "counters", self._count),
             *(self._pieces_for_streams() if self._stream_pollers else ()),
@@ -150,12 +148,12 @@ class Housekeeping:
         self._look_for_ticks()
 
     def run_pending(self) -> None:
-        """Do what is due, and find out who else serves a queue where claims were lost."""
+        """Run what is due, and read the rows of all agents where claims were lost."""
         for piece in sorted(job for job in self._scheduler.get_jobs() if job.should_run):
             if self._core.stop.is_made:
                 return
             piece.run()  # type: ignore[no-untyped-call] # the library has no types
-        if self._ticks_wait_s() <= 0:  # a tick is due by the shared clock, whatever was done to the host's
+        if self._ticks_wait_s() <= 0:  # a tick is due by the shared clock, not by the host's
             self._look_for_ticks()
         if self._expiry_wait_s() <= 0:
             self._store_permitting("expiry", self._expiry.look)
@@ -175,28 +173,28 @@ class Housekeeping:
         return max(0.0, min(idle_s, longest_s, self._ticks_wait_s(), self._expiry_wait_s()))
 
     def leave_streams(self, *, store_answers: bool) -> None:
-        """The agent begins to stop: hand its streams off, and say so, that nobody counts on it."""
+        """The agent begins to stop: hand its streams off, and write its row, so that no agent counts on it."""
         announce = partial(self._store_permitting, "registration", self._announce)
         if self._stream_pollers:
             self._streams.leave(announce if store_answers else None)
-        elif store_answers and not self._in_flight.is_empty:  # it is seen to drain while its tasks end
+        elif store_answers and not self._in_flight.is_empty:
             announce()
 
     def look_at_handoffs(self) -> None:
-        """See how far the streams are that come and go."""
+        """Advance the handoffs of streams."""
         if not self._in_flight.handoffs.is_idle:
             self._store_permitting("handoff", self._in_flight.handoffs.look)
 
     def end(self) -> None:
-        """Write what is left to tell, and take away what the table has of this agent: its row comes last."""
+        """Write the last journals, and delete what the table has of this agent: its row comes last."""
         pieces = (
             ("journals", self._streams.keep_journals),
-            ("pauses", self._end_controls),
+            ("pauses", self._end_pauses),
             ("registration", self._sign_off),
         )
         all(self._store_permitting(name, work) for name, work in pieces)
 
-    def _end_controls(self) -> None:
+    def _end_pauses(self) -> None:
         if self._gate.is_open:
             self._in_flight.pauses.end()
 
@@ -228,10 +226,12 @@ class Housekeeping:
         self._streams.take_lost(lanes, self._room(), self._others_s)
 
     def _others_s(self, task: Task) -> float:
-        """How long the batch task of a lost agent is left to others: for a sweep if it is the share of another, and for
-        one more if it is to run apart and this agent is not idle. So the tasks of one agent do not stay together."""
+        """How long the batch task of a lost agent is left to others, so that the tasks of one agent are spread.
+
+        A sweep if it is the share of another agent, and one more if it is to run alone and this agent is not idle.
+        """
         if self._store.monotonic() >= self._learnt + self._settings.sweep_s:
-            self._learn_shares()  # or what a dead agent would have to take waits for nobody
+            self._learn_shares()  # or a task would wait for a dead agent
         serving = [name for name in self._serving.get(task.queue, ()) if name != task.lease_owner]
         is_ours = not serving or serving[crc32(task.task_id.encode()) % len(serving)] == self._owner
         is_late = self._in_flight.suspects.is_one(task, lost=True) and not self._in_flight.is_empty
@@ -242,13 +242,13 @@ class Housekeeping:
             for poller in self._pollers.values():
                 poller.wake()
 
-    def _look_at_controls(self) -> None:
-        """With all slots taken nobody looks for work, which else reads what is asked of the agent."""
+    def _look_at_pauses(self) -> None:
+        """Without a free slot no poll reads what is paused."""
         if not any(poller.free > 0 for poller in self._pollers.values()):
             self._in_flight.pauses.look()
 
     def _room(self) -> Callable[[Task], float | None]:
-        """How long a lease a lost agent's task gets here; None without its job or a free slot for it, or paused."""
+        """Length of the lease that a lost agent's task gets here; None: no job, no free slot, or paused."""
         left = {poller.pool: poller.free for poller in self._pollers.values()}
         suspects = self._in_flight.suspects
 
@@ -263,7 +263,7 @@ class Housekeeping:
                 return None
             left[poller.pool] -= 1
             if not job.is_stream and suspects.is_one(task, lost=True):
-                left.update(dict.fromkeys(left, 0))  # it is to run apart
+                left.update(dict.fromkeys(left, 0))  # it is to run alone
             return job.lease_s or self._settings.lease_s
 
         return lease_s
@@ -278,7 +278,7 @@ class Housekeeping:
         self._in_flight.admission.freed.lanes = list(dict.fromkeys((*served, *self._lanes)))
 
     def _learn_shares(self) -> None:
-        """Give each queue's agents ranks in the order of their names, so that they claim different tasks."""
+        """Rank the agents of each queue by their names, so that they claim different tasks."""
         self._learnt = self._store.monotonic()
         agents = self._store.agents()
         self._streams.fleet.learn(agents)
@@ -301,7 +301,7 @@ class Housekeeping:
                 "running": {name: poller.running for (name, _), poller in self._batch_first()},
                 "streams": self._streams.entry(),
                 "jobs": sorted(self._jobs.by_value),
-                "health": dict(self._vitals.told()),
+                "health": dict(self._vitals.entry()),
                 "counts": {**self._tally.counts(), **units_of(self._store.engine)},
                 "rss_mib": round(resident_mib()),
                 **self._tally.facts(getattr(self._store.clock, "skew", None)),
@@ -314,7 +314,7 @@ class Housekeeping:
         self._store.sign_off(self._owner)
 
     def _batch_first(self) -> list[tuple[Served, QueuePoller]]:
-        """The pollers; of two for one queue the one for batch tasks last, so that a dict by queue has its numbers."""
+        """The pollers, those for batch tasks last: a dict by queue has their numbers."""
         return sorted(self._pollers.items(), key=lambda one: one[0][1] == BATCH)
 
     def _count(self) -> None:
@@ -327,7 +327,7 @@ class Housekeeping:
         )
 
     def _store_permitting(self, name: str, work: Callable[[], object]) -> bool:
-        """Do a piece; a store that does not answer is told, and the piece comes again at its next time."""
+        """Run a piece. After a failure of the store it comes again at its next time."""
         if name in WRITING and not self._gate.is_open:
             return True
         try:
@@ -339,6 +339,6 @@ class Housekeeping:
             self._marks.missed(error)
             self._bus.emit(events.StoreFailed(during=name, error=str(error), next_try_s=self._settings.sweep_s))
             if not isinstance(error, StoreRejected) and self._core.stop.is_made and not self._outage.is_on:
-                self._outage.failed(error, answered=False)  # an agent that stops has no time to find it out again
+                self._outage.failed(error, answered=False)  # a stopping agent has no time for a second failure
             return False
         return True

@@ -139,8 +139,8 @@ class Agent:
         return len(self._in_flight.held)
 
     def health(self) -> Mapping[str, Any]:
-        """How the agent is, as its row tells: see `Vitals.told`."""
-        return self.vitals.told()
+        """How the agent is, as its row tells: see `Vitals.entry`."""
+        return self.vitals.entry()
 
     def _look_for_child(self, event: events.Event) -> None:
         """A task that has left BLOCKED, or that of a tick, is due now: do not let it wait for the next poll."""

@@ -1,15 +1,15 @@
-"""Gives live streams to other agents: at once and with a break, or, where two connections are fine, without one.
+"""Hands live streams to other agents, with a break or without.
 
 With a break (`exclusive=True`): the handler is asked to end, its connection is closed, and one write releases the
-stream with its cursor. Without one:
+stream with its cursor. Without a break, where two connections are fine:
 
-1. we offer: the task goes back to its queue, and we go on handling its messages under our old fence for a bounded time;
-2. whoever claims it connects, subscribes from the saved cursor and buffers, but hands nothing out; then it says so;
-3. we see that, handle what we have read, stop, and write where;
-4. the successor hands out what comes behind that place.
+1. We offer: the task goes back to its queue, and we handle its messages under our old fence for a bounded time.
+2. The successor claims it, connects, subscribes from the saved cursor and buffers; then it writes that it is ready.
+3. We see that, handle what we have read, stop, and write the cursor.
+4. The successor handles what comes after that cursor.
 
-No calls overlap: ours stop before our write, or at the latest when our time is over; the successor waits for the one or
-the other, on the clock that all share. If the successor dies, the stream is a lost agent's like any other.
+Calls of handlers never overlap. Ours stop before our write, at the latest at the end of our time; the successor waits
+for either, on the shared clock. If the successor dies, its stream is taken over like that of any lost agent.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from thunderagent.streams.context import StreamContext
 from thunderagent.streams.journal import read_cursor
 
 HANDOFF_S: Final = 15.0
-"""How long a stream is handled on after it was offered, while a successor connects."""
+"""How long we handle a stream after it was offered, while a successor connects."""
 
 
 class Handoffs:
-    """The streams that go from us to others, and those that come to us. All in the agent's loop."""
+    """Streams that go from this agent to others, and those that come. Called in the agent's loop."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Handoffs:
             held: what the agent holds, by task.
             heartbeat: keeps the leases.
             fleet: the agents that hold streams.
-            on_offered: called with a stream that is in its queue again, though it is handled on here.
-            call: does something in the thread of the event loop.
+            on_offered: called with a stream that is in its queue again, and still handled here.
+            call: runs a function in the thread of the event loop.
         """
         self._store = core.store
         self._bus = core.bus
@@ -70,22 +70,22 @@ class Handoffs:
         self._deadlines: dict[str, float] = {}
         self._ended: list[Running] = []
         self.offered: dict[str, Running] = {}
-        """Streams that we handle on, though they are in their queue or with another agent already."""
+        """Streams that we still handle, though they are in their queue or with another agent."""
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing is offered and nothing waits for its former holder."""
+        """Whether nothing is offered and nothing waits for its former holder."""
         return not self.offered and not any(self._waiting())
 
     # From us
 
     def leave(self, leaving: Sequence[Running], why: TaskStopped, *, lasts_s: float = HANDOFF_S) -> None:
-        """Give streams to other agents, all at once. Those that end first need no store to be asked.
+        """Hand streams to other agents, all at once. Those with a break need no answer of the store.
 
         Args:
             leaving: streams that we hold.
-            why: told to handlers whose connection ends first.
-            lasts_s: for how long a stream without a break is handled on at most; 0: all with a break.
+            why: the reason for handlers with a break.
+            lasts_s: longest time for which we handle a stream without a break; 0: all with a break.
         """
         overlapping: list[Running] = []
         for running in leaving:
@@ -100,7 +100,7 @@ class Handoffs:
                 self._break(running, why)
 
     def _has_others(self) -> bool:
-        """Whether somebody could take what we offer; in a deploy the next agent has often just begun."""
+        """Whether another agent could take an offer; in a deploy the next one has often just begun."""
         try:
             if self._fleet.size == 1:
                 self._fleet.learn(self._store.agents())
@@ -109,7 +109,7 @@ class Handoffs:
         return self._fleet.size > 1
 
     def _break(self, running: Running, why: TaskStopped) -> None:
-        if running.settling or running.context.cancelled:  # it ends already
+        if running.settling or running.context.cancelled:
             return
         self._bus.emit(events.StreamHandedOff(**about(running.lease), reason=str(why), overlap=False))
         running.context.stop(why)
@@ -124,7 +124,7 @@ class Handoffs:
             for one, cursor in zip(offering, cursors, strict=True)
         ]
         for running in offering:
-            self._heartbeat.forget(running)  # a beat that is under way may be refused: that is no lost lease
+            self._heartbeat.forget(running)  # a refused beat that is under way is no lost lease
         answers = self._store.settle(batch)
         if error := next((answer.error for answer in answers if answer.error), None):
             self._bus.emit(events.StoreFailed(during="handoff", error=str(error), next_try_s=0.0))
@@ -144,7 +144,7 @@ class Handoffs:
             self._heartbeat.watch(running)  # the next beat tells what has become of the lease
 
     def ended(self, running: Running) -> bool:
-        """The handler of a stream has ended; True if that was one that we had offered."""
+        """The handler of a stream has ended; the answer is whether we had offered it."""
         if self.offered.get(running.lease.task_id) is not running:
             return False
         self._heartbeat.forget(running)
@@ -157,7 +157,7 @@ class Handoffs:
             self._flush(running)
 
     def abandon(self) -> None:
-        """Nothing can be written without a grant of the region: those that have ended are not told of."""
+        """Forget those that have ended: without a grant of the region nothing can be written."""
         ended, self._ended = self._ended, []
         for running in ended:
             self.offered.pop(running.lease.task_id, None)
@@ -175,7 +175,7 @@ class Handoffs:
     # Both
 
     def look(self) -> None:
-        """See how far the handoffs are, and do what is next.
+        """Take the next step of each handoff.
 
         Raises:
             StoreError: the store did not answer; nothing is lost, as every wait has an end of its own.
@@ -195,7 +195,7 @@ class Handoffs:
         self._go_on([(one, task) for one in waiting if (task := _row_of(one, rows)) is not None])
 
     def _go_on(self, waiting: Sequence[tuple[Running, Task]]) -> None:
-        """Say which successors are ready, and release those whose predecessors have stopped."""
+        """Write which successors are ready, and release those whose predecessors have stopped."""
         now, over = self._store.clock.now(), self._store.clock.leases.earliest() - self._guard_s
         asked: list[tuple[Running, Write]] = []
         for running, task in waiting:
@@ -217,7 +217,7 @@ class Handoffs:
             try:
                 cursor = read_cursor(task)
             except StreamFailed:
-                cursor = None  # go on where we know
+                cursor = None  # go on from our own
             self._call(lambda: context.release(cursor))
 
     def _rejected(self, write: Write, error: StoreRejected) -> None:
@@ -250,7 +250,7 @@ class Handoffs:
 
 
 def is_open(task: Task, owner: str) -> bool:
-    """True while somebody else has not told that it has stopped handling the messages of this stream."""
+    """Whether another agent may still handle the messages of this stream."""
     return task.handoff_state in (Handoff.OFFERED, Handoff.READY) and task.handoff_owner != owner
 
 
@@ -266,7 +266,7 @@ def _can_overlap(running: Running) -> bool:
 
 
 def _row_of(running: Running, rows: Mapping[str, Task]) -> Task | None:
-    """The row of a task as long as it is ours."""
+    """The row of a task while it is ours."""
     task = rows.get(running.lease.task_id)
     return task if task is not None and task.fence == running.lease.fence else None
 

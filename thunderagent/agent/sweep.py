@@ -1,12 +1,15 @@
-"""Sweeps for the whole fleet: take over tasks of lost agents, and heal what a crash left between two writes."""
+"""Sweeps for the whole fleet: take over tasks of lost agents, repair what a crash left between two writes, and keep
+large payloads as long as their tasks."""
 
 from __future__ import annotations
 
 import math
 import socket
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from thunderagent.jobs.job import Limit
@@ -18,13 +21,16 @@ from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import most_dependents
 from thunderagent.model.losses import Loss, is_to_blame, lived, lost_agents, runs_alone, verdict
 from thunderagent.model.rows import as_map, is_number
-from thunderagent.model.task import Lane, Lease, Row, Status, Task
+from thunderagent.model.task import Candidate, Lane, Lease, Row, Status, Task
 from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import holder
 from thunderagent.queue.dependents import Dependents, Ended, statuses_of
 from thunderagent.queue.limits.permits import Permit, limit_of, release_permits
+from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
 from thunderagent.queue.unique import UniqueKeys
+from thunderagent.stores.engine import MAX_TEXT_BYTES
+from thunderagent.stores.large_texts import DAY_S
 from thunderagent.stores.tasks import Doubt, TaskStore
 
 RECHECKED: Final = 500
@@ -377,3 +383,64 @@ def _runs_here(agent: str, row: Row) -> bool:
     pid = process.partition(":")[0]
     started = as_map(row.get("info")).get("process")
     return host == socket.gethostname() and pid.isdigit() and bool(started) and process_start(int(pid)) == started
+
+
+TEXTS_EVERY_S: Final = 10 * DAY_S
+"""Time between two sweeps of large payloads, each done by one agent of the fleet."""
+
+WAITS_S: Final = 60 * DAY_S
+"""How long a task must have been due for its payload to be looked after."""
+
+ASK_S: Final = 3600.0
+"""Time between two attempts of one agent to get the turn."""
+
+PAGES_A_LOOK: Final = 5
+"""Pages of 100 entries that one look reads; the next look goes on from there."""
+
+OPEN: Final = (Status.PENDING, Status.RUNNING, Status.BLOCKED)
+
+
+class TextSweep:
+    """Keeps payloads that are stored apart from their rows. Called in the agent's loop.
+
+    A claim or a retry looks after the payload of its task. A task that waits or runs for two months is found here: its
+    due time is at the head of the index.
+    """
+
+    def __init__(self, store: TaskStore, *, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._due = 0.0
+        self._walk: Iterator[Sequence[Candidate]] | None = None
+
+    def look(self, lanes: Sequence[Lane]) -> None:
+        """Begin a sweep if it is this agent's turn, or go on with it.
+
+        Raises:
+            StoreError: the store did not answer; a later turn begins the sweep again.
+        """
+        if self._walk is None and not self._is_my_turn():
+            return
+        walk, self._walk = self._walk or self._pages(lanes), None
+        pages = list(islice(walk, PAGES_A_LOOK))
+        for entries in pages:
+            tasks = self._store.get(one.task_id for one in entries).values()
+            is_open = (task for task in tasks if not task.status.is_terminal)
+            self._store.large_texts.outlive_all(is_open, now=self._store.clock.now())
+        if len(pages) == PAGES_A_LOOK:
+            self._walk = walk
+
+    def _is_my_turn(self) -> bool:
+        has_texts = self._store.engine.inline_bytes < MAX_TEXT_BYTES or self._store.large_texts.blobs is not None
+        if not has_texts or self._store.monotonic() < self._due:
+            return False
+        self._due = self._store.monotonic() + ASK_S
+        return self._store.take_turn("texts", owner=self._owner, lasts_s=TEXTS_EVERY_S) is not None
+
+    def _pages(self, lanes: Sequence[Lane]) -> Iterator[Sequence[Candidate]]:
+        until = self._store.clock.now() - WAITS_S
+        values = [lane.value(status) for lane in lanes for status in OPEN]
+        values += [waitlist_value(lane, key) for key in open_waitlists(self._store) for lane in lanes]
+        rounds = Rounds(self._store, most=sys.maxsize)
+        for value in values:
+            yield from rounds.pages(value, until=until)

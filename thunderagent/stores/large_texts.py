@@ -4,7 +4,7 @@ A row under 1 KB costs one unit a write, so larger texts go to an item of their 
 is set. The row keeps a reference: `item:KEY`, or that of the bucket.
 
 A text expires by itself, so that none stays for ever after its row has expired. It lives at least as long as its row
-can. It is written again, for another year, when its task is claimed, retried or found waiting (`text_sweep`) with less
+can. It is written again, for another year, when its task is claimed, retried or found waiting (`agent/sweep`) with less
 than half a year left, and when its task is put off or ends beyond that. Most tasks end before, and cost no such write.
 """
 

@@ -1,4 +1,4 @@
-"""What can be seen of an agent's progress, from any thread, also while its loop stands still."""
+"""The facts of an agent's health, seen from any thread, also while its loop stands still."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from thunderagent.model.redaction import Redactor
 from thunderagent.model.task import STREAM
 
 AGAIN_S: Final = 30.0
-"""A task that was not tried for so long after the longest pause is not tried any more."""
+"""A claim that was not repeated for so long after the longest pause counts no more."""
 
 PACKAGE: Final = f"{Path(__file__).parents[2]}/"
 STORES: Final = f"{PACKAGE}stores/"
-"""Where the code is that waits for a store."""
+"""The code that waits for a store."""
 
 LONG_S: Final = 2.0
-"""A thread that did not get on for so long is asked where it is."""
+"""Time without progress after which the place of a thread in the code is looked up."""
 
 
 class Vitals:
@@ -61,23 +61,22 @@ class Vitals:
         self._clock = core.store.clock
         self._monotonic = core.store.monotonic
         settings = core.settings
-        # A row, a file and a port tell of these errors to others than those who may read the log.
+        # Rows, files and ports have other readers than the log.
         self._redacted = Redactor(settings.log_redact).text
         pause_s = max(settings.poll_idle_s, settings.poll_wake_s if listener.may_stretch else 0.0)
         self.limits = Limits(progress_s=settings.health_s, pause_s=pause_s)
 
     @property
     def is_ready(self) -> bool:
-        """True once the agent looks for work."""
+        """Whether the agent has begun to look for work."""
         return self._marks.is_ready
 
     def health(self) -> Health:
         """How the agent is now."""
         return judge(self.facts(), self.limits)
 
-    def told(self) -> Mapping[str, Any]:
-        """What the agent's row tells of its health: seconds since the last good round and the last round of the
-        heartbeat, its threads, and the judgement."""
+    def entry(self) -> Mapping[str, Any]:
+        """The health in the agent's row: ages of the last good rounds, and the judgement."""
         now, marks = self._monotonic(), self._marks
         return {
             "last_round_s": round(now - marks.round_at, 1),
@@ -95,13 +94,13 @@ class Vitals:
         return slots_of(self._pollers)
 
     def held(self) -> list[Held]:
-        """The tasks that the agent holds, and which of their handlers go on although they were told to stop."""
+        """The tasks that the agent holds, and how long their handlers have ignored a request to stop."""
         now = self._monotonic()
         running = [one for one in list(self._in_flight.held.values()) if not one.settling]
         return [Held(one.job.name, now - one.told_at if one.told_at else 0.0) for one in running]
 
     def wake(self) -> None:
-        """Let the loop come round: it looks after the threads."""
+        """Wake the loop, which starts dead threads again."""
         self._core.inbox.wake()
 
     def dead(self) -> tuple[str, ...]:
@@ -160,7 +159,7 @@ class Vitals:
 
 
 def place_of(thread: int | None) -> str:
-    """Where in the code a thread is: the innermost function, and the innermost that is not of a library."""
+    """The place of a thread in the code: the innermost function, and the innermost of no library."""
     frames = list(_frames(thread))
     if not frames:
         return ""
@@ -169,7 +168,7 @@ def place_of(thread: int | None) -> str:
 
 
 def is_in(thread: int | None, folder: str) -> bool:
-    """Whether a thread is in a function of a file in this folder, or in what that has called."""
+    """Whether a thread is in a function of this folder, or in one called from there."""
     return any(frame.f_code.co_filename.startswith(folder) for frame in _frames(thread))
 
 
