@@ -57,7 +57,6 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,
     )
 

@@ -23,8 +23,7 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.queue.doorbell import open_doorbell
 from thunderagent.settings import load_settings
 from thunderagent.stores import open_store

@@ -20,9 +20,8 @@ from thunderagent.agent.threads import BackgroundThread
 from thunderagent.agent.view import AgentView
 from thunderagent.client import Client
 from thunderagent.model import fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.errors import StoreError
-from thunderagent.model.events import Event
 from thunderagent.regions.gate import Gate
 from thunderagent.settings import Settings, load_settings
 from thunderagent.stores.engine import Engine

@@ -24,10 +24,9 @@ from thunderagent.jobs.job import job
 from thunderagent.jobs.outcome import Returned
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable, TableMissing
-from thunderagent.model.events import Event
 from thunderagent.model.task import Lane, Status
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

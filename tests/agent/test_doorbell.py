@@ -17,7 +17,7 @@ from thunderagent.agent.heartbeat import BEAT_AGAIN_S, Heartbeat
 from thunderagent.agent.poller import QueuePoller, SlotPool
 from thunderagent.client import Client
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.pacing import PollPace
@@ -584,7 +584,7 @@ def test_tasks_that_are_given_back_are_told_to_the_others(ears: Ears) -> None:
 
 def test_a_child_for_which_there_is_no_room_here_is_told_to_the_others_once_a_second(ears: Ears) -> None:
     ears.listener.start()
-    child = events.ChildUnparked(task_id="b", parent_id="a", queue="other")
+    child = queue_events.ChildUnparked(task_id="b", parent_id="a", queue="other")
     ears.at.bus.emit(child)
     assert ears.bell.sent == [], "here is room"
     poller = ears.at.pollers["other", BATCH]
@@ -595,7 +595,7 @@ def test_a_child_for_which_there_is_no_room_here_is_told_to_the_others_once_a_se
         ears.at.bus.emit(child)
     assert ears.bell.sent == [DoorbellMessage.look("other")]
     ears.at.clock.advance(1.1)
-    ears.at.bus.emit(events.ChildUnparked(task_id="b", parent_id="a", queue="nobody serves it here"))
+    ears.at.bus.emit(queue_events.ChildUnparked(task_id="b", parent_id="a", queue="nobody serves it here"))
     assert len(ears.bell.sent) == 2
 
 

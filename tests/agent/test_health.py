@@ -32,6 +32,7 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
+from thunderagent.model.bus import Event
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreThrottled, StoreUnavailable
 from thunderagent.model.task import Page, Status
@@ -389,7 +390,7 @@ def test_a_thread_that_waits_for_the_store_is_seen_to(tmp_path: Path) -> None:
 def test_a_monitor_goes_on_while_the_loop_stands_still(tmp_path: Path) -> None:
     stuck, go_on = threading.Event(), threading.Event()
 
-    def stand_still(event: events.Event) -> None:
+    def stand_still(event: Event) -> None:
         if isinstance(event, events.Polled) and not go_on.is_set():
             stuck.set()
             go_on.wait(LONG_S)
@@ -486,7 +487,7 @@ def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
     monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.0)
     stuck, go_on, export = threading.Event(), threading.Event(), threading.Event()
 
-    def stand_still(event: events.Event) -> None:
+    def stand_still(event: Event) -> None:
         if isinstance(event, events.Polled) and not go_on.is_set():
             stuck.set()
             go_on.wait(LONG_S)
@@ -591,7 +592,7 @@ def test_several_reasons_to_retire_at_once_are_one_stop_and_hurry_nobody() -> No
     with ward(a_job()) as at:
         other = threading.Thread(target=at.agent.retire, args=("another",))
 
-        def meanwhile(event: events.Event) -> None:
+        def meanwhile(event: Event) -> None:
             if isinstance(event, fleet_events.AgentRetires) and event.reason == "one":
                 other.start()
                 other.join(LONG_S)

@@ -26,7 +26,7 @@ from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.outcome import Outcome, Returned
 from thunderagent.jobs.running import Scope, no_scope
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskSucceeded
 from thunderagent.stores.tasks import TaskStore
@@ -322,10 +322,10 @@ def test_events_are_told_in_order_in_one_thread_that_is_not_the_engines() -> Non
 
 
 def test_the_first_and_the_last_event_of_an_agent_are_told() -> None:
-    told: list[type[events.Event]] = []
+    told: list[type[Event]] = []
 
     @on(events.AgentStarted, events.AgentDraining, events.AgentStopped)
-    def note(event: events.Event) -> None:
+    def note(event: Event) -> None:
         told.append(type(event))
 
     with hooked(note) as stage:
@@ -491,7 +491,7 @@ def test_the_thread_of_the_hooks_is_started_again_when_it_has_died_and_nothing_i
     call: Callable[..., None] = HookDispatcher._call
     deaths = iter([True])
 
-    def dies(self: HookDispatcher, hook: Any, event: events.Event) -> None:
+    def dies(self: HookDispatcher, hook: Any, event: Event) -> None:
         if next(deaths, False):
             raise MemoryError
         call(self, hook, event)

@@ -17,7 +17,8 @@ from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
+from thunderagent.model.bus import Event
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.task import Status, Task
@@ -113,7 +114,7 @@ def test_an_end_whose_reply_is_lost_is_accepted_and_told(faulty: FaultyEngine, w
         child = stage.client.enqueue("test.job", {}, depends_on=[parent])
         assert ran_once(stage, work, parent).result == "done"
         ran_once(stage, work, child)
-        [unparked] = stage.record.wait(events.ChildUnparked)
+        [unparked] = stage.record.wait(queue_events.ChildUnparked)
         assert (unparked.task_id, unparked.parent_id) == (child.task_id, parent.task_id)
         assert stage.record.of(events.SettleRefused) == []
         assert len(stage.record.wait(events.TaskSucceeded, 2)) == 2
@@ -340,7 +341,7 @@ def test_nothing_wakes_an_outcome_before_its_next_attempt(work: Work) -> None:
         task = stage.client.enqueue("test.job", {})
         assert work.started.acquire(timeout=LONG_S)
 
-        def note(event: events.Event) -> None:
+        def note(event: Event) -> None:
             if isinstance(event, events.StoreFailed) and event.during == "polling":
                 told.append((time.monotonic(), event.next_try_s))
 
@@ -431,7 +432,7 @@ def test_progress_that_the_store_never_takes_loses_no_lease(work: Work) -> None:
     with serving(tells, store=store) as stage:
         task = stage.client.enqueue(tells, {})
         assert work.started.acquire(timeout=LONG_S)
-        [rejected] = stage.record.wait(events.WriteRejected)
+        [rejected] = stage.record.wait(queue_events.WriteRejected)
         assert (rejected.task_id, rejected.verb) == (task.task_id, "renew")
         assert _when(lambda: (stage.client.get(task).hb or 0) >= 3)
         assert engine.rejected == [("renew", task.task_id)], "it is dropped, and not tried again"
@@ -447,7 +448,7 @@ def test_a_task_that_the_store_never_lets_claim_is_named_and_holds_nobody_up(wor
         stage.client.enqueue("test.job", {}, task_id="large")
         others = [stage.client.enqueue("test.job", {}) for _ in range(3)]
         assert all(stage.end_of(task).status is Status.SUCCESS for task in others)
-        [rejected] = stage.record.wait(events.WriteRejected)
+        [rejected] = stage.record.wait(queue_events.WriteRejected)
         assert (rejected.task_id, rejected.verb) == ("large", "claim")
         assert stage.client.get("large").status is Status.PENDING
         assert stage.record.of(events.StoreFailed) == []

@@ -22,7 +22,7 @@ from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import StoreUnavailable
 from thunderagent.model.pacing import PollPace
@@ -467,7 +467,7 @@ def test_what_is_the_share_of_another_is_left_to_it_for_two_seconds_and_then_tak
         stage = agents.add(quiet, start=False)
         times: list[float] = []
 
-        def listen(event: events.Event) -> None:
+        def listen(event: Event) -> None:
             if isinstance(event, events.TaskTakenOver):
                 times.append(agents.store.monotonic())
 

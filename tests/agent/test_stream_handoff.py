@@ -16,6 +16,7 @@ from tests.support.stands import eventually, patience
 from tests.support.streams import PROMPT, FeedThread, Fleet, Log, fleet, follower, subscribe
 from thunderagent.jobs.job import Job
 from thunderagent.model import events
+from thunderagent.model.bus import Event
 from thunderagent.model.conditions import Write
 from thunderagent.model.task import Handoff, Status, Task
 from thunderagent.streams.connection.connection import Connection
@@ -209,7 +210,7 @@ def test_an_agent_that_stops_begins_no_connection_for_a_stream_that_waits_for_it
         rooms = log.contexts[0]._governor._rooms  # type: ignore[union-attr]
         eventually(lambda: any(room._waiters for room in rooms.values()))
 
-        def after_each(event: events.Event) -> None:
+        def after_each(event: Event) -> None:
             if isinstance(event, events.StreamHandedOff):
                 told.append(event.task_id)
                 if len(told) == 1:
@@ -329,7 +330,7 @@ def test_the_one_who_offered_may_die_and_its_late_word_does_not_set_the_cursor_b
     task = show.begin(job)
     show.agents.add(job).record.wait(events.AgentStarted)
 
-    def die(event: events.Event) -> None:
+    def die(event: Event) -> None:
         if isinstance(event, events.StreamHandedOff):
             cut_off(old)
 

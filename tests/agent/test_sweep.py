@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.engine import Recorder, Rejecting, claimed, put, seen
 from thunderagent.agent.sweep import RECHECKED, LostLeases, Rescuer
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import DateClock, SharedClock, process_start
 from thunderagent.model.conditions import Write
@@ -535,7 +535,7 @@ def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
     at.rescuer.take_over(LANES, anything)
     assert at.row("child").status is Status.FAILED
     assert at.row("child").error == "parent parent ended as FAILED"
-    assert [event.task_id for event in at.record.of(events.ChildDoomed)] == ["child"]
+    assert [event.task_id for event in at.record.of(queue_events.ChildDoomed)] == ["child"]
 
 
 def test_giving_up_needs_neither_job_nor_slot(at: Setting) -> None:
@@ -606,7 +606,7 @@ def test_a_child_that_was_not_told_of_its_parents_end_is_told_by_the_sweep(at: S
     at.rescuer.heal(LANES)
     assert at.row("child").status is Status.PENDING
     assert at.row("child").created_at >= now - 0.001
-    assert len(at.record.of(events.ChildUnparked)) == 1
+    assert len(at.record.of(queue_events.ChildUnparked)) == 1
 
 
 def test_a_child_that_its_parent_does_not_know_is_introduced_by_the_sweep(at: Setting) -> None:
@@ -646,7 +646,7 @@ def test_one_agent_heals_in_each_turn(at: Setting) -> None:
     blocked(at, "gone")
     for rescuer in others:
         rescuer.heal(LANES)
-    assert len(at.record.of(events.ChildDoomed)) == 1
+    assert len(at.record.of(queue_events.ChildDoomed)) == 1
     blocked(at, "gone", name="second")
     at.clock.advance(5)
     for rescuer in others:
@@ -743,7 +743,7 @@ def test_a_row_that_can_not_even_be_given_up_is_named_and_does_not_stop_the_swee
     rejecting(setting, lambda write: write.task_id == "large")
     setting.a_rescuer("rescuer", max_crashes=0).take_over(LANES, lambda task: 60.0)
     assert [setting.row(name).status for name in ("a", "large", "z")] == [Status.FAILED, Status.RUNNING, Status.FAILED]
-    [rejected] = setting.record.of(events.WriteRejected)
+    [rejected] = setting.record.of(queue_events.WriteRejected)
     assert (rejected.task_id, rejected.verb) == ("large", "give up")
 
 
@@ -761,4 +761,4 @@ def test_a_child_that_the_store_does_not_change_holds_up_none_of_the_others() ->
         Status.BLOCKED,
         Status.PENDING,
     ]
-    assert [one.task_id for one in setting.record.of(events.WriteRejected)] == ["c2"]
+    assert [one.task_id for one in setting.record.of(queue_events.WriteRejected)] == ["c2"]

@@ -17,7 +17,7 @@ from thunderagent.agent.threads import RESTART_AFTER_S, BackgroundThreads, Repea
 from thunderagent.agent.view import AgentView
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.testing import FakeClock, Recorder
 
 
@@ -99,7 +99,7 @@ def test_an_agent_ends_in_time_although_its_heartbeat_waits_for_a_reply_and_says
         agent.stop()
         assert agent.run() == 1, "its process must not wait for the reply at its end"
         assert closed == ["test"], "the engine of the heartbeat is in use"
-        assert record.of(events.Event)[-1] == events.AgentStopped(stuck=0)
+        assert record.of(Event)[-1] == events.AgentStopped(stuck=0)
     finally:
         answered.set()
 

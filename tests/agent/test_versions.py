@@ -18,7 +18,7 @@ from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.errors import ConfigurationError, DuplicateTask
 from thunderagent.model.task import Status, Task
 from thunderagent.model.ticks import every
@@ -343,7 +343,7 @@ def test_a_tick_is_of_the_version_of_the_code_that_gave_the_schedule() -> None:
         clock.advance(600)
         for stage in stages:
             stage.agent.wake()
-        [put] = stages[-1].record.wait(events.TickPut) if len(stages) == 1 else [any_tick(stages)]
+        [put] = stages[-1].record.wait(queue_events.TickPut) if len(stages) == 1 else [any_tick(stages)]
 
         def look() -> Task | None:
             for stage in stages:  # on a clock that stands still no agent looks again by itself
@@ -356,9 +356,9 @@ def test_a_tick_is_of_the_version_of_the_code_that_gave_the_schedule() -> None:
             stage.stop()
         return ended
 
-    def any_tick(stages: list[Stage]) -> events.TickPut:
+    def any_tick(stages: list[Stage]) -> queue_events.TickPut:
         return stands.eventually(
-            lambda: next((one for stage in stages for one in stage.record.of(events.TickPut)), None)
+            lambda: next((one for stage in stages for one in stage.record.of(queue_events.TickPut)), None)
         )
 
     assert (tick(old_code).version, tick(old_code).result) == (1, 1)

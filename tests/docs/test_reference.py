@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,6 @@ from tests.test_house import INSIDE
 from thunderagent.cli.examples import EXAMPLES
 from thunderagent.settings import PREFIX, Settings
 from thunderagent.stores.purposes import MEANING
-from thunderagent.streams.connection import options
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.logs import LEVELS
@@ -42,13 +42,25 @@ def shown(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
+def texts_of(kind: type) -> dict[str, str]:
+    """The text below each field of a class."""
+    [shape] = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(shape, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(str(text.value.value).split())
+        for field, text in pairwise(shape.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
 # Settings
 
 
 def settings_table() -> str:
     """Every setting with its default."""
+    meanings = texts_of(Settings)
     rows = [
-        (f"`{PREFIX}{name.upper()}`", shown(field.get_default(call_default_factory=True)), str(field.description))
+        (f"`{PREFIX}{name.upper()}`", shown(field.get_default(call_default_factory=True)), meanings[name])
         for name, field in Settings.model_fields.items()
     ]
     return table(("variable", "default", "meaning"), *rows)
@@ -118,16 +130,7 @@ def commands_list() -> str:
 
 def options_table() -> str:
     """The text below each field of the class of options."""
-    [shape] = [
-        node
-        for node in ast.parse(inspect.getsource(options)).body
-        if isinstance(node, ast.ClassDef) and node.name == "StreamOptions"
-    ]
-    texts = {}
-    for field, text in zip(shape.body, shape.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = " ".join(str(text.value.value).split())
+    texts = texts_of(StreamOptions)
     rows = []
     for one in fields(StreamOptions):
         default = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)

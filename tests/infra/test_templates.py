@@ -17,7 +17,7 @@ from tests.infra.test_failover import NAMES
 from tests.infra.test_wsapi import DOMAIN
 from tests.infra.test_wsapi import GIVEN as WSAPI
 from thunderagent.model import edge_events, events, fleet_events
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event
 from thunderagent.ops.iam import Resources, Role, policy
 from thunderagent.router.function import DETAIL_TYPE
 from thunderagent.stores.dynamo.expressions import INDEX, PROJECTED

@@ -17,6 +17,7 @@ from thunderagent.jobs.hooks import EventHook, RunHook
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
+from thunderagent.model.bus import Event
 from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.events import TaskEvent, TaskFailed, TaskRetried
 
@@ -40,10 +41,10 @@ def test_a_hook_of_events_stays_a_function_and_knows_what_it_wants() -> None:
 
 def test_a_class_of_events_stands_for_all_below_it_and_jobs_narrow_it() -> None:
     @on(TaskEvent, events.Polled, jobs=("test.job", "other"))
-    def note(event: events.Event) -> None: ...
+    def note(event: Event) -> None: ...
 
     @on(TaskEvent, jobs="other")  # type: ignore[arg-type] # a text is a sequence of letters, and meant as one name
-    def other(event: events.Event) -> None: ...
+    def other(event: Event) -> None: ...
 
     assert note.wants(FAILED)
     assert note.wants(RETRIED)
@@ -67,7 +68,7 @@ def test_a_hook_around_runs_can_be_written_with_and_without_parentheses() -> Non
 
 def test_any_function_can_be_a_hook_and_has_a_name() -> None:
     class Counts:
-        def __call__(self, event: events.Event) -> None: ...
+        def __call__(self, event: Event) -> None: ...
 
     def surround(number: int, run: JobRun) -> Iterator[None]:
         yield

@@ -10,8 +10,7 @@ import pytest
 from loguru import logger
 
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.telemetry.logs import Telemetry, configure_logging
 
 ABOUT: dict[str, Any] = {"job": "test.job", "queue": "default", "fence": 1, "attempt": 1}

@@ -16,7 +16,7 @@ from loguru import logger
 
 from tests.telemetry.test_logs import ABOUT, ALL, a_sample
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.redaction import HIDDEN, SECRET_NAMES, Redactor
 from thunderagent.telemetry.logs import Telemetry, configure_logging
 
@@ -142,7 +142,7 @@ def test_the_value_of_a_fact_is_hidden_by_its_name_or_by_its_shape(name: str, va
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_no_fact_of_an_event_of_ours_is_hidden_by_its_name(kind: type[events.Event]) -> None:
+def test_no_fact_of_an_event_of_ours_is_hidden_by_its_name(kind: type[Event]) -> None:
     event = a_sample(kind)
     assert [name for name in dir(event) if not name.startswith("_") and REDACTOR.hides(name)] == []
 

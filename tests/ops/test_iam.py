@@ -27,7 +27,7 @@ from thunderagent.jobs.context import Context, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, ParentNotFound, TaskNotFound
 from thunderagent.model.schedules import Tick
@@ -385,7 +385,7 @@ def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
         for task in ends:
             assert client.wait(task, timeout_s=LONG_S * 2).status in (Status.SUCCESS, Status.FAILED)
         assert client.wait(ends[3]).result == LARGE
-        record.wait(events.TickPut)
+        record.wait(queue_events.TickPut)
         client.cancel(to_stop)
         client.wait(to_stop, timeout_s=LONG_S)
         client.retry(ends[4])

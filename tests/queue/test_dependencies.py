@@ -16,7 +16,7 @@ from thunderagent.agent.sweep import LostLeases, Rescuer
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import job
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import MOST_LINKED, linked_bytes
@@ -104,7 +104,7 @@ def test_a_child_runs_as_soon_as_its_parent_has_succeeded(stage: Stage) -> None:
     assert started[0] is not None
     assert started[1] is not None
     assert started[0] <= started[1]
-    [unparked] = stage.record.of(events.ChildUnparked)
+    [unparked] = stage.record.of(queue_events.ChildUnparked)
     assert (unparked.task_id, unparked.parent_id) == (child.task_id, parent.task_id)
 
 
@@ -198,7 +198,8 @@ def test_three_generations_end_with_their_ancestor(stage: Stage, end: str, polic
     assert [(task.fence, task.waiting_for, task.expire_at is not None) for task in ended[1:]] == [
         (0, frozenset(), True)
     ] * 3
-    assert {one.task_id for one in stage.record.wait(events.ChildDoomed, 3)} == {task.task_id for task in family[1:]}
+    doomed = {one.task_id for one in stage.record.wait(queue_events.ChildDoomed, 3)}
+    assert doomed == {task.task_id for task in family[1:]}
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -25,7 +25,7 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Is, Write
 from thunderagent.model.errors import ConfigurationError, NotAllowed, StoreUnavailable, TaskNotFound
@@ -241,7 +241,7 @@ def test_a_tick_is_put_when_it_is_due_and_the_row_says_so(any_world: World) -> N
     assert (any_world.state.last, any_world.state.ticks) == (int(EPOCH) + 600, ())
     assert any_world.state.previous == tick_id(NAME, int(EPOCH) + 600)
     assert [task.task_id for task in host.put] == [any_world.state.previous]
-    [event] = host.record.of(events.TickPut)
+    [event] = host.record.of(queue_events.TickPut)
     assert (event.job, event.task_id, event.late_s) == (NAME, any_world.state.previous, 0.0)
     host.look(600)
     assert any_world.put() == {1: Status.PENDING, 2: Status.PENDING}
@@ -438,7 +438,7 @@ def test_agents_that_read_the_same_row_put_one_task_between_them(any_world: Worl
             host.go_on(5.0)
         assert set(any_world.put()) == set(range(1, number + 1))
     assert any_world.state.ticks == ()
-    put = [event.task_id for host in hosts for event in host.record.of(events.TickPut)]
+    put = [event.task_id for host in hosts for event in host.record.of(queue_events.TickPut)]
     assert len(put) == len(set(put)) == 5
 
 
@@ -472,7 +472,7 @@ def test_a_clock_that_is_set_back_by_ninety_seconds_doubles_nothing_and_loses_no
     assert set(world.put(period=10)) == before
     host.go_on(101.0)
     assert set(world.put(period=10)) == set(range(1, 21))
-    assert host.record.of(events.ScheduleSetBack) == []
+    assert host.record.of(queue_events.ScheduleSetBack) == []
 
 
 def test_a_clock_that_was_far_ahead_and_is_set_right_goes_on_at_once(world: World) -> None:
@@ -484,7 +484,7 @@ def test_a_clock_that_was_far_ahead_and_is_set_right_goes_on_at_once(world: Worl
     host.clock.jump(-86400.0)
     host.go_on(TICK_LOOK_S)
     assert world.state.last <= EPOCH + 70
-    [event] = host.record.of(events.ScheduleSetBack)
+    [event] = host.record.of(queue_events.ScheduleSetBack)
     assert event.seconds > SET_BACK_S
     host.go_on(60.0)
     found = set(world.put(until=13, period=10))
@@ -512,7 +512,7 @@ def test_two_hours_asleep_give_exactly_the_ticks_that_the_policy_promises(
     host.go_on(10.0)
     assert sorted(world.put()) == numbers
     assert world.state.skipped == 12 - len(numbers)
-    assert sum(event.number for event in host.record.of(events.TicksSkipped)) == 12 - len(numbers)
+    assert sum(event.number for event in host.record.of(queue_events.TicksSkipped)) == 12 - len(numbers)
     host.look(600 - late_s)
     assert sorted(world.put()) == [*numbers, 13]
 
@@ -539,7 +539,8 @@ def test_skip_leaves_ticks_out_until_the_task_before_has_ended(any_world: World)
     host.look(600)
     assert any_world.put() == {1: Status.RUNNING}
     assert any_world.state.skipped == 2
-    assert [event.reason for event in host.record.of(events.TicksSkipped)] == ["the task before it is still open"] * 2
+    skipped = [event.reason for event in host.record.of(queue_events.TicksSkipped)]
+    assert skipped == ["the task before it is still open"] * 2
     now = host.clock.now()
     host.store.settle([writes.succeed(lease, now=now, expire_at=now + 10**6)])
     host.look(600)
@@ -560,7 +561,7 @@ def test_skip_waits_for_the_end_of_a_task_that_was_cancelled_and_leaves_no_tick_
     host.store.settle([writes.close(lease, reason="cancelled", now=now, expire_at=now + 10**6)])
     host.go_on(5)
     assert any_world.put() == {1: Status.DONE, 2: Status.PENDING}
-    assert host.record.of(events.TicksSkipped) == []
+    assert host.record.of(queue_events.TicksSkipped) == []
 
 
 def test_cancel_previous_asks_a_task_that_runs_to_stop_and_puts_the_next(any_world: World) -> None:
@@ -728,7 +729,7 @@ def test_an_agent_that_comes_late_with_its_decision_does_no_harm(world: World) -
     slow.wire.put = late  # type: ignore[method-assign]
     slow.look(600)
     assert world.put() == {1: Status.SUCCESS, 2: Status.PENDING}
-    assert slow.record.of(events.TickPut) == []
+    assert slow.record.of(queue_events.TickPut) == []
     assert slow.put == []
 
 
@@ -776,7 +777,7 @@ def test_a_new_version_writes_its_schedule_and_an_old_one_follows(any_world: Wor
     new.clock.advance(700.0)
     new.look()
     assert any_world.state.schedule == a_job(every(1).hours, catch_up="none").schedule
-    [event] = new.record.of(events.ScheduleSet)
+    [event] = new.record.of(queue_events.ScheduleSet)
     assert (event.spec, event.before) == ("every hour", "every 10 minutes")
     old.go_on(2300.0, 50.0)
     assert set(any_world.put()) == {1}
@@ -846,7 +847,7 @@ def test_a_row_of_a_later_version_is_left_alone_under_way_and_replaced_at_the_st
     host.go_on(1300.0, 100.0)
     assert any_world.row["info"] == later
     assert any_world.put() == {}
-    [event] = host.record.of(events.ScheduleUnreadable)
+    [event] = host.record.of(queue_events.ScheduleUnreadable)
     assert "upgrade" in event.error
     host.clock.jump(-3600.0)
     assert host.ticks.wait_s() > 0  # nothing that it knows is ahead of the clock
@@ -1050,7 +1051,7 @@ def test_an_agent_runs_the_handler_of_a_tick_with_its_moment() -> None:
 
     with serving(each) as stage:
         eventually(lambda: len(seen) >= 3, LONG_S)
-        put = stage.record.of(events.TickPut)
+        put = stage.record.of(queue_events.TickPut)
     moments = [tick.at for tick in seen]
     assert len(set(moments)) == len(moments)
     assert all(moment.microsecond == 0 and moment.tzinfo is not None for moment in moments)
@@ -1090,7 +1091,7 @@ def test_a_host_whose_own_clock_is_set_back_puts_its_ticks_in_time() -> None:
             piece.next_run += timedelta(seconds=90)
         for _ in range(3):
             assert ran.acquire(timeout=LONG_S)
-        assert all(event.late_s < LONG_S for event in stage.record.of(events.TickPut))
+        assert all(event.late_s < LONG_S for event in stage.record.of(queue_events.TickPut))
 
 
 def test_two_agents_of_one_file_run_each_tick_once(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.outcome import Stopped
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.errors import (
     AgentDraining,
     ConfigurationError,
@@ -291,7 +291,7 @@ def test_a_successor_is_released_once_and_goes_on_where_the_other_has_stopped() 
 
 
 def test_what_looks_wrong_is_told_and_in_the_journal() -> None:
-    told = list[events.Event]()
+    told = list[Event]()
     bus = EventBus()
     bus.subscribe(told.append)
     context = context_of(bus=bus)

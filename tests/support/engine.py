@@ -17,10 +17,9 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Running, Scope, no_scope
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreRejected
-from thunderagent.model.events import Event
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Candidate, Lease, Status, Task
 from thunderagent.regions.gate import Gate

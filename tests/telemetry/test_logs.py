@@ -20,8 +20,8 @@ from tests.support.engine import a_lease, running, serving
 from thunderagent.jobs.context import Context, Snooze
 from thunderagent.jobs.job import job
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event, TaskEvent
+from thunderagent.model.bus import Event, EventBus
+from thunderagent.model.events import TaskEvent
 from thunderagent.telemetry import logs
 from thunderagent.telemetry.logs import COUNTED, LEVELS, Telemetry, adopt_lines, configure_logging, task_scope
 

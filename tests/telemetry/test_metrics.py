@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from thunderagent.model import writes
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.task import StatusValue
 from thunderagent.stores.purposes import MEANING, RequestPurpose, of_put, of_query, of_row, of_write
 from thunderagent.telemetry import metrics

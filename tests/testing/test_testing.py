@@ -15,7 +15,7 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.periodic import periodic
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import (
     ConfigurationError,
@@ -106,8 +106,8 @@ def test_no_tick_is_leapt_over_however_many_queues_the_agent_looks_into() -> Non
     minutely = periodic(every(1).minute)(job("minutely", queue="minutes")(note_tick))
     client = memory_client(FakeClock())
     recorder = run_until_idle(Agent(client.store, Registry(minutely), client.settings), client, for_s=200.0)
-    assert [round(one.late_s) for one in recorder.of(events.TickPut)] == [0, 0, 0]
-    assert recorder.of(events.TicksSkipped) == []
+    assert [round(one.late_s) for one in recorder.of(queue_events.TickPut)] == [0, 0, 0]
+    assert recorder.of(queue_events.TicksSkipped) == []
 
 
 def note_tick(ctx: Context, payload: Tick) -> None:
@@ -296,15 +296,15 @@ def test_a_sibling_has_the_same_faults(faulty: FaultyEngine, tmp_path: Any) -> N
 def test_a_recorder_finds_what_has_come_and_waits_for_what_comes() -> None:
     bus = EventBus()
     recorder = Recorder(bus)
-    bus.emit(events.ChildUnparked(task_id="a", parent_id="p"))
-    assert recorder.wait_for(events.ChildUnparked).task_id == "a"
-    later = threading.Thread(target=lambda: bus.emit(events.ChildUnparked(task_id="b", parent_id="p")))
+    bus.emit(queue_events.ChildUnparked(task_id="a", parent_id="p"))
+    assert recorder.wait_for(queue_events.ChildUnparked).task_id == "a"
+    later = threading.Thread(target=lambda: bus.emit(queue_events.ChildUnparked(task_id="b", parent_id="p")))
     later.start()
-    assert recorder.wait_for(events.ChildUnparked, lambda event: event.task_id == "b").task_id == "b"
+    assert recorder.wait_for(queue_events.ChildUnparked, lambda event: event.task_id == "b").task_id == "b"
     later.join()
     recorder.close()
-    bus.emit(events.ChildUnparked(task_id="c", parent_id="p"))
-    assert [event.task_id for event in recorder.of(events.ChildUnparked)] == ["a", "b"]
+    bus.emit(queue_events.ChildUnparked(task_id="c", parent_id="p"))
+    assert [event.task_id for event in recorder.of(queue_events.ChildUnparked)] == ["a", "b"]
 
 
 def test_a_recorder_says_what_came_instead() -> None:

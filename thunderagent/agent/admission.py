@@ -18,7 +18,7 @@ from typing import Final
 from thunderagent.jobs.job import Limit
 from thunderagent.jobs.outcome import Outcome, Raised, Refused, Undecided
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreRejected, StoreUnavailable, TextGone
 from thunderagent.model.pacing import jittered
@@ -135,7 +135,7 @@ class Admission:
             self._bus.emit(events.StoreFailed(during="limits", error=str(error), next_try_s=UNDECIDED_S))
             return {lease.task_id: Undecided(UNDECIDED_S) for lease, _ in limited}
         for task_id, why in never.items():
-            self._bus.emit(events.WriteRejected(task_id=task_id, verb="take permit", error=str(why)))
+            self._bus.emit(queue_events.WriteRejected(task_id=task_id, verb="take permit", error=str(why)))
         outcomes: dict[str, Outcome] = {task_id: Refused(limit) for limit, ids in refused.items() for task_id in ids}
         return outcomes | dict.fromkeys(never, Undecided(SLOT_REFUSED_S))
 
@@ -222,7 +222,7 @@ class Admission:
             except StoreRejected as error:  # its tasks stay where they are, for a while
                 closed.add(limit)
                 self._bus.emit(
-                    events.WriteRejected(task_id=limit_id(limit.key), verb="open waitlist", error=str(error))
+                    queue_events.WriteRejected(task_id=limit_id(limit.key), verb="open waitlist", error=str(error))
                 )
         for limit, one in waiting:
             if limit in closed:

@@ -21,10 +21,9 @@ from zlib import crc32
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
-from thunderagent.model.bus import EventBus
+from thunderagent.model import events, queue_events
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.errors import DoorbellError
-from thunderagent.model.events import Event
 from thunderagent.model.pacing import outage_delays
 from thunderagent.model.task import BATCH, STREAM, Candidate
 from thunderagent.queue.doorbell.message import DoorbellMessage, Verb
@@ -347,7 +346,9 @@ class DoorbellListener:
                 self._inbox.receive(DoorbellMessage.look(queue, self._store.clock.now() + delay_s))
             case events.TaskReleased(queue=queue):
                 self._released.add(queue)
-            case events.ChildUnparked(queue=queue) | events.TaskLetOut(queue=queue) if queue and self._bell is not None:
+            case queue_events.ChildUnparked(queue=queue) | events.TaskLetOut(queue=queue) if (
+                queue and self._bell is not None
+            ):
                 if not self._stop.is_set() and not self._inbox.has_room(DoorbellMessage.look(queue)):
                     self._relay(queue)
             case _:

@@ -22,7 +22,7 @@ from typing import Final
 from thunderagent.agent.settle import time_limit
 from thunderagent.jobs.outcome import about
 from thunderagent.jobs.running import Running
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.errors import (
@@ -262,7 +262,7 @@ class Heartbeat:
         return beats, renewals
 
     def _rejected(self, beat: Beat, renewal: Renewal) -> None:
-        self._bus.emit(events.WriteRejected(task_id=beat.lease.task_id, verb="renew", error=str(renewal.error)))
+        self._bus.emit(queue_events.WriteRejected(task_id=beat.lease.task_id, verb="renew", error=str(renewal.error)))
 
     def _take(self, running: Running, beat: Beat, renewal: Renewal) -> None:
         with self._changing:

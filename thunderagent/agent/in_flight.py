@@ -37,7 +37,8 @@ from thunderagent.jobs.context import Context, ParentResults
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.outcome import Outcome, Refused, Stopped, Undecided, about, raised, story
 from thunderagent.jobs.running import Running
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
+from thunderagent.model.bus import Event
 from thunderagent.model.errors import (
     AgentDraining,
     StoreError,
@@ -46,7 +47,6 @@ from thunderagent.model.errors import (
     StreamStopped,
     TaskCancelled,
 )
-from thunderagent.model.events import Event
 from thunderagent.model.pacing import jittered
 from thunderagent.model.task import Desired, Lease, Status, StatusValue, Task
 from thunderagent.model.writes import tasks as writes
@@ -531,7 +531,7 @@ class InFlight:
                 won[served].append(lease.task_id)
         self.begin_all(exchanged.leases)
         for candidate, error in exchanged.rejected:
-            self._bus.emit(events.WriteRejected(task_id=candidate.task_id, verb="claim", error=str(error)))
+            self._bus.emit(queue_events.WriteRejected(task_id=candidate.task_id, verb="claim", error=str(error)))
         for candidate in exchanged.lost:
             self.admission.freed.lost(candidate)
         for served, tried in wanted.items():

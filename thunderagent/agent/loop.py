@@ -18,8 +18,8 @@ from thunderagent.agent.view import AgentView
 from thunderagent.jobs.outcome import Stopped
 from thunderagent.jobs.registry import Registry
 from thunderagent.jobs.running import Scope, no_scope
-from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model import events, fleet_events, queue_events
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.pacing import first_poll
 from thunderagent.queue.doorbell import open_doorbell
@@ -142,9 +142,9 @@ class Agent:
         """How the agent is, as its row tells: see `Vitals.entry`."""
         return self.vitals.entry()
 
-    def _look_for_child(self, event: events.Event) -> None:
+    def _look_for_child(self, event: Event) -> None:
         """A task that has left BLOCKED, or that of a tick, is due now: do not let it wait for the next poll."""
-        if isinstance(event, (events.ChildUnparked, events.TickPut)):
+        if isinstance(event, (queue_events.ChildUnparked, queue_events.TickPut)):
             for poller in self._pollers.values():
                 poller.wake()
 

@@ -16,8 +16,7 @@ from typing import Any, Final
 from thunderagent.agent.heartbeat import STUCK_WAIT_S
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.memory import resident_mib
 from thunderagent.settings import PREFIX, Settings
 

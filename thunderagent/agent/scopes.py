@@ -17,9 +17,8 @@ from thunderagent.jobs.extension import extension
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.jobs.outcome import Returned, in_words, outcome_of, raised
 from thunderagent.jobs.running import Failed, Running, Scope, no_scope
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.clock import since_boot
-from thunderagent.model.events import Event
 from thunderagent.model.fleet_events import HookFailed
 from thunderagent.model.redaction import Redactor
 from thunderagent.settings import Settings

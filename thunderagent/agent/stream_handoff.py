@@ -22,7 +22,7 @@ from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.stream_balance import Fleet
 from thunderagent.jobs.outcome import about
 from thunderagent.jobs.running import Running
-from thunderagent.model import events
+from thunderagent.model import events, queue_events
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import StoreError, StoreRejected, StreamFailed, TaskStopped
 from thunderagent.model.task import Handoff, Task
@@ -221,7 +221,7 @@ class Handoffs:
             self._call(lambda: context.release(cursor))
 
     def _rejected(self, write: Write, error: StoreRejected) -> None:
-        self._bus.emit(events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
+        self._bus.emit(queue_events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
 
     def _flush(self, running: Running) -> None:
         context = running.context

@@ -13,8 +13,8 @@ from typing import Any, overload
 
 from thunderagent.jobs.context import Context
 from thunderagent.model.arguments import shown
+from thunderagent.model.bus import Event
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.events import Event
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -83,8 +83,8 @@ def on(*kinds: type[Event], jobs: tuple[str, ...] | None = None) -> Callable[[Ca
     """Call a function `(event) -> None` for each event of these kinds, in a thread of its own and in order.
 
     Args:
-        kinds: classes of `thunderagent.model.events` and `thunderagent.model.fleet_events`; a class such as `TaskEvent`
-          stands for all its subclasses.
+        kinds: classes of `events`, `queue_events` and `fleet_events` in `thunderagent.model`; a class such as
+            `TaskEvent` stands for all its subclasses.
         jobs: only events about these jobs; None: all.
 
     Raises:

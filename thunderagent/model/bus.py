@@ -4,11 +4,17 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
-from thunderagent.model.events import Event
 from thunderagent.model.forks import renewed
 from thunderagent.model.outlet import without_waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something happened."""
+
 
 Listener = Callable[[Event], object]
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from thunderagent.model import events
+from thunderagent.model import queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.dependencies import Verdict, reason, verdict
@@ -40,7 +40,7 @@ class Dependents:
 
     def rejected(self, write: Write, error: StoreRejected) -> None:
         """Say that the store does not take a write of one task; those beside it go on."""
-        self._bus.emit(events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
+        self._bus.emit(queue_events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
 
     def tell(self, ended: Sequence[Ended]) -> None:
         """Tell all children of tasks that have ended, and the children of those that end by it.
@@ -104,7 +104,7 @@ class Dependents:
             self._store.write_tasks(batch, rejected=self.rejected), last.values(), strict=True
         ):
             if task is not None:
-                self._bus.emit(events.ChildUnparked(task_id=task.task_id, parent_id=parent_id, queue=task.queue))
+                self._bus.emit(queue_events.ChildUnparked(task_id=task.task_id, parent_id=parent_id, queue=task.queue))
 
     def _doom(self, doomed: Sequence[tuple[Task, Status, str]]) -> list[Ended]:
         if not doomed:
@@ -120,7 +120,7 @@ class Dependents:
         self._store.large_texts.outlive_all((task for task in tasks if task is not None), now=now)
         for task, (_, status, why) in zip(tasks, doomed, strict=True):
             if task is not None:
-                self._bus.emit(events.ChildDoomed(task_id=task.task_id, status=status, reason=why))
+                self._bus.emit(queue_events.ChildDoomed(task_id=task.task_id, status=status, reason=why))
                 ended.append(Ended(task.task_id, task.status, task.dependents))
         return ended
 

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from loguru import logger
 
 from thunderagent.jobs.running import Running
-from thunderagent.model import edge_events, events, fleet_events
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event
+from thunderagent.model import edge_events, events, fleet_events, queue_events
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.forks import renewed
 from thunderagent.model.outlet import outlet_of, without_waiting
 from thunderagent.model.redaction import Redactor
@@ -55,10 +54,10 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
         "ERROR",
         "the store takes no outcome of the task, whose row may be too large: its lease ends by itself",
     ),
-    events.WriteRejected: ("ERROR", "the store does not take a write: look at the row, which may be too large"),
+    queue_events.WriteRejected: ("ERROR", "the store does not take a write: look at the row, which may be too large"),
     events.TaskOverran: ("WARNING", "handler went on although it was told to stop"),
-    events.ChildUnparked: ("INFO", "task unparked"),
-    events.ChildDoomed: ("WARNING", "task ended without a run"),
+    queue_events.ChildUnparked: ("INFO", "task unparked"),
+    queue_events.ChildDoomed: ("WARNING", "task ended without a run"),
     events.UnknownJobsSeen: ("WARNING", "tasks of jobs that this agent does not have are left alone"),
     events.RowUnreadable: ("WARNING", "a row that cannot be read is left alone"),
     events.Paused: ("WARNING", "paused: no task of it starts here"),
@@ -106,11 +105,11 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     edge_events.ConnectionFlooded: ("WARNING", "connection closed: it sends too much"),
     edge_events.MessageFailed: ("ERROR", "message not handled"),
     edge_events.NotificationFailed: ("WARNING", "other connections not notified of a change"),
-    events.TickPut: ("INFO", "tick put"),
-    events.TicksSkipped: ("WARNING", "ticks left out"),
-    events.ScheduleSet: ("INFO", "schedule set"),
-    events.ScheduleSetBack: ("WARNING", "schedule was ahead of the clock and is set back"),
-    events.ScheduleUnreadable: ("ERROR", "schedule cannot be followed"),
+    queue_events.TickPut: ("INFO", "tick put"),
+    queue_events.TicksSkipped: ("WARNING", "ticks left out"),
+    queue_events.ScheduleSet: ("INFO", "schedule set"),
+    queue_events.ScheduleSetBack: ("WARNING", "schedule was ahead of the clock and is set back"),
+    queue_events.ScheduleUnreadable: ("ERROR", "schedule cannot be followed"),
 }
 """Level and message of each event that is a line of its own."""
 
@@ -134,8 +133,8 @@ COUNTED: Final[dict[type[Event], str]] = {
     events.StreamGap: "gaps",
     events.StreamWedged: "wedged",
     events.StreamHandedOff: "handed_off",
-    events.TickPut: "ticks",
-    events.TicksSkipped: "ticks_left_out",
+    queue_events.TickPut: "ticks",
+    queue_events.TicksSkipped: "ticks_left_out",
 }
 """Names of the counters of the minute's line."""
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model import events, fleet_events, queue_events
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.clock import since_boot
-from thunderagent.model.events import Event
 from thunderagent.telemetry import metrics
 from thunderagent.telemetry.metrics import BETWEEN, MOST_LABELS, OTHER, Dimension, Kind, Metric
 from thunderagent.telemetry.prices import store_dollars
@@ -304,7 +303,7 @@ def _counts_job(metric: Metric) -> Callable[[Meter, Any], None]:
     return lambda meter, event: meter._count(metric, event.job)
 
 
-def _late_tick(meter: Meter, event: events.TickPut) -> None:
+def _late_tick(meter: Meter, event: queue_events.TickPut) -> None:
     meter._count(metrics.TICKS)
     meter._note(metrics.TICK_LATENESS, event.late_s)
 
@@ -336,8 +335,8 @@ _NOTES: Final[dict[type[Event], Callable[[Meter, Any], None]]] = {
     events.StreamGap: _counts_job(metrics.STREAM_GAPS),
     events.StreamWedged: _counts_job(metrics.STREAMS_WEDGED),
     events.StreamHandedOff: _counts_job(metrics.STREAMS_HANDED_OFF),
-    events.TickPut: _late_tick,
-    events.TicksSkipped: lambda meter, event: meter._count(metrics.TICKS_SKIPPED, "", event.number),
+    queue_events.TickPut: _late_tick,
+    queue_events.TicksSkipped: lambda meter, event: meter._count(metrics.TICKS_SKIPPED, "", event.number),
     fleet_events.HealthChanged: lambda meter, event: meter._set(metrics.HEALTHY, float(event.healthy)),
     fleet_events.AgentRetires: _counts(metrics.AGENTS_RETIRED),
     fleet_events.QueueMeasured: Meter._measured,

@@ -17,16 +17,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from thunderagent.jobs.outcome import Outcome, Stopped, in_words
-from thunderagent.jobs.running import Running, Scope
 from thunderagent.model.errors import ConfigurationError, LeaseLost, StreamWedged, TimeLimitExceeded
 from thunderagent.model.forks import renewed
 from thunderagent.model.outlet import without_waiting
 from thunderagent.model.traceparent import CURRENT, checked, continuing
 from thunderagent.model.version import __version__
 from thunderagent.settings import has_package
+
+if TYPE_CHECKING:  # of runs, which a client has none
+    from thunderagent.jobs.running import Running, Scope
 
 REMEDY: Final = "traces need OpenTelemetry: pip install 'thunderagent[traces]'"
 

@@ -13,11 +13,10 @@ from typing import Any, Final, TypeVar
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.jobs.job import Job
-from thunderagent.model import events
-from thunderagent.model.bus import EventBus
+from thunderagent.model import events, queue_events
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.clock import SharedClock, since_boot
 from thunderagent.model.errors import ConfigurationError, StreamStopped, WaitTimeout
-from thunderagent.model.events import Event
 from thunderagent.model.jsondata import dump_json
 from thunderagent.model.task import Lane, Lease, Status, Task
 from thunderagent.ops.waiting import NO_AGENT, why
@@ -40,7 +39,7 @@ _TRAVEL_S = 0.02
 _NAMED = 3
 """Open tasks that an error names."""
 
-_ENDS = (events.TaskEvent, events.ChildDoomed)
+_ENDS = (events.TaskEvent, queue_events.ChildDoomed)
 
 _ON_THE_WAY = (Status.BLOCKED, Status.PENDING, Status.RUNNING) + 2 * (Status.PENDING, Status.BLOCKED, Status.RUNNING)
 """Status values in the order in which a task moves, so that no task slips by while its neighbours are counted."""

@@ -15,7 +15,7 @@ from typing import Final
 from thunderagent.agent.loop import Agent
 from thunderagent.client import Client
 from thunderagent.model import events
-from thunderagent.model.events import Event
+from thunderagent.model.bus import Event
 from thunderagent.model.task import Status, Task
 from thunderagent.queue.limits.waitlist import open_waitlists
 

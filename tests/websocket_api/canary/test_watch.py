@@ -10,8 +10,8 @@ import pytest
 
 from tests.websocket_api.canary.support import Api, an_api, run
 from thunderagent.agent.threads import BackgroundThreads
-from thunderagent.model.bus import EventBus
-from thunderagent.model.events import Event, ThreadDied
+from thunderagent.model.bus import Event, EventBus
+from thunderagent.model.events import ThreadDied
 from thunderagent.model.fleet_events import CanaryBlind, CanaryDown, CanaryProbed, CanaryUp
 from thunderagent.telemetry.logs import LEVELS
 from thunderagent.telemetry.meter import Meter, Reader

@@ -21,8 +21,9 @@ from thunderagent.jobs.registry import Registry
 from thunderagent.model.bus import EventBus
 from thunderagent.model.canary_targets import QUEUE
 from thunderagent.model.errors import AgentDraining, ConfigurationError, TaskStopped
-from thunderagent.model.events import TaskFailed, TaskRetried, TaskSucceeded, TickPut
+from thunderagent.model.events import TaskFailed, TaskRetried, TaskSucceeded
 from thunderagent.model.fleet_events import CanaryDown, CanaryProbed, CanaryUp
+from thunderagent.model.queue_events import TickPut
 from thunderagent.model.schedules import Tick
 from thunderagent.model.task import Status
 from thunderagent.settings import Settings, load_settings

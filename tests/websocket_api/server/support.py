@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.errors import PushFailed
-from thunderagent.model.events import Event
 from thunderagent.stores.engine import Engine
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing import FakeClock

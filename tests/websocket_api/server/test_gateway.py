@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Close
 
 from tests.websocket_api.server.support import LONG_S, Asking, asking, make_gateway, until
+from thunderagent.model.bus import Event
 from thunderagent.model.edge_events import ConnectionRefused, MessageFailed
 from thunderagent.model.errors import PushFailed
-from thunderagent.model.events import Event
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 from thunderagent.websocket_api.gateway.events import Limits

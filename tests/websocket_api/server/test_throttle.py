@@ -12,9 +12,10 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.support.stands import Stand
 from tests.websocket_api.server.support import LONG_S, Api, asking, make_gateway, until
+from thunderagent.model.bus import Event
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.edge_events import ConnectionFlooded, MessageRefused
-from thunderagent.model.events import Event, StoreFailed
+from thunderagent.model.events import StoreFailed
 from thunderagent.model.task import Row
 from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine

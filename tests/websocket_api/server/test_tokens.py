@@ -18,10 +18,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.edge_events import ConnectionRefused
 from thunderagent.model.errors import ConfigurationError
-from thunderagent.model.events import Event
 from thunderagent.testing import FakeClock
 from thunderagent.websocket_api.gateway.events import METHOD_ARN, connect_event
 from thunderagent.websocket_api.gateway.issuer import Issuer

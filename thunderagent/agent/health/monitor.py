@@ -15,7 +15,7 @@ from thunderagent.agent.health.file import HealthFile
 from thunderagent.agent.health.judgement import Health
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
+from thunderagent.model.bus import Event, EventBus
 
 
 class Systemd:
@@ -154,7 +154,7 @@ class Monitor:
         if facts:
             self._systemd.notify(**facts)
 
-    def _listen(self, event: events.Event) -> None:
+    def _listen(self, event: Event) -> None:
         if isinstance(event, events.AgentDraining) and not self._is_stopping:
             self._is_stopping = True
             self._systemd.notify(STOPPING=1)

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from thunderagent.model import events
-from thunderagent.model.events import Event
+from thunderagent.model import queue_events
+from thunderagent.model.bus import Event
 from thunderagent.model.task import Status, Task
 from thunderagent.queue.doorbell.message import MOST_MESSAGES, DoorbellMessage
 from thunderagent.queue.doorbell.port import Doorbell
@@ -62,7 +62,7 @@ class DoorbellSender:
 
     def on_event(self, event: Event) -> None:
         """Announce a task that has left BLOCKED for its queue."""
-        if isinstance(event, events.ChildUnparked) and event.queue:
+        if isinstance(event, queue_events.ChildUnparked) and event.queue:
             self.looks([event.queue])
 
     def close(self) -> None:

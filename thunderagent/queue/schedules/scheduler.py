@@ -18,7 +18,7 @@ from zlib import crc32
 
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.registry import Registry
-from thunderagent.model import events
+from thunderagent.model import queue_events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.conditions import Write
 from thunderagent.model.errors import (
@@ -198,7 +198,7 @@ class TickScheduler:
         is_ours, row = self._store.insert_row(row)
         if not is_ours:
             return row
-        self._bus.emit(events.ScheduleSet(job=watch.job.name, spec=str(watch.own.spec), before=None))
+        self._bus.emit(queue_events.ScheduleSet(job=watch.job.name, spec=str(watch.own.spec), before=None))
         watch.is_greeted = True
         self._sleep(watch, state)
         return None
@@ -240,7 +240,7 @@ class TickScheduler:
         if not watch.is_greeted and isinstance(row.get("fence"), int) and row.get("status") == SCHEDULE_STATUS:
             return _Deal(watch, row, fresh, "set schedule", before="one that cannot be read")
         if watch.unreadable != row.get("fence", ""):
-            self._bus.emit(events.ScheduleUnreadable(job=watch.job.name, error=str(error)))
+            self._bus.emit(queue_events.ScheduleUnreadable(job=watch.job.name, error=str(error)))
         watch.unreadable = row.get("fence", "")
         self._read_again(watch, SCHEDULE_LOOK_S)
         return None
@@ -270,11 +270,11 @@ class TickScheduler:
             if deal.verb == "set schedule":
                 watch.is_greeted = True
                 spec = str(deal.state.schedule.spec)
-                self._bus.emit(events.ScheduleSet(job=name, spec=spec, before=deal.before))
+                self._bus.emit(queue_events.ScheduleSet(job=name, spec=spec, before=deal.before))
             for reason, number in deal.plan.skipped if deal.plan else ():
-                self._bus.emit(events.TicksSkipped(job=name, number=number, reason=reason))
+                self._bus.emit(queue_events.TicksSkipped(job=name, number=number, reason=reason))
             if deal.plan and deal.plan.set_back_s:
-                self._bus.emit(events.ScheduleSetBack(job=name, seconds=deal.plan.set_back_s))
+                self._bus.emit(queue_events.ScheduleSetBack(job=name, seconds=deal.plan.set_back_s))
             if deal.state.ticks:
                 watch.due = -math.inf  # until they are put
             else:
@@ -312,7 +312,7 @@ class TickScheduler:
                 errors[index] = answer.error
             elif answer.created:
                 put.append(answer.task)
-                self._bus.emit(events.TickPut(job=task.job, task_id=task.task_id, late_s=max(0.0, now - tick)))
+                self._bus.emit(queue_events.TickPut(job=task.job, task_id=task.task_id, late_s=max(0.0, now - tick)))
         if put:
             self._on_put(put)
         done = [deal for index, deal in enumerate(deals) if index not in errors]
