@@ -10,9 +10,9 @@
  *     await client.set({ theme: "dark" });
  *     await client.update((state) => ({ todo: [...(state.todo ?? []), "milk"] }));
  *
- * It connects by itself and stays connected: a ping each 30 s and two missed pongs end a connection, delays between
- * attempts have full jitter and start afresh on progress alone, and a connection is replaced before the API ends it.
- * What is set while there is no server waits; what a server of another region has lost is sent again.
+ * It connects by itself and stays connected. It pings every 30 s; two missed pongs end a connection. Delays between
+ * attempts have full jitter and begin again at 0 after progress. A connection is replaced before the API ends it.
+ * Changes wait while there is no server. Changes that a server of another region has lost are sent again.
  *
  * Its twin in Python is `thunderagent.websocket_api.client`: the same behaviour, and names in the spelling of the language.
  */
@@ -37,7 +37,7 @@ const IN_DOUBT =
 const PUSHES_KNOWN = 100;
 const STORY = 100;
 
-/** Every number, as `ClientOptions` of the twin has them. Times are in seconds. */
+/** Every number, as in `ClientOptions` of the twin. Times are in seconds. */
 export const DEFAULTS = Object.freeze({
     heartbeatS: 30,
     missedPongs: 2,
@@ -67,7 +67,7 @@ export class ClientClosed extends Error {
     }
 }
 
-/** The server does not take this change, now or later. */
+/** No server will take this change. */
 export class ChangeRefused extends Error {
     constructor(problem, message) {
         super(`${problem}: ${message || "no reason given"}`);
@@ -76,7 +76,7 @@ export class ChangeRefused extends Error {
     }
 }
 
-/** The state does not have the version that the change was made for. */
+/** The state has another version than the change was made for. */
 export class VersionConflict extends ChangeRefused {
     constructor(expected, version) {
         super("conflict", `the state has version ${version} and not ${expected}: look at it and decide again`);
@@ -84,7 +84,7 @@ export class VersionConflict extends ChangeRefused {
     }
 }
 
-/** Too many changes wait for a server, or a message is over what can be sent. */
+/** Too many changes wait for a server, or a message cannot be sent. */
 export class LimitReached extends Error {
     constructor(message) {
         super(message);
@@ -116,7 +116,7 @@ export function mergePatch(target, patch) {
     return merged;
 }
 
-/** True when both are the same JSON, whatever the order of members. */
+/** Whether both are the same JSON in any order of members. */
 function isEqual(one, other) {
     if (one === other) return true;
     if (typeof one !== "object" || typeof other !== "object" || one === null || other === null) return false;
@@ -130,7 +130,7 @@ function isEqual(one, other) {
 
 const NO_PATCH = "a JSON merge patch of a state is an object";
 
-/** The patch of a change, as what `JSON.parse` gives, and its size. */
+/** The patch of a change after a round trip through JSON, and its size. */
 function checked(patch) {
     if (!isObject(patch)) throw new TypeError(NO_PATCH);
     const text = JSON.stringify(patch);
@@ -138,13 +138,13 @@ function checked(patch) {
     return { patch: JSON.parse(text), size: bytes(text) };
 }
 
-/** The change with its patch for this state. One that was made for it already stays: it may be under way. */
+/** The change with its patch for this state; the same change if it has that already: it may be on its way. */
 function made(change, state) {
     if (change.make === null || (change.base !== null && isEqual(change.base, state))) return change;
     return { ...change, ...checked(change.make(JSON.parse(JSON.stringify(state)))), base: state, problem: null };
 }
 
-/** The text of a message as the texts of its frames: itself, or chunks that give it when their data is joined. */
+/** The frames of a message: its text alone, or chunks whose joined data is the text. */
 export function frames(text, chunkId) {
     if (bytes(text) > MESSAGE_BYTES) {
         throw new LimitReached(
@@ -167,7 +167,7 @@ export function frames(text, chunkId) {
     return pieces.map((data, index) => JSON.stringify({ ...head, index, of: pieces.length, data }));
 }
 
-/** Puts chunks together again; what does not fit is forgotten. */
+/** Joins chunks; a message whose chunks do not fit is dropped. */
 export class Joiner {
     #open = new Map();
 
@@ -189,7 +189,7 @@ export class Joiner {
     }
 }
 
-/** True when the state is shown with this change. */
+/** Whether the state includes this change. */
 const isShown = ({ isCheck, problem }) => !isCheck && problem === null;
 
 /** The state as a client sees it, and the changes that a server may not have; without a connection. */
@@ -197,24 +197,24 @@ export class Replica {
     #failed;
     #isMaking = false;
 
-    /** `failed(change, error)` is called for an update whose function threw, or gave no patch, for a new state. */
+    /** `failed(change, error)` is called for an update whose function threw for a new state, or returned no patch. */
     constructor(options = DEFAULTS, failed = () => {}) {
         this.options = options;
         this.#failed = failed;
         this.confirmed = {};
         this.version = 0;
         this.region = null;
-        this.heardAt = -Infinity; // the region was there then
+        this.heardAt = -Infinity; // the last answer of the region
         this.tail = [];
         this.log = [];
     }
 
-    /** The state with our changes that are not acknowledged. */
+    /** The confirmed state with the changes of this client. */
     get state() {
         return this.tail.reduce((state, one) => (isShown(one) ? mergePatch(state, one.patch) : state), this.confirmed);
     }
 
-    /** Changes that no server has, oldest first: not acknowledged, or lost since. */
+    /** Changes that no server has, oldest first: not acknowledged, or lost. */
     get unacknowledged() {
         return this.tail.filter((one) => !one.isCheck);
     }
@@ -223,7 +223,7 @@ export class Replica {
         return this.tail.filter((one) => one.version === null).length >= this.options.maxUnacknowledged;
     }
 
-    /** Put a change at the end of the tail: a patch, or a function that gives it for a state. */
+    /** Add a change to the tail: a patch, or a function that returns it for a state. */
     add(id, patch, expected = null) {
         if (this.#isMaking) throw new Error("the function of an update changes the state; it may only compute");
         const make = typeof patch === "function" ? patch : null;
@@ -232,13 +232,13 @@ export class Replica {
         this.tail.push(make === null ? { ...change, ...checked(patch) } : made(change, this.state));
     }
 
-    /** A server refused this change for good. */
+    /** A server refused this change. */
     drop(id) {
         this.#remove(id);
         this.#makeAgain();
     }
 
-    /** A change is sent with this version. Null: the server has answered that it is not made. */
+    /** A change is sent with this version. Null: the server answered that it is not made. */
     sent(id, version) {
         const refuted = version === null ? { unanswered: null, isCheck: false } : {};
         this.tail = this.tail.map((one) =>
@@ -250,22 +250,22 @@ export class Replica {
     /** The version to send a change with. */
     versionFor({ expected, problem, unanswered }) {
         if (expected !== null) return expected;
-        // With a problem it only asks: upon the version that is there now it is not made.
+        // With a problem it only asks: the server does not make it upon its present version.
         return problem === null ? this.version : unanswered;
     }
 
-    /** True when no server knows any more whether a change is made, and making it twice would be wrong. */
+    /** Whether no server can know any more if a change was made, and making it twice would be wrong. */
     isInDoubt({ make, expected, unanswered }) {
         const isPlain = make === null && expected === null;
         return !isPlain && unanswered !== null && this.version - unanswered > CHANGES_KEPT;
     }
 
-    /** The region has answered something at this second. */
+    /** The region answered at this second. */
     heard(now) {
         this.heardAt = now;
     }
 
-    /** A server has this change, which made this version; true when the state has to be read anew. */
+    /** A server has saved a change as this version. True: the state must be read again. */
     saved(id, version, region, now) {
         this.heard(now);
         const change = this.tail.find((one) => one.id === id);
@@ -282,10 +282,10 @@ export class Replica {
         return version > this.version;
     }
 
-    /** Another connection of the user has made a change; true when the state has to be read, to know what it is now. */
+    /** Another connection of the user has made a change. True: changes before it are missing, read the state. */
     changed(id, version, patch, region) {
         if (version <= this.version && region === this.region) return false;
-        // Our own, over a second connection: its answer is on the way.
+        // Sent by this client over a second connection: its answer is on the way.
         if (this.tail.some((one) => one.id === id)) return false;
         if (version !== this.version + 1 || patch === null || region !== this.region) return true;
         this.confirmed = mergePatch(this.confirmed, patch);
@@ -294,13 +294,13 @@ export class Replica {
         return false;
     }
 
-    /** A server shows its state; how many acknowledged changes are sent again, and whether they were lost for certain. */
+    /** A server has sent its state: the number of changes to send again, and whether they are certainly lost. */
     observed(state, version, region, now, isBehind = false) {
         const hasMoved = region !== this.region && this.region !== null;
-        // How old a change was when its region was heard of last: the way to another may have taken minutes.
+        // Changes are as old as at the last answer of their region: the way to another may take minutes.
         const lastHeard = this.heardAt;
         this.heard(now);
-        if (version < this.version && !isBehind && !hasMoved) return [0, false]; // overtaken by another answer
+        if (version < this.version && !isBehind && !hasMoved) return [0, false]; // a later answer came first
         const lost = this.log.filter((one) => one.version > version);
         const doubtful = this.log.filter(
             (one) =>
@@ -323,7 +323,7 @@ export class Replica {
         return lost.length ? [lost.length, true] : [doubtful.length, false];
     }
 
-    /** A server refused a change, as it has another version than the one that we `sent`. */
+    /** A server refused a change: its version is not the one that was `sent`. */
     conflict(sent, state, version, region, now) {
         if (version < this.version && version >= sent && region === this.region) return [0, false];
         return this.observed(state, version, region, now, version < sent);
@@ -333,7 +333,7 @@ export class Replica {
         this.tail = this.tail.filter((one) => one.id !== id);
     }
 
-    /** Let each update give its patch for the state before it. One that cannot leaves the tail, unless it may be made. */
+    /** Make the patch of each update for the state before it. A failing update goes unless a server may have it. */
     #makeAgain() {
         const tail = [];
         const failed = [];
@@ -370,7 +370,7 @@ export class Replica {
 
 // Waiting
 
-/** True when the server asks for a pause instead of an answer, as too much was sent. */
+/** Whether the server asks for a pause instead of an answer. */
 const isThrottled = (answer) => answer?.type === "error" && answer.error === "throttled";
 
 /** The seconds that an error asks to wait, within bounds. */
@@ -381,15 +381,15 @@ function describe({ ended, detail, unacknowledged }) {
     return (detail ? `${ended}: ${detail}` : ended) + lost;
 }
 
-/** A promise that others settle. */
+/** A promise with its functions. */
 function deferred() {
     const one = {};
     one.promise = new Promise((resolve, reject) => Object.assign(one, { resolve, reject }));
-    one.promise.catch(() => {}); // an error that nobody waits for any more is nobody's news
+    one.promise.catch(() => {}); // taken, or the page would report the error of an answer that nothing awaits
     return one;
 }
 
-/** The promise that a function gives, or one of what it throws. */
+/** The promise of a function, rejected if it throws. */
 function promised(give) {
     try {
         return give();
@@ -398,7 +398,7 @@ function promised(give) {
     }
 }
 
-/** What the promise gives, or an error with these words after so many seconds. */
+/** The result of a promise, or an error with this text after so many seconds. */
 async function within(limitS, promise, what) {
     if (limitS === null || limitS === undefined) return promise;
     let timer;
@@ -412,19 +412,19 @@ async function within(limitS, promise, what) {
     }
 }
 
-/** Throw an error as any other handler of the page does: without effect on the client. */
+/** Report the error of a handler to the page, without effect on the client. */
 function report(error) {
     setTimeout(() => {
         throw error;
     });
 }
 
-/** The next change has nothing to do with what happened to this one. */
+/** Failures of one change. */
 function startAfresh(tries) {
     Object.assign(tries, { failures: 0, conflicts: 0, internal: 0, tooBig: 0 });
 }
 
-/** Events on their way to handlers, one after the other: as many as are kept, whatever the handlers do. */
+/** A bounded queue of events for the handlers. */
 class Outlet {
     #events = [];
     #limit;
@@ -487,7 +487,7 @@ class Connection {
         socket.onerror = () => {}; // `onclose` follows
     }
 
-    /** The answer to a request; null when the connection ended first, or it took too long. */
+    /** The answer to a request; null: the connection ended, or the time is over. */
     async ask(action, members = {}, limitS = this.#client.options.requestTimeoutS) {
         if (this.isOver) return null;
         const id = this.#client.nextId();
@@ -506,7 +506,7 @@ class Connection {
         }
     }
 
-    /** Send a ping each `heartbeatS`; `missedPongs` in a row that are not answered in half of that end the connection. */
+    /** Ping every `heartbeatS`; `missedPongs` in a row without an answer in half of that end the connection. */
     watch() {
         const { heartbeatS, missedPongs } = this.#client.options;
         const tickS = heartbeatS / 4;
@@ -526,7 +526,7 @@ class Connection {
         };
         this.probe = () => isOpen || ping();
         this.#ticking = setInterval(() => {
-            // A timer that comes late, in a page that was asleep, counts as one tick: answers that are here come first.
+            // In a page that slept, a late timer counts as one tick: answers that are here come first.
             sincePing += tickS;
             if (isOpen) {
                 waited += tickS;
@@ -543,7 +543,7 @@ class Connection {
 
     probe() {}
 
-    /** End it now: a browser would wait for the peer's answer for a minute. */
+    /** End it now: a browser would wait a minute for the peer's answer. */
     leave(end) {
         const socket = this.#socket;
         this.#over(end);
@@ -575,7 +575,7 @@ class Connection {
     }
 }
 
-/** The `sub` that a JWT claims; only the server can tell whether it is true. Null: it is no JWT. */
+/** The `sub` that a JWT claims, which only the server can verify. Null: it is no JWT. */
 function subject(token) {
     try {
         return JSON.parse(atob(token.split(".")[1].replaceAll("-", "+").replaceAll("_", "/"))).sub ?? null;
@@ -623,9 +623,9 @@ export class Client {
     #isBehind = false;
     #isCatchingUp = false;
 
-    /** Why the client has ended, null while it has not: `{ ended, detail, unacknowledged }`. */
+    /** Why the client has ended: `{ ended, detail, unacknowledged }`; null while it lives. */
     closed = null;
-    /** How long the last ping took. */
+    /** Seconds of the last ping. */
     latencyS = null;
     /** The last events of the connection, with their times in epoch milliseconds. */
     story = [];
@@ -633,7 +633,7 @@ export class Client {
     /**
      * @param {string | string[] | ((attempt) => string | Promise<string>)} url of the API; several are tried in turn.
      * @param {string | ((attempt) => string | Promise<string>)} token for each attempt. `attempt.authFailed`: the last
-     *     one was refused, or may have been, as browsers do not tell why a handshake failed.
+     *     one was refused, or may have been: browsers do not say why a handshake failed.
      * @param {object} options `onPush(message)`, `onState(state, version)`, `onEvent(event)`, and the numbers of
      *     DEFAULTS. For tests: `WebSocket`, `random`.
      */
@@ -659,17 +659,17 @@ export class Client {
 
     // The state
 
-    /** The state with the changes that are not acknowledged yet; a copy. */
+    /** A copy of the state, with the changes that are not acknowledged yet. */
     get state() {
         return JSON.parse(JSON.stringify(this.#replica.state));
     }
 
-    /** The version that a server told last; 0 before there was one. */
+    /** The last version that a server sent; 0 before the first. */
     get version() {
         return this.#replica.version;
     }
 
-    /** The region of the server that told it. */
+    /** The region of that server. */
     get region() {
         return this.#replica.region;
     }
@@ -688,14 +688,14 @@ export class Client {
         await within(timeoutS, this.#liveConnection(), "there is no connection; the client goes on connecting");
     }
 
-    /** Ask the server for the state, waiting for one if there is none. */
+    /** Ask the server for the state, and wait for a server if there is none. */
     async get(timeoutS = 30) {
         let isLate = false;
         const asking = async () => {
             while (!isLate && !(await this.#read(await this.#liveConnection()))) await this.#sleep(0.1);
         };
         try {
-            await within(timeoutS, asking(), "no server has told the state; the client goes on");
+            await within(timeoutS, asking(), "no server has sent the state; the client goes on");
         } finally {
             isLate = true;
         }
@@ -703,10 +703,10 @@ export class Client {
     }
 
     /**
-     * Change the state by a JSON merge patch; a promise of the version that it made. It is seen in `state` at once.
+     * Change the state by a JSON merge patch; a promise of the version that it made. `state` has it at once.
      *
-     * It overwrites what others have made of the same members, and a list is one value: what is computed from the state
-     * belongs into `update`. With `version` it is made upon that version of the state alone, or ends with VersionConflict.
+     * It overwrites the same members of others, and a list is one value: to compute from the state, use `update`. With
+     * `version` it is made upon that version of the state alone, or ends with VersionConflict.
      */
     set(patch, { version = null } = {}) {
         return promised(() => {
@@ -719,19 +719,19 @@ export class Client {
     }
 
     /**
-     * Change the state by the merge patch that a function gives for it; a promise of the version that it made.
+     * Change the state by the merge patch that a function returns for it; a promise of the version that it made.
      *
-     * The function is called again upon every state that it has not seen, until a server has taken a patch that was made
-     * of the state it has. So it computes, quickly, and does nothing else. What it throws ends the update.
+     * The function is called again for each new state until a server takes a patch for the state that it has. It must
+     * only compute, and quickly. Its error ends the update.
      */
     update(make) {
         return promised(() => {
-            if (typeof make !== "function") throw new TypeError("update takes a function that gives a patch for a state");
+            if (typeof make !== "function") throw new TypeError("update takes a function that returns a patch for a state");
             return this.#add(make);
         });
     }
 
-    /** Wait until a server has every change, those that were lost and are sent again too. */
+    /** Wait until a server has every change, also those that are sent again. */
     async flush(timeoutS = null) {
         const all = async () => {
             while (this.unacknowledged.length) {
@@ -742,7 +742,7 @@ export class Client {
         await within(timeoutS, all(), "some changes are not acknowledged yet; they stay");
     }
 
-    /** Leave the connection and connect again at once. */
+    /** Drop the connection and connect again at once. */
     reconnect(reason = "asked to") {
         this.#connection?.leave({ code: 1000, detail: reason, isPlanned: true });
     }
@@ -811,7 +811,7 @@ export class Client {
         }
     }
 
-    /** A connection whose peer has told the state, or how the attempt ended. */
+    /** A connection whose peer has sent the state, or the end of the attempt. */
     async #attempt() {
         const { openTimeoutS } = this.options;
         const attempt = { number: this.#failures + 1, authFailed: this.#authFailed, lastEnd: this.#lastEnd };
@@ -822,7 +822,7 @@ export class Client {
             const token = await within(openTimeoutS, this.#given(this.#token, attempt), "the token function took too long");
             if (this.#isClosing) return {};
             if (typeof token !== "string" || !/^[\w.~+-]+$/.test(token)) {
-                return { isFinal: "configuration", detail: "the token is none: the function is to give the text of a JWT" };
+                return { isFinal: "configuration", detail: "the token is none: the function must return the text of a JWT" };
             }
             const user = subject(token);
             if (this.#user !== null && user !== this.#user) {
@@ -861,7 +861,7 @@ export class Client {
         return typeof source === "function" ? source(attempt) : source;
     }
 
-    /** How the connection ended, and those that took its place. */
+    /** The end of the connection, or of the last one that took its place. */
     async #hold(connection) {
         let isRotated = false;
         for (;;) {
@@ -888,7 +888,7 @@ export class Client {
         }
     }
 
-    /** How it ended, or the connection that takes its place. */
+    /** Its end, or the connection that takes its place. */
     async #untilOld(connection) {
         const { rotateAfterS, rotationRetryS, closeTimeoutS } = this.options;
         let leftS = rotateAfterS * (1 - 0.1 * this.#random());
@@ -900,7 +900,7 @@ export class Client {
             if (end !== null) return end;
             const opened = await this.#attempt();
             if (opened instanceof Connection) {
-                // Once the old one answers, what was sent over it before the new one was there has come.
+                // The answer of the old one comes behind all that the server sent over it before.
                 await connection.ask("ping", {}, closeTimeoutS);
                 this.#live = deferred();
                 connection.leave({ code: 1000, detail: "replaced" });
@@ -912,7 +912,7 @@ export class Client {
         }
     }
 
-    /** What to remember of an end for the next attempt. */
+    /** What the next attempt needs to know of an end. */
     #judge(end) {
         const isRefused = REFUSED_CODES.includes(end.code);
         this.#lastEnd = end;
@@ -941,7 +941,7 @@ export class Client {
         await Promise.race([this.#sleep(delayS), this.#wake.promise]);
     }
 
-    /** The page is seen again, or the network is back: look at the connection now. */
+    /** The page is visible again, or the network is back: check the connection now. */
     #noticed = () => {
         if (globalThis.document?.visibilityState === "hidden") return;
         this.#connection?.probe();
@@ -953,11 +953,11 @@ export class Client {
             this.#check();
             if (this.#connection !== null && !this.#connection.isOver) return this.#connection;
             await this.#live.promise;
-            if (this.#connection?.isOver) await this.#sleep(0.01); // its end is about to be seen
+            if (this.#connection?.isOver) await this.#sleep(0.01); // its end is about to be handled
         }
     }
 
-    /** Wait until the server takes messages again. */
+    /** Wait for the end of a pause that the server asked for. */
     async #pause() {
         for (let leftS; !this.#isClosing && (leftS = this.#quietUntil - seconds()) > 0; ) await this.#sleep(leftS);
     }
@@ -974,7 +974,7 @@ export class Client {
         return true;
     }
 
-    /** Read the state, as another connection has made changes of which the patches do not help. */
+    /** Read the state: patches of other connections are missing. */
     async #catchUp() {
         this.#isBehind = true;
         if (this.#isCatchingUp) return;
@@ -1009,7 +1009,7 @@ export class Client {
         return answer.promise;
     }
 
-    /** Bring changes to the server, one at a time, again and again under the same id until a server has it. */
+    /** Send changes to the server, one at a time, each under the same id until a server has it. */
     async #submit() {
         const tries = { failures: 0, conflicts: 0, internal: 0, tooBig: 0 };
         while (!this.#isClosing) {
@@ -1032,7 +1032,7 @@ export class Client {
             const about = { version, patch: change.patch, change: change.id };
             let answer = await connection.ask("setState", about);
             if (answer === null && connection.isOver && (await connection.ended.promise).code === TOO_BIG) {
-                tries.tooBig += 1; // for somebody on the way; the second time that is its end
+                tries.tooBig += 1; // the second time it is refused
                 const message = `the connection was ended with ${TOO_BIG} each time that this change was sent; make it smaller`;
                 if (tries.tooBig >= TOO_BIG_TRIES) answer = { type: "error", error: "too_large", message };
             }
@@ -1041,7 +1041,7 @@ export class Client {
         }
     }
 
-    /** Take an answer; the seconds to wait before what comes next. */
+    /** Handle an answer; the seconds to wait. */
     async #answered(connection, change, sent, answer, tries) {
         const passing = () => this.#passing(tries.failures++);
         const { type, version, state, region } = answer ?? {};
@@ -1068,12 +1068,12 @@ export class Client {
             this.#giveUp(change, new ChangeRefused(answer.error, answer.message), tries);
             return 0;
         }
-        // Nothing was done, now or before.
+        // No attempt has done anything.
         if (isThrottled(answer) && change.unanswered === null) this.#replica.sent(change.id, null);
         return pauseOf(answer) + passing();
     }
 
-    /** The pause after so many failures that pass. */
+    /** The pause after so many passing failures. */
     #passing(failures) {
         return Math.max(0.01, this.#random() * Math.min(10, 0.2 * 2 ** failures));
     }
@@ -1085,7 +1085,7 @@ export class Client {
     }
 
     #failed(change, error) {
-        // A server had acknowledged it, and may have lost it: nobody waits for its answer any more.
+        // A server had acknowledged it and may have lost it: nothing awaits its answer.
         if (!this.#answers.has(change.id) && this.closed === null) report(error);
         this.#settle(change.id, (one) => one.reject(error));
     }
