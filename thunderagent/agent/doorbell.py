@@ -197,11 +197,8 @@ class DoorbellListener:
         bell: opened by `start`; None: there is none.
         inbox: gets the messages about tasks.
         heartbeat: gets the messages about leases.
-        bus: of the agent.
         owner: the agent; it leaves messages about the leases of other agents alone.
         stretch_s: longest pause of the pollers while the doorbell works.
-        wake: wakes the agent's loop.
-        rng: source of jitter.
     """
 
     def __init__(
@@ -266,7 +263,6 @@ class DoorbellListener:
         return self._stretch_s > 0
 
     def start(self) -> None:
-        """Begin to listen."""
         if self._bell is not None:
             self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
             self._thread.start()

@@ -158,11 +158,8 @@ class Notices(RepeatingThread):
     """The thread that asks the instance.
 
     Args:
-        metadata: of the instance.
-        bus: of the agent.
         retire: drains the agent, with the reason.
         hold: lets nothing start in the agent, with the reason; lets it go on with None.
-        every_s: seconds between two looks.
         monotonic: the clock by which a service that does not answer is asked less often.
     """
 

@@ -30,13 +30,8 @@ class PauseWatcher:
     """The pauses that concern one agent. Called in the agent's loop.
 
     Args:
-        store: where the row is.
-        bus: gets events of pauses that begin and end.
-        owner: name of the agent.
-        queues: queues that it serves.
         jobs: its jobs, as the attribute `job` of their tasks names them.
         every_s: shortest time between two reads of the row.
-        monotonic: the clock.
         retire: drains the agent, when a command asks for it.
     """
 

@@ -44,7 +44,6 @@ class Tally:
         """Ends the counting."""
 
     def listen(self, event: Event) -> None:
-        """Count an event."""
         name = COUNTED.get(type(event))
         if name is not None:
             with self._guard:
@@ -59,11 +58,9 @@ class Tally:
 
     @property
     def claimed(self) -> int:
-        """Tasks that have begun to run here."""
         return self._counts["claimed"]
 
     def counts(self) -> dict[str, int]:
-        """All counters that are not 0."""
         with self._guard:
             return dict(self._counts)
 
@@ -110,11 +107,8 @@ class Recycling:
 
     Args:
         settings: `recycle_tasks`, `recycle_mib`, `recycle_threads`.
-        bus: of the agent.
         retire: drains the agent, with the reason.
-        held: the tasks that run now.
         memory_mib: the resident memory of this process.
-        rng: source of the jitter.
     """
 
     def __init__(
@@ -142,11 +136,9 @@ class Recycling:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the settings ask for recycling."""
         return bool(self._tasks or self._mib or self._threads)
 
     def thread(self) -> RepeatingThread:
-        """The thread that looks every few seconds."""
         return RepeatingThread("recycling", LOOK_S, self.look)
 
     def look(self) -> None:
@@ -205,7 +197,6 @@ class Recycling:
 
 
 def _named(numbers: Mapping[str, float], *, unit: str = "") -> str:
-    """The jobs with the largest numbers."""
     first = sorted(numbers.items(), key=lambda one: (-one[1], one[0]))
     more = f" and {len(first) - NAMED} more" if len(first) > NAMED else ""
     return ", ".join(f"{name} {number:.0f}{unit}" for name, number in first[:NAMED]) + more

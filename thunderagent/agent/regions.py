@@ -37,13 +37,9 @@ class RegionWatch(RepeatingThread):
     If the thread dies or hangs, the gate closes by itself at the end of the grant.
 
     Args:
-        gate: of the agent.
         authority: gives the grant.
-        every_s: seconds between two looks.
-        wake: wakes the agent's loop.
         facts: further facts of the agent's row.
         is_well: whether the region is well, for the row.
-        last: done at the end.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class RegionWatch(RepeatingThread):
         facts["region"] = region_entry(gate, well=False)
 
     def look(self) -> None:
-        """One step."""
         before = (self._gate.is_open, self._gate.may_claim, self._gate.epoch)
         self._gate.grant = self._authority.step()
         after = (self._gate.is_open, self._gate.may_claim, self._gate.epoch)
@@ -87,7 +82,6 @@ def region_watch(
     """The thread for an agent whose settings name an arbiter; none for others.
 
     Args:
-        agent: the agent.
         well: whether the region is well; None: whether its table answers.
         arbiter_engine: the arbiter's table, closed at the end; None: opened by its URL in the settings.
 
@@ -179,10 +173,6 @@ class Gatekeeper:
     """Lets the agent follow its grant, in each turn of the loop. The heartbeat stops handlers whose grant has ended.
 
     Args:
-        gate: the grant.
-        pauses: hold the agent.
-        in_flight: what the agent holds.
-        bus: of the agent.
         drain_s: how long batch tasks may take to end before they are given back; streams are given back at once.
         monotonic: the clock of these seconds.
     """
@@ -212,7 +202,6 @@ class Gatekeeper:
         return max(0.0, min(longest_s, self._stop_all_at - self._monotonic()))
 
     def look(self) -> None:
-        """Follow the gate as it is now."""
         gate = self._gate
         if gate.region is None:
             return

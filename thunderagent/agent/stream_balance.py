@@ -43,11 +43,8 @@ class Fleet:
     that agent for a moment; then any agent takes it.
 
     Args:
-        store: where the agents' rows are.
-        owner: this agent.
         max_streams: most streams that it holds.
         jobs: its jobs that are streams; agents without any of them do not count.
-        monotonic: the clock.
     """
 
     def __init__(
@@ -75,12 +72,10 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """Agents that hold streams, this one included."""
         return 1 + len(self._others)
 
     @property
     def mean(self) -> float:
-        """Streams for each agent."""
         return (self.held + sum(held for held, _ in self._others.values())) / self.size
 
     def lost(self, agent: str, at: float) -> None:
@@ -92,7 +87,6 @@ class Fleet:
             del self._others[agent]
 
     def learn(self, agents: Sequence[AgentInfo]) -> None:
-        """Take in the rows of all agents."""
         self._learnt = self._monotonic()
         self._seen = {agent.name: agent.seen_at for agent in agents}
         here = next((_region(agent) for agent in agents if agent.name == self._owner), None)
@@ -132,7 +126,6 @@ class Fleet:
         return takers[crc32(task_id.encode()) % len(takers)] == self._owner
 
     def gave(self, task_id: str) -> None:
-        """This agent hands the stream off, as it has too many."""
         now = self._monotonic()
         self._given = {name: until for name, until in self._given.items() if until > now}
         self._given[task_id] = now + TAKE_BACK_S

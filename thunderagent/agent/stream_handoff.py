@@ -36,7 +36,12 @@ HANDOFF_S: Final = 15.0
 
 
 class Handoffs:
-    """Streams that go from this agent to others, and those that come. Called in the agent's loop."""
+    """Streams that go from this agent to others, and those that come. Called in the agent's loop.
+
+    Args:
+        on_offered: called with a stream that is in its queue again, and still handled here.
+        call: runs a function in the thread of the event loop.
+    """
 
     def __init__(
         self,
@@ -48,16 +53,6 @@ class Handoffs:
         on_offered: Callable[[Running], None],
         call: Callable[[Callable[[], object]], None],
     ) -> None:
-        """Make it; nothing is asked.
-
-        Args:
-            core: of the agent.
-            held: what the agent holds, by task.
-            heartbeat: keeps the leases.
-            fleet: the agents that hold streams.
-            on_offered: called with a stream that is in its queue again, and still handled here.
-            call: runs a function in the thread of the event loop.
-        """
         self._store = core.store
         self._bus = core.bus
         self._owner = core.name
@@ -266,7 +261,6 @@ def _can_overlap(running: Running) -> bool:
 
 
 def _row_of(running: Running, rows: Mapping[str, Task]) -> Task | None:
-    """The row of a task while it is ours."""
     task = rows.get(running.lease.task_id)
     return task if task is not None and task.fence == running.lease.fence else None
 

@@ -48,7 +48,6 @@ class Streams:
 
     @property
     def fleet(self) -> Fleet:
-        """The agents that hold streams."""
         return self._in_flight.fleet
 
     @property
@@ -71,7 +70,6 @@ class Streams:
         return {**counts, **({"away": shown} if shown else {})}
 
     def gauge(self) -> None:
-        """Emit the number of open connections."""
         self._bus.emit(events.ActiveConnections(connections=self.connections, streams=self.fleet.held))
 
     def keep_journals(self) -> None:

@@ -203,7 +203,17 @@ class LostLeases:
 
 
 class Rescuer:
-    """What an agent does for the fleet every `sweep_s`."""
+    """What an agent does for the fleet every `sweep_s`.
+
+    Args:
+        dependents: notifies the children of tasks that are given up.
+        lost: finds the tasks of lost agents.
+        max_crashes: takeovers of one task; see `losses`.
+        sweep_s: time between two sweeps.
+        keep_failed_s: how long a task that is given up is kept.
+        limit: of a task that is given up.
+        freed: called for a permit that was released, with the row of its limit.
+    """
 
     def __init__(
         self,
@@ -219,20 +229,6 @@ class Rescuer:
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,
     ) -> None:
-        """Make one.
-
-        Args:
-            store: where the tasks are.
-            bus: gets events of takeovers and of tasks that are given up.
-            dependents: notifies the children of tasks that are given up.
-            lost: finds the tasks of lost agents.
-            owner: the agent.
-            max_crashes: takeovers of one task; see `losses`.
-            sweep_s: time between two sweeps.
-            keep_failed_s: how long a task that is given up is kept.
-            limit: of a task that is given up.
-            freed: called for a permit that was released, with the row of its limit.
-        """
         self.lost = lost
         self._store = store
         self._bus = bus

@@ -48,7 +48,6 @@ class RepeatingThread:
     """A background thread that does a piece of work again and again.
 
     Args:
-        name: of the thread.
         every_s: seconds between the end of one piece and the begin of the next.
         work: the piece; an exception of it ends the thread.
         last: done once at the end, in the thread that closes it.
@@ -93,7 +92,6 @@ class BackgroundThreads:
         threads: those that `close` ends.
         bus: gets an event for each that has died.
         hooks: those that `close_hooks` ends, after the last event of the agent.
-        monotonic: the clock.
     """
 
     def __init__(

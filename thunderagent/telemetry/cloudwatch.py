@@ -26,11 +26,11 @@ from thunderagent.telemetry.meter import Distribution, Meter, Reader, Reading, S
 from thunderagent.telemetry.metrics import OTHER, Metric
 
 MOST_DATA: Final = 1000
-"""Data of one request."""
+"""Most data of one request."""
 MOST_BYTES: Final = 900_000
-"""Of one request, below the megabyte that CloudWatch allows, by a guess that is above what is sent."""
+"""Most bytes of one request by our estimate, which is too high; CloudWatch allows a megabyte."""
 MOST_VALUES: Final = 150
-"""Different values of one datum."""
+"""Most different values of one datum."""
 
 LONGEST_LABEL: Final = 255
 
@@ -38,7 +38,7 @@ Datum = dict[str, Any]
 
 
 def data_of(reading: Reading) -> Iterator[tuple[Series, Datum]]:
-    """The data of a reading; a distribution of more values than one may have is several."""
+    """The data of a reading; a distribution of many values is several data."""
     for series, value in (*reading.counters.items(), *reading.gauges.items()):
         yield series, {**_head(*series), "Value": value}
     for series, distribution in reading.distributions.items():
@@ -47,7 +47,7 @@ def data_of(reading: Reading) -> Iterator[tuple[Series, Datum]]:
 
 
 def portions_of(data: Iterable[tuple[Series, Datum]]) -> Iterator[list[tuple[Series, Datum]]]:
-    """The data in portions, each of which one request may have."""
+    """The data in portions for one request each."""
     portion: list[tuple[Series, Datum]] = []
     size = 0
     for series, datum in data:
@@ -81,7 +81,7 @@ class CloudWatch:
         self._clients: dict[tuple[int, bool], Any] = {}
 
     def put(self, data: Iterable[Datum], *, hurry: bool = False) -> None:
-        """Send the data of one portion. In a hurry nothing is tried twice or for long.
+        """Send the data of one portion. In a hurry there is one short attempt.
 
         Raises:
             AccessDenied: `cloudwatch:PutMetricData` is not allowed.
@@ -99,7 +99,6 @@ class CloudWatch:
             raise translate(error, "PutMetricData", place, permission="cloudwatch:PutMetricData") from error
 
     def close(self) -> None:
-        """Close the sockets."""
         for (pid, _), client in self._clients.items():
             if pid == os.getpid():
                 client.close()
@@ -135,7 +134,7 @@ def _head(metric: Metric, label: str) -> Datum:
 
 
 def _plain(value: str) -> str:
-    """What may stand there; anything else is refused, with the whole request."""
+    """A value that CloudWatch allows; any other has the whole request refused."""
     return value.encode("ascii", "replace").decode()[:LONGEST_LABEL] or OTHER
 
 
@@ -145,17 +144,17 @@ def _arrays(distribution: Distribution) -> Iterator[tuple[list[float], list[floa
 
 
 def _size(datum: Mapping[str, Any]) -> int:
-    """Bytes of a datum in the widest of the formats that the service has spoken, with every name spelt out."""
+    """Bytes of a datum in the longest format of the service."""
     return 600 + 100 * len(datum.get("Values", ())) + sum(3 * len(one["Value"]) for one in datum.get("Dimensions", ()))
 
 
 HALF_MINUTE_S: Final = 30.0
 FLUSH_S: Final = 2.0
-"""Longest that the end of an agent waits for its last data to be sent."""
+"""Longest wait for the last data at the end of an agent."""
 
 
 class Export:
-    """What a thread does each half minute; `last` at the end, in any thread."""
+    """The work of the thread `cloudwatch` each half minute; `last` at the end, in any thread."""
 
     def __init__(self, meter: Meter, to: CloudWatch, bus: EventBus) -> None:
         self._meter = meter
@@ -167,7 +166,7 @@ class Export:
         self._problem: str | None = None
 
     def turn(self) -> None:
-        """Send what this half minute is for: nothing at first, connections at each half, everything at each whole."""
+        """Send what is due: nothing at first, the connections at each half minute, everything at each whole."""
         turn, self._turns = self._turns, self._turns + 1
         if turn == 0:
             return
@@ -176,19 +175,19 @@ class Export:
         elif (metrics.STREAMS_HELD, "") in (now := self._meter.read()).gauges:  # else it is 0 in every minute
             series = (metrics.ACTIVE_CONNECTIONS, "")
             only = Reading({}, {series: now.gauges[series]}, {}, now.set_at, now.at)
-            self._told(lambda: self._to.put([datum for _, datum in data_of(only)]))
+            self._attempt(lambda: self._to.put([datum for _, datum in data_of(only)]))
 
     def last(self) -> None:
-        """Send everything once more, for at most `FLUSH_S`: names that nobody resolves hold up no end."""
+        """Send everything once more, within `FLUSH_S` even if the name of the service does not resolve."""
         thread = threading.Thread(target=lambda: self._send(hurry=True), name="metrics-flush", daemon=True)
         thread.start()
         thread.join(FLUSH_S)
 
     def _send(self, *, hurry: bool = False) -> None:
         if not self._sending.acquire(timeout=FLUSH_S):
-            return  # the minute's data are on their way, for as long as their time limits let them
+            return  # the minute's data are on their way
         try:
-            self._told(lambda: self._put_all(hurry))
+            self._attempt(lambda: self._put_all(hurry))
         finally:
             self._sending.release()
 
@@ -197,8 +196,8 @@ class Export:
             self._to.put([datum for _, datum in portion], hurry=hurry)
             self._reader.kept({series for series, _ in portion})
 
-    def _told(self, send: Callable[[], None]) -> None:
-        """Send; a problem is told when it is another than the last time."""
+    def _attempt(self, send: Callable[[], None]) -> None:
+        """Send; a failure is an event if it is another than the last one."""
         try:
             send()
         except ThunderAgentError as error:
@@ -211,7 +210,7 @@ class Export:
 
 
 def cloudwatch_place(store: str) -> dict[str, str | None]:
-    """Region and endpoint of CloudWatch for a store: those of the table, and no endpoint but a local engine's."""
+    """Region and endpoint of CloudWatch: those of the table; an endpoint only of a local engine."""
     query = dict(parse_qsl(urlsplit(store).query)) if store.startswith("dynamodb://") else {}
     endpoint = query.get("endpoint")
     return {"region": query.get("region"), "endpoint": endpoint if is_loopback(endpoint) else None}

@@ -27,7 +27,6 @@ class Alarm:
 
     @property
     def threshold(self) -> float:
-        """The number that is crossed."""
         return self.above if self.above is not None else (self.below or 0.0)
 
     @property

@@ -194,8 +194,6 @@ def adopt_lines(*libraries: str) -> None:
 
 
 class _LibraryLines(logging.Handler):
-    """Writes lines of a library's logger, with its name as a fact."""
-
     def emit(self, record: logging.LogRecord) -> None:
         try:
             bound = logger.bind(library=record.name).opt(exception=record.exc_info)
@@ -232,7 +230,6 @@ class _Lines:
         self._put("".join([self.line(*line) for line in lines]))
 
     def line(self, level: str, message: str, facts: dict[str, Any]) -> str:
-        """A line of now."""
         return self._render(datetime.now(UTC), level, message, _shown(facts)) + "\n"
 
     def isatty(self) -> bool:
@@ -277,7 +274,6 @@ class Telemetry:
         bus.subscribe(self.listen, several=self.listen_to_all)
 
     def listen(self, event: Event) -> None:
-        """Count the event and write its line."""
         self.listen_to_all((event,))
 
     def listen_to_all(self, several: Sequence[Event]) -> None:

@@ -38,11 +38,9 @@ class Distribution:
 
     @property
     def number(self) -> int:
-        """How many values there are."""
         return sum(self.counts.values())
 
     def less(self, before: Distribution) -> Distribution:
-        """What has come since."""
         more = {
             value: number - before.counts.get(value, 0)
             for value, number in self.counts.items()
@@ -130,7 +128,6 @@ class Meter:
     """Listens to the events of one agent. Safe in threads.
 
     Args:
-        bus: of the agent.
         monotonic: the clock by which gauges are old.
     """
 
@@ -153,7 +150,6 @@ class Meter:
         self._sources.append(source)
 
     def listen(self, event: Event) -> None:
-        """Count an event."""
         note = _NOTES.get(type(event))
         if note is None:
             return

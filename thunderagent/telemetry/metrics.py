@@ -13,8 +13,6 @@ from typing import Final
 
 
 class Kind(StrEnum):
-    """How a metric is read."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     DISTRIBUTION = "distribution"
@@ -82,7 +80,6 @@ class Metric:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The dimensions that it has."""
         return tuple(one for one in (self.dimension, self.second) if one is not None)
 
     def values(self, label: str) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ def is_installed() -> bool:
 
 
 def prometheus_text(meter: Meter) -> bytes:
-    """What `/metrics` answers."""
     from prometheus_client.exposition import generate_latest  # a quarter of a second, and few need it
 
     text: bytes = generate_latest(_Collector(meter.read))

@@ -31,7 +31,6 @@ class QueueMeasure:
         self._owner = owner
 
     def look(self) -> None:
-        """Measure, if it is this agent's turn."""
         try:
             if self._store.take_turn(self._gate.measure_turn, owner=self._owner, lasts_s=TURN_S):
                 ready = 0

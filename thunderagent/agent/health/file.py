@@ -56,7 +56,6 @@ class HealthFile:
         self._put(json.dumps(content, indent=2, default=str) + "\n")
 
     def remove(self) -> None:
-        """Remove the file."""
         with suppress(OSError):
             self.path.unlink()
 

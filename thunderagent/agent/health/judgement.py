@@ -144,7 +144,6 @@ class Health:
     state: str = "ok"
 
     def entry(self) -> Mapping[str, Any]:
-        """As JSON data."""
         return {
             "healthy": self.healthy,
             "alive": self.alive,
@@ -219,7 +218,6 @@ def _problems(facts: Facts, limits: Limits) -> Iterator[Reason]:
 
 
 def _queue(one: QueueFacts, facts: Facts, limits: Limits, *, explained: bool) -> Iterator[Reason]:
-    """Problems of one queue."""
     leaked = sorted(seconds for seconds in one.leaked_s if seconds > limits.progress_s)
     if one.slots and len(leaked) >= one.slots:
         yield Reason(
@@ -266,7 +264,6 @@ def _event_loop(facts: Facts) -> Reason:
 
 
 def _notes(facts: Facts, known: Collection[str]) -> Iterator[str]:
-    """Notes beside the reasons, whose names are `known`."""
     if facts.draining:
         yield f"draining: {'1 task is' if facts.held == 1 else f'{facts.held} tasks are'} still held"
     elif facts.paused:

@@ -70,7 +70,15 @@ class Looked(Protocol):
 
 
 class Monitor:
-    """The work of the thread `monitor`."""
+    """The work of the thread `monitor`.
+
+    Args:
+        bus: gets an event when the health changes.
+        file: written at each look.
+        systemd: notified that the agent is ready, how it is, and that it is alive.
+        http: the address at which the agent answers, for the file.
+        wake: wakes the loop, which starts threads again that have died.
+    """
 
     def __init__(
         self,
@@ -83,17 +91,6 @@ class Monitor:
         http: str | None = None,
         wake: Callable[[], object] = lambda: None,
     ) -> None:
-        """Make one.
-
-        Args:
-            agent: its name.
-            vitals: what is looked at.
-            bus: gets an event when the health changes.
-            file: written at each look.
-            systemd: notified that the agent is ready, how it is, and that it is alive.
-            http: the address at which the agent answers, for the file.
-            wake: wakes the loop, which starts threads again that have died.
-        """
         self._agent = agent
         self._vitals = vitals
         self._bus = bus
@@ -113,7 +110,6 @@ class Monitor:
         return RepeatingThread("monitor", self.every_s, self.look, last=self.end)
 
     def look(self) -> Health:
-        """Judge once, and write it."""
         health = self._vitals.health()
         names = tuple(reason.name for reason in health.reasons)
         if (health.healthy, names) != self._known:

@@ -36,11 +36,9 @@ class Marks:
         self.answered()
 
     def moved(self) -> None:
-        """The loop got on."""
         self.moved_at = self._monotonic()
 
     def answered(self) -> None:
-        """The store has answered the loop."""
         self.moved()
         self.answered_at = self.moved_at
 

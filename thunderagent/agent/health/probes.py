@@ -45,8 +45,6 @@ class Probes:
     Args:
         host: address to listen at.
         port: first port that is tried.
-        agent: its name.
-        health: its health.
         metrics: in the text format of Prometheus; None: there are none.
 
     Raises:
@@ -65,7 +63,6 @@ class Probes:
 
     @property
     def url(self) -> str:
-        """Its address."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._server.server_address[1]}"
 
@@ -83,7 +80,6 @@ class Probes:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
         if self.is_alive and self._thread is not None:
             threading.Thread(target=self._server.shutdown, daemon=True).start()  # it waits without a bound
             self._thread.join(JOIN_S)
@@ -105,7 +101,6 @@ class _Answers:
         self._metrics = metrics
 
     def to(self, path: str) -> tuple[HTTPStatus, str, bytes]:
-        """Status, type and body."""
         path = path.rstrip("/")
         if path == "/health":
             health = self._health()
@@ -120,8 +115,6 @@ class _Answers:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request on one connection."""
-
     timeout = PROBE_S
     server_version = f"thunderagent/{__version__}"
     sys_version = ""

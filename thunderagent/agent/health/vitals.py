@@ -72,7 +72,6 @@ class Vitals:
         return self._marks.is_ready
 
     def health(self) -> Health:
-        """How the agent is now."""
         return judge(self.facts(), self.limits)
 
     def entry(self) -> Mapping[str, Any]:
@@ -90,7 +89,6 @@ class Vitals:
 
     @property
     def slots(self) -> int:
-        """Tasks that the agent can hold at once."""
         return slots_of(self._pollers)
 
     def held(self) -> list[Held]:
@@ -113,7 +111,6 @@ class Vitals:
         )
 
     def facts(self) -> Facts:
-        """Everything that is seen now."""
         now, marks, beats = self._monotonic(), self._marks, self._heartbeat
         loop = self._in_flight.executors.loop
         loop_s = now - marks.moved_at
