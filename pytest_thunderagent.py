@@ -1,7 +1,7 @@
-"""Fixtures of pytest for tests of jobs: a store in memory, time that jumps, faults by name, an agent that runs dry.
+"""Fixtures of pytest for tests of jobs: a store in memory, time that jumps, faults by name, an agent until idle.
 
-Installed with ThunderAgent, and then there without an import. A module of its own beside the package, and nothing of
-the package is imported before a test asks for a fixture: projects that use none of them pay nothing.
+Installed with ThunderAgent, it needs no import. It is a module beside the package and imports nothing of the package
+before a test uses a fixture: other projects pay nothing.
 """
 
 from __future__ import annotations
@@ -45,31 +45,29 @@ class RunUntilIdle(Protocol):
         """Run an agent until no task is open, then stop it.
 
         Args:
-            jobs: what it serves: a job, several, a package by its name, or a registry; None: `thunder_jobs`.
-            timeout_s: how long this may take, in real time.
-            advance: let the time of `thunder_clock` pass by itself, from one moment at which something is due to the
-                next; None: if the test uses that clock.
+            jobs: a job, several, a package by its name, or a registry; None: `thunder_jobs`.
+            timeout_s: longest wait, in real time.
+            advance: move `thunder_clock` to the next due moment whenever nothing runs; None: if the test uses it.
             for_s: let so many seconds of `thunder_clock` pass instead, with all ticks of periodic jobs in them.
-            most_runs: runs of one task after which it is taken for one that goes on for ever; not counted with `for_s`.
+            most_runs: runs of one task after which it counts as endless; not counted with `for_s`.
             settings: of this agent, instead of `thunder_settings`.
 
         Returns:
-            everything that the agent did.
+            the events of the agent.
 
         Raises:
-            WaitTimeout: tasks are still open, and it says why the first of them are: after `timeout_s`, at once where
-                time passes by itself and nothing will run any more, or when one has run `most_runs` times.
+            WaitTimeout: tasks are still open after `timeout_s`, can never run, or ran `most_runs` times; it says why.
             ConfigurationError: there are no jobs, or no clock that can be moved.
         """
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option of the configuration file."""
+    """Add the option of the configuration file."""
     parser.addini("thunder_jobs", "packages with the jobs that run_until_idle serves", type="args", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker."""
+    """Add the marker."""
     config.addinivalue_line("markers", "thunder_jobs(*jobs): packages or jobs that run_until_idle serves in this test")
 
 
@@ -81,15 +79,15 @@ def thunder_settings() -> Mapping[str, Any]:
 
 @pytest.fixture
 def thunder_jobs(request: pytest.FixtureRequest) -> Jobs:
-    """The jobs that `run_until_idle` serves: those of the marker, else of the option `thunder_jobs`. Override it to
-    name others: a package, a job, several, or a registry."""
+    """The jobs of `run_until_idle`: those of the marker, else of the option. Override it with a package, jobs or a
+    registry."""
     marker = request.node.get_closest_marker("thunder_jobs")
     return tuple(marker.args) if marker is not None else tuple(request.config.getini("thunder_jobs"))
 
 
 @pytest.fixture
 def thunder_clock() -> FakeClock:
-    """A clock that moves only when it is told to. The store of a test that asks for it lives on it."""
+    """A clock that moves only by hand; the store of a test with this fixture uses it."""
     from thunderagent.testing import FakeClock
 
     return FakeClock()
@@ -111,7 +109,7 @@ def _thunder_store(request: pytest.FixtureRequest) -> Iterator[TaskStore]:
 
 @pytest.fixture
 def thunder_faults(_thunder_store: TaskStore) -> FaultyEngine:
-    """What can go wrong between the agent and its store, by name, as in `drop_after_commit("claim")`."""
+    """Faults between the agent and its store, by name, as in `drop_after_commit("claim")`."""
     from thunderagent.testing.faulty_engine import FaultyEngine
 
     engine = _thunder_store.engine
@@ -123,7 +121,7 @@ def thunder_faults(_thunder_store: TaskStore) -> FaultyEngine:
 def thunder_client(
     request: pytest.FixtureRequest, _thunder_store: TaskStore, thunder_settings: Mapping[str, Any]
 ) -> Iterator[Client]:
-    """A client with a store in memory that no other test sees; settings of the environment do not reach it."""
+    """A client with a store in memory of its own; settings of the environment do not count."""
     from thunderagent.client import Client
     from thunderagent.stores.sqlite.engine import MEMORY
 
@@ -143,7 +141,7 @@ def _thunder_bus() -> EventBus:
 
 @pytest.fixture
 def thunder_events(_thunder_bus: EventBus) -> Iterator[Recorder]:
-    """Everything that the agents of `run_until_idle` did in this test."""
+    """The events of the agents of `run_until_idle` in this test."""
     from thunderagent.testing import Recorder
 
     recorder = Recorder(_thunder_bus)
@@ -155,8 +153,8 @@ def thunder_events(_thunder_bus: EventBus) -> Iterator[Recorder]:
 def run_until_idle(
     request: pytest.FixtureRequest, thunder_client: Client, thunder_jobs: Jobs, _thunder_bus: EventBus
 ) -> RunUntilIdle:
-    """Runs an agent of the store of `thunder_client` until no task is open; see `RunUntilIdle`. What an agent leaves to
-    chance, such as the jitter of a backoff, is the same in each run of a test."""
+    """Runs an agent of `thunder_client`'s store until no task is open; see `RunUntilIdle`. Random numbers, such as the
+    jitter of a backoff, are the same in each run of a test."""
     import random
 
     from thunderagent import testing
@@ -194,7 +192,7 @@ def run_until_idle(
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
-    """These settings, and nothing of the environment, of which maps would be merged with them."""
+    """These settings without those of the environment."""
     from thunderagent.settings import load_settings
 
     __tracebackhide__ = True

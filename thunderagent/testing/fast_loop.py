@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps, so that an hour of waiting in a test costs milliseconds."""
+"""An event loop whose clock jumps: an hour of waiting in a test costs milliseconds."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ _END_S: Final = 5.0
 class FastLoop(asyncio.SelectorEventLoop):
     """An event loop that does not wait for its timers.
 
-    The rule: when nothing is ready to run and the next timer is in the future, the loop asks for input and output for
-    `quiet_s` real seconds. If something comes, it is handled and the loop asks anew. If all is quiet, nothing can
-    happen before that timer, and `time()` moves forward to it. Between two jumps the clock runs as the real one does.
+    When nothing is ready and the next timer is in the future, the loop waits for input and output for `quiet_s` real
+    seconds. If none comes, nothing can happen before that timer, and `time()` moves forward to it. Between two jumps
+    the clock is the real one.
 
-    It holds only for peers in the same loop, such as a `ChaosServer`: what they send is there at once. (The transports
-    of asyncio switch Nagle's algorithm off; over a socket of another make an answer may take 40 ms.) Whoever lives
-    elsewhere (a process, a thread, a remote host) needs real time, and a jump takes it away: a timeout is over before
-    the answer can come. The exception is what `run_in_executor` and `asyncio.to_thread` run: until it is done the
-    clock is the real one. The clocks of the module `time` do not jump, so who measures by them sees no time pass.
-    Each jump costs `quiet_s`; 1 ms is enough for loopback if the machine has little else to do.
+    This holds only for peers in the same loop, such as a `ChaosServer`, whose data is there at once. A process, a
+    thread or a remote host needs real time: a jump ends a timeout before its answer can come. While
+    `run_in_executor` or `asyncio.to_thread` runs, the clock does not jump. The clocks of the module `time` never jump.
+    Each jump costs `quiet_s`; 1 ms is enough for loopback on an idle machine.
     """
 
     def __init__(self, quiet_s: float = QUIET_S) -> None:
@@ -49,21 +47,21 @@ class FastLoop(asyncio.SelectorEventLoop):
         return time.monotonic() + self._clock.ahead_s
 
     def limit(self, real_s: float) -> None:
-        """Give what runs on this loop so many real seconds from now on; then `WaitTimeout` comes out of the loop."""
+        """Raise `WaitTimeout` out of the loop after so many real seconds."""
         self._clock.real_until = time.monotonic() + real_s
         self._limit_s = real_s
 
     def run_in_executor(  # type: ignore[override]  # a coroutine in the stubs, a future in the library
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """As in every loop; while it runs, the clock does not jump."""
+        """As in every loop; the clock does not jump while it runs."""
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
         self._clock.in_threads += 1
         future.add_done_callback(self._came_back)
         return future
 
     async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
-        """As in every loop; the clock does not jump over the time that its threads need."""
+        """As in every loop; the clock does not jump while its threads end."""
         self._clock.in_threads += 1
         try:
             await super().shutdown_default_executor(*args, **options)
@@ -102,7 +100,7 @@ def run_fast(main: Coroutine[Any, Any, T], *, limit_s: float = 60.0, quiet_s: fl
 
 
 def _whereabouts(task: asyncio.Task[Any]) -> str:
-    """The coroutines that wait for each other in a task, with their lines; the innermost is the last."""
+    """The coroutines of a task with their lines, the innermost last."""
     found: list[str] = []
     one: object = task.get_coro()
     while isinstance(one, CoroutineType) and one.cr_frame:
@@ -112,7 +110,7 @@ def _whereabouts(task: asyncio.Task[Any]) -> str:
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Where the loop waits: it waits for input and output, and moves the clock instead of waiting for a timer."""
+    """Waits for input and output, and moves the clock instead of waiting for a timer."""
 
     def __init__(self, quiet_s: float, give_up: Callable[[], None]) -> None:
         self._real = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""An engine that fails on request, to see what becomes of tasks when requests and replies are lost."""
+"""An engine that fails on request: loses requests and replies, throttles, shows old pages of the index."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _PAGES_KEPT: Final = 8
 
 
 class Fault(StrEnum):
-    """What can happen to a request.
+    """The fault of a request.
 
     * `LOST_REQUEST`: it is not done, and there is no answer.
     * `LOST_REPLY`: it is done, and there is no answer.
-    * `REPEATED`: it is done, the reply is lost, and the SDK sends it again: the answer is the second.
-    * `THROTTLED`: it is not done, and the answer says so.
+    * `REPEATED`: it is done, the reply is lost, and the SDK repeats it: the answer is the second one.
+    * `THROTTLED`: it is not done, as there were too many.
     * `BROKEN_CALL`: it is done, and the whole call raises.
     * `SERVER_ERROR`: it is not done, and the answer is an error of the server (5xx).
-    * `REJECTED`: it is not done, and the answer says that it never will be.
-    * `STALE`: a page of the index as it was at an earlier call; the oldest kept of the same query.
+    * `REJECTED`: it is not done and never will be.
+    * `STALE`: the page is the oldest kept of the same query.
     """
 
     LOST_REQUEST = "lost request"
@@ -76,7 +76,7 @@ VERBS: Final = (
     "get",
     "page",
 )
-"""What the faults with names of their own can be of; `ANY` stands for all of them."""
+"""Verbs for the methods named after faults; `ANY` stands for all."""
 
 
 class FaultyEngine:
@@ -96,7 +96,7 @@ class FaultyEngine:
         self._down = renewed(threading.Event())
         self._down_until = [math.inf]  # siblings share it
         self.hits: list[tuple[str, Fault]] = []
-        """The faults that happened, in order."""
+        """Faults that happened, in order."""
 
     def fail(self, verb: str, *faults: Fault) -> None:
         """Let the next requests of a verb have these faults, one each."""
@@ -104,37 +104,37 @@ class FaultyEngine:
             self._script[verb].extend(faults)
 
     def forget(self, verb: str, fault: Fault) -> None:
-        """Take back what `fail` asked for and has not happened."""
+        """Remove what `fail` scripted and has not happened."""
         with self._guard:
             self._script[verb] = deque(one for one in self._script[verb] if one is not fault)
 
     def drop_before_commit(self, verb: str, times: int = 1) -> None:
-        """Let the next requests of a verb get lost on their way: nothing is done, and there is no answer."""
+        """Lose the next requests of a verb: nothing is done, and there is no answer."""
         self.fail(_named(verb), *[Fault.LOST_REQUEST] * times)
 
     def drop_after_commit(self, verb: str, times: int = 1) -> None:
-        """Let the next replies to a verb get lost on their way back: it is done, and nobody is told."""
+        """Lose the next replies to a verb: it is done, and there is no answer."""
         self.fail(_named(verb), *[Fault.LOST_REPLY] * times)
 
     def throttle(self, verb: str, times: int = 1) -> None:
-        """Let the next requests of a verb be refused as too many: nothing is done."""
+        """Refuse the next requests of a verb as too many: nothing is done."""
         self.fail(_named(verb), *[Fault.THROTTLED] * times)
 
     def server_error(self, verb: str, times: int = 1) -> None:
-        """Let the next requests of a verb be answered with an error of the server (5xx): nothing is done."""
+        """Answer the next requests of a verb with an error of the server (5xx): nothing is done."""
         self.fail(_named(verb), *[Fault.SERVER_ERROR] * times)
 
     def reject(self, verb: str, times: int = 1) -> None:
-        """Let the next requests of a verb be refused for good, as of a row that is too large: nothing is done."""
+        """Refuse the next requests of a verb for good, as for a row that is too large: nothing is done."""
         self.fail(_named(verb), *[Fault.REJECTED] * times)
 
     def stale_index(self, times: int = 1) -> None:
-        """Let the next readings of the index see it as it was at an earlier one, as far as there was one."""
+        """Answer the next reads of the index with earlier pages, if there were any."""
         self.fail("page", *[Fault.STALE] * times)
 
     @property
     def left(self) -> list[tuple[str, Fault]]:
-        """The faults that were asked for and have not happened: the test may not have tested what it says."""
+        """Scripted faults that have not happened: the test may not have tested what it says."""
         with self._guard:
             return [(verb, fault) for verb, faults in self._script.items() for fault in faults]
 
@@ -143,14 +143,14 @@ class FaultyEngine:
         self._chances[verb, fault] = probability
 
     def outage(self, down: bool = True, *, for_s: float = math.inf) -> AbstractContextManager[object]:
-        """From now on nothing answers; with `down=False` everything does again.
+        """Answer nothing from now on; with `down=False` everything again.
 
         Args:
-            down: whether it begins or ends.
-            for_s: it ends by itself after so many seconds of the shared clock.
+            down: False ends the outage.
+            for_s: seconds of the shared clock after which it ends by itself.
 
         Returns:
-            what ends the outage at the end of a `with` block.
+            a context that ends the outage.
         """
         self._down_until[0] = self.clock.now() + for_s
         (self._down.set if down else self._down.clear)()
@@ -164,7 +164,7 @@ class FaultyEngine:
         return self._engine
 
     def calm(self) -> None:
-        """No more faults."""
+        """Remove all faults."""
         self._down.clear()
         self._script.clear()
         self._chances.clear()
@@ -281,7 +281,7 @@ class FaultyEngine:
 
 
 def _named(verb: str) -> str:
-    """The verb of a write, or the method of the port, that a name stands for."""
+    """The verb of a write, or the method of the port, of a name."""
     name = verb.replace(" ", "_")
     if verb != ANY and name not in VERBS:
         raise ConfigurationError(f"no request is called {verb!r}; use one of {', '.join(VERBS)}, or {ANY!r}")

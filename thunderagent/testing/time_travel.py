@@ -1,7 +1,7 @@
-"""Lets the time of a test pass: from one moment at which something is due to the next, while nothing runs.
+"""Moves the time of a test from one due moment to the next while nothing runs.
 
-It stands in the agent's own loop, at the end of a look for work. There the agent holds nothing and has nothing in
-doubt, so no lease can be lost by a leap, and no step of a task is skipped.
+It acts in the agent's own loop, at the end of a poll: there the agent holds nothing and has no claim in doubt, so a
+leap loses no lease and skips no step of a task.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from thunderagent.model.task import Status, Task
 from thunderagent.queue.limits.waitlist import open_waitlists
 
 QUIET_POLLS: Final = 5
-"""After so many looks at each queue that found nothing to do, nothing is on its way any more."""
+"""Empty polls of each queue after which nothing is on its way any more."""
 
 FIRST_STEP_S: Final = 0.01
 LONGEST_STEP_S: Final = 60.0
-"""Steps of the clock while something is open for which no moment is known: a job that nobody has, a slot of a limit."""
+"""Longest step of the clock for an open task without a known moment: an unknown job, a permit of a limit."""
 
 LOOKED_AT: Final = 100
-"""Tasks of each lane and status whose moments are looked at."""
+"""Tasks of each lane and status whose moments count."""
 
 STEPS_IN_VAIN: Final = 20
-"""Steps of the clock after which nothing runs any more, if the agent can run none of the open tasks."""
+"""Steps of the clock after which nothing will run, if the agent can run none of the open tasks."""
 
 STEPS_BEFORE_TICK: Final = 200
-"""The same while a tick is still to come, which may put or cancel something."""
+"""As `STEPS_IN_VAIN`, while a tick is still to come, which may put or cancel something."""
 
 VAIN_S: Final = 2.0
-"""Real seconds of steps in vain after which nothing runs any more, whatever it is that the tasks wait for."""
+"""Real seconds of steps in vain after which nothing will run, whatever the tasks wait for."""
 
 VAIN_SWEEPS: Final = 3
-"""Sweeps of the agent, which come in real time, that are to be among these seconds."""
+"""Sweeps of the agent, which come in real time, within these seconds."""
 
 
 class Travel:
     """Moves the clock of one agent's store.
 
     Args:
-        agent: runs on that clock, alone.
-        client: of the same store; none of the faults of the agent's store may be in its way.
-        advance: lets time pass, in seconds.
-        for_s: how much time is to pass in all; None: as much as it takes until no task is open.
+        agent: the only one on that clock.
+        client: of the same store, without the faults of the agent's engine.
+        advance: lets so many seconds pass.
+        for_s: seconds that pass in all; None: until no task is open.
         real: seconds of the real clock.
     """
 
@@ -70,15 +70,15 @@ class Travel:
         self._moved_by: str | None = None
         self._step = FIRST_STEP_S
         self.is_over = False
-        """True when all the time has passed that was to, and what was due in it has been done."""
+        """True when `for_s` seconds have passed and what was due in them is done."""
         self.is_hopeless = False
-        """True when no open task runs any more, whatever time passes."""
+        """True when no open task will ever run."""
         self._real = real
         self._foreign_steps = 0
         self._vain_from: float | None = None
 
     def listen(self, event: Event) -> None:
-        """Take an event of the agent, in whatever thread it comes."""
+        """Take an event of the agent, in any thread."""
         match event:
             case events.Polled(queue=queue, tried=tried):
                 if tried or not self._agent._in_flight.is_empty:
@@ -94,16 +94,15 @@ class Travel:
                 self._rest()
 
     def _rest(self) -> None:
-        """Something happens: no time need pass."""
+        """Begin again: something happens, so no time need pass."""
         self._quiet.clear()
         self._step = FIRST_STEP_S
         self._vain_from = None
 
     def _go(self, queue: str) -> bool:
-        """Let time pass if nothing is to be done before; whether the agent is to look again at once.
+        """Let time pass if nothing is to be done before; True when the agent is to poll again at once.
 
-        Never twice in one look, in which the agent asks each queue once: what is due at the moment to which time has
-        leapt, such as a tick, is dealt with after it.
+        At most once in each round of polls: what is due at the new moment, such as a tick, comes after the round.
         """
         now = self._client.store.clock.now()
         moments = list(self._moments())
@@ -112,7 +111,7 @@ class Travel:
         if now >= self._until:
             self.is_over = self.is_over or is_quiet
         elif any(at <= now for at in moments) or later == self._until == math.inf:
-            if is_quiet:  # in the pace of whoever wakes the agent: what it waits for may take real time
+            if is_quiet:  # at the pace of the polls: what the agent waits for may take real time
                 if self._until == math.inf:
                     self._count_in_vain(is_tick_due=later < math.inf)
                 self._move(min(self._step, later - now))
@@ -125,7 +124,7 @@ class Travel:
         return not is_quiet
 
     def _count_in_vain(self, *, is_tick_due: bool) -> None:
-        """See whether anything can still run. A task that is held comes free: the agent takes it over in time."""
+        """Count steps in vain. A task that is held comes free: the agent takes it over in time."""
         store, is_whole = self._client.store, True
         waiting, held = list[Task](), list[Task]()
         for lane in store.engine.lanes():
@@ -153,7 +152,7 @@ class Travel:
             self._advance(left)
 
     def _moments(self) -> Iterator[float]:
-        """When something is due: tasks, ticks, and the ends of pauses and of leases that nobody extends."""
+        """Due moments: of tasks, ticks, and the ends of pauses and of abandoned leases."""
         store = self._client.store
         for lane in store.engine.lanes():
             pending = store.engine.page(lane.value(Status.PENDING), limit=LOOKED_AT).entries
@@ -169,5 +168,5 @@ class Travel:
 
 
 def serves(agent: Agent, task: Task) -> bool:
-    """Whether an agent has the job of a task, and looks into its queue."""
+    """True when an agent has the job of a task and polls its queue."""
     return task.job_value in agent.jobs.by_value and any(queue == task.queue for queue, _ in agent._pollers)

@@ -1,14 +1,14 @@
-"""A WebSocket feed for tests that fails as it is told to: `async with ChaosServer(Refuse(), Feed()) as server`.
+"""A WebSocket feed for tests that fails by script: `async with ChaosServer(Refuse(), Feed()) as server`.
 
-    server        ChaosServer: listens, deals the behaviours out, answers the handshake
-    behaviours    what a connection can meet, as values
+    server        ChaosServer: listens, hands out the behaviours, answers the handshake
+    behaviours    the behaviours of a connection, as values
     connection    one WebSocket that is fed
     history       the messages of the feed, by epoch and sequence number
-    observations  what the server saw, and waiting for it
-    frames        RFC 6455: frames and handshake, right ones and wrong ones
+    observations  what the server saw, and waits for it
+    frames        RFC 6455: frames and handshake, right and wrong ones
     certificates  TLS for 127.0.0.1
 
-`python -m thunderagent.testing.chaos` is a feed in a process of its own, which can be stopped and killed.
+`python -m thunderagent.testing.chaos` is a feed in a process of its own, to be stopped and killed.
 """
 
 from thunderagent.testing.chaos.behaviours import Behaviour as Behaviour

@@ -20,7 +20,7 @@ SUBSCRIBED: Final[Mapping[str, Any]] = {"op": "subscribed"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """What becomes of one connection."""
+    """The behaviour of the server on one connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +78,17 @@ class TlsFault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenTls(Behaviour):
-    """TLS does not come about. Needs a server with `tls`, and one that does not script per key."""
+    """TLS fails. Needs a server with `tls` that does not script per key."""
 
     fault: TlsFault = TlsFault.RESET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What the server does as soon as both are reached; with neither given, right after the handshake."""
+    """What the server does once both are reached; without any, right after the handshake."""
 
     after_messages: int = 0
-    """Messages of the feed that were sent on this connection, duplicates counted."""
+    """Messages sent on this connection, with duplicates."""
     after_s: float = 0.0
     """Seconds since the handshake."""
 
@@ -119,7 +119,7 @@ class Cut(Ending):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence(Ending):
-    """No data, no pong, no answer to a close, no end of TCP either: a peer that is gone without a word."""
+    """No data, no pong, no answer to a close, no end of TCP: a dead peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +131,16 @@ class Violate(Ending):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed(Behaviour):
-    """The WebSocket opens. Left as it is, this is a healthy feed."""
+    """The WebSocket opens; by default this is a healthy feed."""
 
     handshake_s: float = 0.0
     """Seconds until the handshake is answered."""
     right_accept: bool = True
-    """False: the handshake is answered with the answer to another key."""
+    """False: the answer of the handshake is that to another key."""
     acknowledgement: Mapping[str, Any] | None = field(default_factory=lambda: dict(SUBSCRIBED))
-    """The answer to a subscription; None: there is none, and no data either."""
+    """The answer to a subscription; None: no answer and no data."""
     sends_data: bool = True
-    """False: a mute feed, which is subscribed and answers pings."""
+    """False: a mute feed that answers subscriptions and pings."""
     answers_pings: bool = True
     answers_close: bool = True
     """False: after a close frame of the client nothing more is sent, and TCP stays open."""
@@ -149,12 +149,12 @@ class Feed(Behaviour):
     burst: int = 0
     """Messages that are published at once, for all, when this connection subscribes."""
     duplicate_each: int = 0
-    """Each message of which the number on this connection is a multiple of it is sent twice; 0: none."""
+    """Messages whose number on this connection is a multiple of it are sent twice; 0: none."""
     skip: Container[int] = range(0)
     """Sequence numbers that are not sent."""
     new_epoch_after: int | None = None
-    """After so many messages on this connection the rest of the history, for all, gets a new epoch: from 1 again."""
+    """Messages on this connection after which the rest of the history gets a new epoch, for all: from 1 again."""
     big_bytes: int = 0
-    """The first message of this connection is padded to so many bytes, by a field `padding`."""
+    """Bytes to which the first message is padded, by a field `padding`."""
     ending: Ending | None = None
-    """What the server does at last; None: it feeds on."""
+    """How the connection ends; None: it does not."""

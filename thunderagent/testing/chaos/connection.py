@@ -1,4 +1,4 @@
-"""One WebSocket of a chaos server: it is fed, and spoiled as its `Feed` says."""
+"""One WebSocket of a chaos server, fed and spoiled by its `Feed`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stream(asyncio.StreamReaderProtocol):
 
 
 class Connection:
-    """A WebSocket after its handshake. One task reads, one sends, and the ending comes from wherever it is due."""
+    """A WebSocket after its handshake. One task reads and one sends; either may begin the ending."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Connection:
         self._silent = False
 
     async def run(self) -> None:
-        """Serve until the client's side ends or the close handshake is done; a mute peer stays for ever."""
+        """Serve until the client's side ends or the close handshake is done; a mute peer never ends."""
         async with asyncio.TaskGroup() as group:
             sender = group.create_task(self._send(), name="chaos sender")
             with suppress(OSError):
@@ -114,11 +114,11 @@ class Connection:
             await self._stream.lost.wait()
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Wake the sender."""
         self._moved.set()
 
     def subscribe(self, since: int | None, epoch: str | None) -> None:
-        """Feed what comes after this position."""
+        """Feed the messages after this position."""
         if self._feed.sends_data:
             self._position = self._history.start(since, epoch, from_start=self._from_start)
         if self._feed.burst:
@@ -127,7 +127,7 @@ class Connection:
         self.wake()
 
     def end(self, ending: Ending) -> None:
-        """Do it now, whatever is under way; a peer that is silent already can only be cut."""
+        """Begin this ending now; a silent peer can only be cut."""
         is_cut = isinstance(ending, Cut)
         if not is_cut and (self._silent or self._writer.is_closing()):
             return
@@ -164,7 +164,7 @@ class Connection:
                     await self._wait(now)
 
     async def _wait(self, now: float) -> None:
-        """Until something moves, the next message may be sent, or the ending may be due."""
+        """Wait until a message may be sent or the ending may be due."""
         moments = [self._ready_at, self._since + self._feed.ending.after_s if self._feed.ending else now]
         self._moved.clear()
         with suppress(TimeoutError):

@@ -11,7 +11,7 @@ from thunderagent.testing.chaos.frames import text_frame
 
 
 class Position(NamedTuple):
-    """The last message that was read: its epoch and sequence number; 0: none yet."""
+    """The last message that was read: its epoch and number; 0: none yet."""
 
     epoch: str
     seq: int
@@ -69,7 +69,7 @@ class History:
 
     @property
     def end(self) -> Position:
-        """Where one stands who has read all."""
+        """The position behind all messages."""
         return Position(self.epoch, self.last_seq)
 
     def messages(self) -> list[Message]:
@@ -84,13 +84,13 @@ class History:
         self._changed()
 
     def start(self, since: int | None, epoch: str | None, *, from_start: bool) -> Position:
-        """Where a subscriber begins. A position of another epoch says nothing here: all of this epoch is new to it."""
+        """Where a subscriber begins; with a position of another epoch at the beginning of this one."""
         if since is None:
             return Position(self.epoch, 0) if from_start else self.end
         return Position(self.epoch, since if epoch in (None, self.epoch) else 0)
 
     def after(self, position: Position) -> Message | None:
-        """The next message that is still kept, None if there is none yet."""
+        """The next message that is kept; None if there is none yet."""
         seq = position.seq + 1 if position.epoch == self.epoch else 1
         first = self.last_seq - len(self._kept) + 1
         return self._kept.get(max(seq, first))
@@ -106,7 +106,7 @@ class History:
         self._changed()
 
     def forget(self) -> None:
-        """Lose what was published, and number on: who subscribes with an earlier position finds a gap."""
+        """Lose the history but not the numbering: a subscriber with an earlier position finds a gap."""
         self._kept.clear()
 
     def _append(self, data: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a chaos server saw of its clients, and waiting for it without looking again and again."""
+"""What a chaos server saw of its clients, and waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thunderagent.testing.chaos.behaviours import Behaviour
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A connection that TCP accepted, noted when it is decided what becomes of it."""
+    """A connection that TCP accepted, noted when its behaviour is chosen."""
 
     time: float
     """Of the accept, on the clock of the loop."""
@@ -22,7 +22,7 @@ class Attempt:
     headers: Mapping[str, str]
     """Names in lower case."""
     accepted: bool
-    """Whether it was to become a WebSocket."""
+    """True when it was to become a WebSocket."""
     behaviour: Behaviour
 
 
@@ -55,7 +55,7 @@ class OpenSocket:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Observations:
-    """Everything seen so far. The lists may be cleared between two parts of a test."""
+    """All seen so far. A test may clear the lists between its parts."""
 
     attempts: list[Attempt] = field(default_factory=list)
     subscriptions: list[Subscription] = field(default_factory=list)
@@ -64,21 +64,21 @@ class Observations:
     """Of the close frames of clients; 1005 for an empty one."""
     pings: int = 0
     most_open: dict[str, int] = field(default_factory=dict)
-    """By stream: the largest number of WebSockets that were open at one moment."""
+    """By stream: the largest number of WebSockets open at one moment."""
     _sockets: set[OpenSocket] = field(default_factory=set)
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property
     def open(self) -> int:
-        """Sockets that are open now, whatever became of their handshake."""
+        """Open sockets, whatever the result of their handshake."""
         return len(self._sockets)
 
     def open_of(self, key: str) -> int:
-        """WebSockets of a stream that are open now."""
+        """Open WebSockets of a stream."""
         return sum(one.key == key for one in self._sockets)
 
     async def wait_for(self, predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
-        """Wait until the predicate holds; it is asked whenever the server has seen something.
+        """Wait until the predicate holds; it is tested whenever the server has seen something.
 
         Raises:
             WaitTimeout: it did not come to hold within these seconds of the loop's clock.
@@ -100,7 +100,7 @@ class Observations:
         )
 
     def notify(self) -> None:
-        """Something was seen: let those who wait look."""
+        """Wake the waits, as something was seen."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -1,4 +1,4 @@
-"""The server: it listens on 127.0.0.1, deals behaviours out to connections, and answers handshakes."""
+"""The server: listens on 127.0.0.1, hands out behaviours to connections, and answers handshakes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _END_S: Final = 2.0
 
 
 class ChaosServer(Observations):
-    """A WebSocket feed on 127.0.0.1 that fails as it is told to; use it in `async with`.
+    """A WebSocket feed on 127.0.0.1 that fails by script; use it in `async with`.
 
     The n-th connection that TCP accepts gets the n-th behaviour, and the last one repeats; without any the feed is
     healthy. A healthy feed answers pings. On `{"op": "subscribe", "since": N, "epoch": E}` it answers
@@ -122,23 +122,23 @@ class ChaosServer(Observations):
         return self._history.messages()
 
     def publish(self, data: Any) -> int:
-        """Append a message and send it to whom it may concern; returns its number."""
+        """Append a message and send it to its subscribers; returns its number."""
         self._history.extend([data])
         return self.last_seq
 
     def publish_many(self, count: int) -> int:
-        """Publish so many messages; each has as its data how many were published before it, plus one."""
+        """Publish so many messages with the data 1, 2, 3, …, counted over all."""
         first = self._history.published + 1
         self._history.extend(range(first, first + count))
         return self.last_seq
 
     def new_epoch(self) -> str:
-        """Lose the history and number from 1 again, as a server does that lost its disk."""
+        """Lose the history and number from 1 again, as after the loss of a disk."""
         self._history.new_epoch()
         return self.epoch
 
     def forget(self) -> None:
-        """Lose the history but not the numbering: who comes back finds a gap."""
+        """Lose the history but not the numbering: a returning client finds a gap."""
         self._history.forget()
 
     def drop_all(self, ending: Ending) -> None:
@@ -153,7 +153,7 @@ class ChaosServer(Observations):
                 task.cancel()
 
     def stop_listening(self) -> None:
-        """From now on connects are refused. What is open stays, and the port stays ours."""
+        """Refuse connects from now on. Open connections and the port stay."""
         self._unlisten()
         self._listener = self._bound()
 
@@ -266,7 +266,7 @@ class ChaosServer(Observations):
     def _note(
         self, time: float, request: Request | None, behaviour: Behaviour, opened: OpenSocket | None = None
     ) -> bool:
-        """Keep a record of an attempt; returns whether it is to become a WebSocket."""
+        """Record an attempt; True when it is to become a WebSocket."""
         key = request.key if request else None
         has_room = self._most_per_key is None or key is None or self.open_of(key) < self._most_per_key
         accepted = isinstance(behaviour, Feed) and key is not None and has_room
@@ -329,7 +329,7 @@ async def _request(stream: Stream) -> Request | None:
 
 
 async def _break_tls(sock: socket.socket, fault: TlsFault) -> None:
-    """Reset after the client's hello, or read for ever and say nothing."""
+    """Reset after the client's hello, or read for ever and answer nothing."""
     loop = asyncio.get_running_loop()
     with suppress(OSError):
         while await loop.sock_recv(sock, CHUNK) and fault is not TlsFault.RESET:

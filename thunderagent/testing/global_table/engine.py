@@ -1,4 +1,4 @@
-"""A region's way to a simulated global table: an engine whose writes are noted, so that the other regions get them."""
+"""The engine of one region of a simulated global table; its writes go to the other regions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RegionClock:
-    """The shared clock as a region has it that is ahead by some seconds, or behind."""
+    """The shared clock of a region that is ahead by some seconds, or behind."""
 
     def __init__(self, clock: SharedClock, skew_s: float) -> None:
         self._clock = clock
@@ -43,30 +43,30 @@ class RegionClock:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What the engine of a region needs from the table; each is told the name of the region."""
+    """What the engine of a region needs from the table; each call gets the region's name."""
 
     check: Callable[[str], None]
     """Raises StoreUnavailable while the region does not answer."""
     refusal: Callable[[str, str], StoreError | None]
-    """Why a write of an item cannot even be tried now."""
+    """The error of a write that cannot be tried now."""
     note: Callable[[str, str, Row | None, tuple[str, float] | None], None]
-    """An item was written: it goes to the other regions."""
+    """Sends an item that was written to the other regions."""
     clock: Callable[[str, SharedClock], SharedClock]
-    """The clock of an engine as the region has it."""
+    """The region's clock over that of an engine."""
     expires: bool
-    """Whether the table has a time to live."""
+    """True when the table has a time to live."""
 
 
 class RegionEngine:
-    """The `port.Engine` of one region. Closing it closes no region: that does the table."""
+    """The `Engine` of one region. The table closes regions."""
 
     def __init__(self, replica: Replica, region: str, links: Links, engine: Engine | None = None) -> None:
         """Make one.
 
         Args:
-            replica: what the region has.
+            replica: the items of the region.
             region: its name.
-            links: told of each write.
+            links: to the table.
             engine: connections of its own to the same rows; None: those of the replica.
         """
         self.region = region
@@ -131,9 +131,9 @@ class RegionEngine:
     def _write(
         self, members: Sequence[T], item_ids: Sequence[str], do: Callable[[Sequence[T]], list[Applied]]
     ) -> list[Applied]:
-        """Do writes one by one if they meet in one item, else in one call; whatever is won is noted.
+        """Do writes one by one if they share an item, else in one call, and note those that won.
 
-        Under the guard of the replica: an image of the item that arrives must not come between.
+        Under the replica's guard: no image of the item may arrive in between.
         """
         with self._replica.guard:
             if len(set(item_ids)) < len(item_ids):

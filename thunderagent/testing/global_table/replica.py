@@ -1,9 +1,9 @@
-"""What one region of a simulated global table has, and the images of items that go from there to the others.
+"""The items of one region of a simulated global table, and the images of items that go to other regions.
 
-DynamoDB's rule: a write is judged by the replica that it reaches, and answered. The whole item goes to the other
-regions afterwards, each item on its own, and where two regions have written the same item, the later write stays:
-nobody is told of the other. A write that builds on one of another region counts as later, however their clocks are set,
-so that all replicas come to the same end.
+DynamoDB's rule: the replica that a write reaches judges and answers it. The whole item goes to the other regions
+afterwards, each item on its own. Where two regions have written one item, the later write stays and the other is lost
+silently. A write that builds on one of another region counts as later, however their clocks are set, so that all
+replicas come to the same end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from thunderagent.model.task import Row
 from thunderagent.stores.engine import Applied, Engine
 
 TOMBSTONES_KEPT: Final = 10_000
-"""Items that are gone and still known, until nothing is on its way any more."""
+"""Deleted items that are remembered until no image is on its way."""
 
 
 class Version(NamedTuple):
-    """The moment of a write, to be compared with that of another: of two, the larger stays."""
+    """The moment of a write; of two writes the larger stays."""
 
     at: float
     step: int
@@ -33,7 +33,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What is known of the write that made an item what it is."""
+    """The last write of an item."""
 
     version: Version
     seen: Mapping[str, int]
@@ -46,7 +46,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An item as a write left it: a row, a large text with the moment of its expiry, or nothing any more."""
+    """An item after a write: a row, a large text with its expiry, or nothing."""
 
     item_id: str
     stamp: Stamp
@@ -56,22 +56,19 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """A write that was answered as done, and is gone: another region wrote the item without having seen it, later.
-
-    DynamoDB tells nobody.
-    """
+    """A write that was answered as done and is lost: another region wrote the item later without having seen it."""
 
     item_id: str
     region: str
-    """Of the write that is gone."""
+    """Of the lost write."""
     by: str
     """Region of the write that stays."""
     row: Row | None
-    """The row that is gone; None: it was deleted, or is a large text."""
+    """The lost row; None: it was deleted, or is a large text."""
 
 
 class Replica:
-    """One region's items. Whoever writes has its `guard` from before the write until it is noted."""
+    """One region's items. A writer holds `guard` from before its write until the write is noted."""
 
     def __init__(self, region: str, engine: Engine) -> None:
         self.region = region
@@ -87,7 +84,7 @@ class Replica:
 
         Args:
             item_id: of the row or the text.
-            row: as the write left it; None: it is gone, or is a text.
+            row: after the write; None: it is deleted, or is a text.
             at: time of the write on the clock of the region.
             text: a large text with its expiry.
         """
@@ -101,11 +98,11 @@ class Replica:
         return image
 
     def doubt(self, item_ids: Iterable[str]) -> None:
-        """These may have been written: the engine did not say."""
+        """Note items whose writes had no answer."""
         self._doubts.update(item_ids)
 
     def resolve(self, at: float) -> list[Image]:
-        """Images of the items in doubt, as they are now."""
+        """Images of the items whose writes had no answer."""
         with self.guard:
             if not self._doubts:
                 return []
@@ -115,19 +112,19 @@ class Replica:
             return images
 
     def vanished(self) -> list[str]:
-        """Rows that were here and are not any more: time to live took them."""
+        """Rows that time to live has deleted."""
         living = [item_id for item_id in self._stamps if item_id not in self._gone and item_id not in self._texts]
         left = self.engine.get(living)
         return [item_id for item_id in living if item_id not in left]
 
     def receive(self, image: Image) -> Overwritten | None:
-        """An image of another region arrives: it stays if it is later than what is here.
+        """Take an image of another region if it is later than the item here.
 
         Returns:
-            the write of this or a third region that is gone by that and was not seen by the one that stays.
+            the write of this or a third region that is lost by that, unseen by the one that stays.
 
         Raises:
-            StoreError: the engine of this region did not take it; nothing is lost, it may be received again.
+            StoreError: the engine did not take it; the image may be received again.
         """
         with self.guard:
             known = self._stamps.get(image.item_id)
@@ -141,11 +138,11 @@ class Replica:
 
     @property
     def tombstones(self) -> int:
-        """Number of items that are gone and still known."""
+        """Deleted items that are remembered."""
         return len(self._gone)
 
     def forget_tombstones(self) -> None:
-        """Nothing is on its way: what is gone everywhere need not be known any more."""
+        """Forget deleted items, as no image is on its way."""
         for item_id in self._gone:
             del self._stamps[item_id]
             self._texts.discard(item_id)
@@ -161,7 +158,7 @@ class Replica:
             self._gone.discard(image.item_id)
 
     def _take(self, image: Image) -> Row | None:
-        """Make the item what the image says; the answer is the row that was there."""
+        """Make the item equal to the image; the answer is the row before."""
         if image.text is not None:
             text, expire_at = image.text
             self.engine.put_texts({image.item_id: text}, expire_at=expire_at)
@@ -178,7 +175,7 @@ class Replica:
     def _delete(self, row: Row | None) -> None:
         if row is None:
             return
-        if "status" in row and "fence" in row:  # takes its large texts along
+        if "status" in row and "fence" in row:  # with its large texts
             self.engine.delete([row])
         else:
             gone = Write(verb="replicate", task_id=row["taskId"], delete=True, require=(Present("taskId"),))

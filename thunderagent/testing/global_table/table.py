@@ -1,8 +1,8 @@
-"""A global table of DynamoDB in this process: regions, lag, partitions, the loss of a region, clocks that are wrong.
+"""A global table of DynamoDB in this process: regions, lag, partitions, lost regions, wrong clocks.
 
-Two modes, as DynamoDB has them. MREC: each region judges and answers its own writes, items go to the others later, and
-of two writes of one item the later stays. MRSC: one order of all writes, every read sees them, a write that meets one
-of another region has to be repeated, and a region that cannot reach a majority does nothing.
+MREC: each region judges and answers its own writes, items go to the others later, and of two writes of one item the
+later stays. MRSC: all writes have one order and every read sees them. A write that meets one of another region must be
+repeated, and a region without a majority does nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Mode = Literal["MREC", "MRSC"]
 Lag = float | Callable[[str, str], float]
 
 WITNESS: Final = "witness"
-"""The third member of a strongly consistent table that has two regions; nobody reads or writes there."""
+"""Third member of a strongly consistent table with two regions; it serves no reads or writes."""
 
 MOST_PENDING: Final = 100_000
 OVERWRITTEN_KEPT: Final = 1_000
 _LOOK_S: Final = 0.05
-"""How often the thread looks when nothing wakes it, as the clock may be one that is set by hand."""
+"""Seconds between two looks of the thread: a clock set by hand wakes nothing."""
 _JOIN_S: Final = 10.0
 
 
@@ -45,15 +45,15 @@ class _Sent(NamedTuple):
 
 
 def in_memory(region: str, clock: SharedClock) -> Engine:
-    """The rows of a region in memory."""
+    """An engine in memory for the rows of a region."""
     return SqliteEngine(MEMORY, clock=clock)
 
 
 class GlobalTableSim:
     """Several regions with one table.
 
-    `engine(region)` is a `port.Engine`: make a `TaskStore` of it, and agents and clients of that. With a `FakeClock`
-    nothing is replicated before `deliver()` or `settle()`; in real time `start()` begins a thread that does so.
+    `engine(region)` is an `Engine`: make a `TaskStore` of it, and agents and clients of that. With a `FakeClock`
+    nothing is replicated before `deliver()` or `settle()`; in real time the thread of `start()` does that.
 
     Example:
         table = GlobalTableSim(["eu-central-1", "eu-west-1"], lag_s=0.5, clock=clock)
@@ -73,14 +73,14 @@ class GlobalTableSim:
         """Make one.
 
         Args:
-            regions: their names; of two writes at the same moment, that of the larger name stays.
+            regions: their names; of two writes at one moment, that of the larger name stays.
             mode: `MREC` or `MRSC`.
-            lag_s: seconds that an item takes to another region, or what says so for each item from the names of both.
-                With `MRSC`: how long a write of one region is in the way of those of the others.
+            lag_s: seconds that an item takes to another region, or a function of both names. With `MRSC`: seconds in
+                which a write of one region excludes those of the others.
             clock: the true time; None: the clock of this machine.
-            open_engine: the engine for the rows of a region, on the clock that it is given: `SqliteEngine` in memory
-                unless you say otherwise, for example tables of a local DynamoDB. With `MRSC` there is one for all.
-            most_pending: images of items on their way, over which writes are throttled.
+            open_engine: makes the engine for the rows of a region on the given clock, for example tables of a local
+                DynamoDB. With `MRSC` there is one engine for all.
+            most_pending: images on their way above which writes are throttled.
 
         Raises:
             ConfigurationError: fewer than two regions, or another mode.
@@ -93,7 +93,7 @@ class GlobalTableSim:
         self.mode = mode
         self.lag_s = lag_s
         self.overwritten: deque[Overwritten] = deque(maxlen=OVERWRITTEN_KEPT)
-        """Writes that were answered as done and are gone; the last 1,000."""
+        """The last 1,000 writes that were answered as done and are lost."""
         self._clock = clock or HostClock()
         self._skews = dict.fromkeys(regions, 0.0)
         self._most_pending = most_pending
@@ -118,20 +118,20 @@ class GlobalTableSim:
         self._for_engines = Links(self._check, self._refusal, self._note, self._clock_of, expires=mode == "MREC")
 
     def engine(self, region: str) -> RegionEngine:
-        """The table as one region has it."""
+        """The engine of one region."""
         self._known(region)
         return RegionEngine(self._replicas[region], region, self._for_engines)
 
     # What goes wrong
 
     def partition(self, one: str, other: str) -> None:
-        """Nothing goes between two regions, in both directions; what is on its way waits."""
+        """Cut the link of two regions, in both directions; images on their way wait."""
         self._known(one, other)
         with self._guard:
             self._cut.add(frozenset((one, other)))
 
     def heal(self, *pair: str) -> None:
-        """The end of the partition of two regions, or of all partitions."""
+        """End the partition of two regions, or all partitions."""
         self._known(*pair)
         with self._guard:
             if pair:
@@ -141,30 +141,27 @@ class GlobalTableSim:
         self._wake.set()
 
     def isolate(self, region: str) -> None:
-        """A region is lost: its engine raises StoreUnavailable for everybody, and nothing goes there or leaves it.
-
-        What it wrote before and did not get out arrives after `rejoin`.
-        """
+        """Lose a region: its engine raises StoreUnavailable, and no image enters or leaves it before `rejoin`."""
         self._known(region)
         with self._guard:
             self._isolated.add(region)
 
     def rejoin(self, region: str) -> None:
-        """A region is back, with the rows that it had."""
+        """Bring a region back with the rows that it had."""
         self._known(region)
         with self._guard:
             self._isolated.discard(region)
         self._wake.set()
 
     def skew(self, region: str, seconds: float) -> None:
-        """Let the clock of a region be ahead by some seconds, or behind: of its agents, and of its writes."""
+        """Set the clock of a region's agents and writes ahead by some seconds, or behind."""
         self._known(region)
         self._skews[region] = seconds
 
     # Replication
 
     def deliver(self, now: float | None = None) -> int:
-        """Take every image to its region that is due and whose way is free, in the order in which they are due.
+        """Deliver every due image whose link is free, in the order of their due times.
 
         Args:
             now: on the true clock; None: its time.
@@ -173,7 +170,7 @@ class GlobalTableSim:
             how many arrived.
 
         Raises:
-            StoreError: the engine of a region did not take one; it stays on its way, with all that are behind it.
+            StoreError: the engine of a region did not take one; it stays on its way, with all behind it.
         """
         until = self._clock.now() if now is None else now
         with self._delivering:
@@ -182,7 +179,7 @@ class GlobalTableSim:
             while (found := self._next(until)) is not None:
                 link, sent = found
                 overwritten = self._replicas[link[1]].receive(sent.image)
-                with self._guard:  # not before it has arrived: whoever waits for the end of `pending` finds it there
+                with self._guard:  # after it has arrived: when `pending` is 0, all items are there
                     self._links[link].remove(sent)
                     heapq.heapify(self._links[link])
                     if overwritten is not None:
@@ -192,16 +189,16 @@ class GlobalTableSim:
             return number
 
     def settle(self) -> int:
-        """As `deliver`, and however long it would have taken: all replicas are equal then, if every way is free."""
+        """Deliver all images, due or not: all replicas are equal then, if every link is free."""
         return self.deliver(math.inf)
 
     def pending(self) -> int:
-        """Number of images that are on their way."""
+        """Images on their way."""
         with self._guard:
             return sum(map(len, self._links.values()))
 
     def replication_lag(self, source: str, target: str) -> float:
-        """Seconds since the oldest write of one region that has not arrived in the other; 0: everything has."""
+        """Age in seconds of the oldest write of one region that has not arrived in the other; 0: none."""
         self._known(source, target)
         with self._guard:
             sent = self._links.get((source, target), ())
@@ -210,7 +207,7 @@ class GlobalTableSim:
     # In real time
 
     def start(self) -> GlobalTableSim:
-        """Let a thread deliver from now on, until `close`."""
+        """Start a thread that delivers until `close`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="global table", daemon=True)
             self._thread.start()
@@ -220,7 +217,7 @@ class GlobalTableSim:
         """End the thread and close the engines of all regions.
 
         Raises:
-            BaseException: what ended the thread before.
+            BaseException: the error that ended the thread.
         """
         self._ends.set()
         self._wake.set()
@@ -240,7 +237,7 @@ class GlobalTableSim:
     def _run(self) -> None:
         try:
             while not self._ends.is_set():
-                with suppress(StoreUnavailable):  # of an engine that does not answer now; the image stays
+                with suppress(StoreUnavailable):  # the engine does not answer; the image stays
                     self.deliver()
                 self._wake.wait(_LOOK_S)
                 self._wake.clear()
@@ -295,7 +292,7 @@ class GlobalTableSim:
                         self._send(image, region, now)
 
     def _tidy(self) -> None:
-        """Forget what is gone everywhere, once nothing is on its way that would bring it back."""
+        """Forget deleted items once no image is on its way that would bring them back."""
         replicas = self._replicas.values()
         if self.mode == "MREC" and any(replica.tombstones > TOMBSTONES_KEPT for replica in replicas):
             with ExitStack() as guards:
@@ -306,7 +303,7 @@ class GlobalTableSim:
                         replica.forget_tombstones()
 
     def _next(self, until: float) -> tuple[tuple[str, str], _Sent] | None:
-        """The link whose way is free and whose first image is due, and due before those of the others."""
+        """The free link with the earliest due image."""
         with self._guard:
             due = [
                 (link, sent[0])
