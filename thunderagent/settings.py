@@ -11,8 +11,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
@@ -40,6 +41,14 @@ LEASE_MARGIN = 0.2
 """Share of a lease before whose end the holder stops by itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """The bounds of a number."""
+
+    low: float
+    high: float
+
+
 class _Environment(EnvSettingsSource):
     """The variables; a text that is not JSON where JSON belongs passes, to be listed with all other problems."""
 
@@ -64,57 +73,57 @@ class Settings(BaseSettings):
     """Where the tasks are: `sqlite:///FILE` or `dynamodb://TABLE?region=…&endpoint=…`."""
     queues: dict[str, int] = Field(default_factory=dict)
     """Queues that the agent serves with the slots of each, as JSON; empty: every queue that its jobs name."""
-    slots: int = 10
+    slots: Annotated[int, _Within(1, 1000)] = 10
     """Tasks that run at the same time in a queue for which no number is given."""
-    shards: int = 1
+    shards: Annotated[int, _Within(1, 64)] = 1
     """Parts of each queue's index partition, 1 to 64; more for over 500 tasks a second on DynamoDB."""
-    max_streams: int = 700
+    max_streams: Annotated[int, _Within(0, 100_000)] = 700
     """Streams that the agent holds at most, beside the slots of its queues; 0: none."""
-    rebalance_streams: int = 5
+    rebalance_streams: Annotated[int, _Within(0, 1000)] = 5
     """Streams that an agent well above the mean of the fleet hands off in one turn; 0: none."""
-    rebalance_s: float = 60.0
+    rebalance_s: Annotated[float, _Within(0.1, 86400)] = 60.0
     """Time between two such turns. At least 15 s: agents report as often how many streams they hold."""
-    connect_rate: float = 40.0
+    connect_rate: Annotated[float, _Within(0.1, 10_000)] = 40.0
     """Connections that the agent's streams open in a second."""
-    connect_concurrency: int = 16
+    connect_concurrency: Annotated[int, _Within(1, 10_000)] = 16
     """Connections to one peer that the agent's streams are opening at one moment."""
     event_loop: str = "asyncio"
     """`asyncio` or `uvloop`, for coroutine functions and streams; uvloop needs a fifth of the memory with TLS."""
-    lease_s: float = 300.0
+    lease_s: Annotated[float, _Within(0.5, 43200)] = 300.0
     """How long a task stays with a silent agent before another one takes it."""
-    heartbeat_s: float = 60.0
+    heartbeat_s: Annotated[float, _Within(0.05, 14400)] = 60.0
     """Time between two renewals of a lease; at most a third of it."""
-    poll_min_s: float = 1.0
+    poll_min_s: Annotated[float, _Within(0.01, 3600)] = 1.0
     """Pause between polls after one that found less than a page."""
-    poll_max_s: float = 5.0
+    poll_max_s: Annotated[float, _Within(0.01, 3600)] = 5.0
     """Longest pause between polls while the queue is empty."""
-    poll_idle_s: float = 10.0
+    poll_idle_s: Annotated[float, _Within(0.01, 3600)] = 10.0
     """Pause between polls when the queue has been empty for five minutes."""
     wake_queue_url: str | None = None
     """Amazon SQS queue that notifies agents of new tasks, with DynamoDB; SQLite needs none. One for each table."""
-    poll_wake_s: float = 60.0
+    poll_wake_s: Annotated[float, _Within(0.01, 3600)] = 60.0
     """Longest pause between polls while that queue works and is empty."""
-    batch_page: int = 50
+    batch_page: Annotated[int, _Within(1, 1000)] = 50
     """Least number of index entries that a poll reads when several agents serve the queue, 1 to 1000."""
-    max_retry: int = 3
+    max_retry: Annotated[int, _Within(0, 1000)] = 3
     """Retries after handler errors, where neither job nor task has a number."""
-    max_crashes: int = 3
+    max_crashes: Annotated[int, _Within(0, 1000)] = 3
     """Lost agents that a task survives; one more that ran nothing else makes it FAILED."""
-    backoff_base_s: float = 2.0
+    backoff_base_s: Annotated[float, _Within(0, 86400)] = 2.0
     """Upper end of the random delay before the first retry; doubles with each."""
-    backoff_cap_s: float = 300.0
+    backoff_cap_s: Annotated[float, _Within(0, 604800)] = 300.0
     """Upper end of the random delay before any retry."""
-    drain_s: float = 30.0
+    drain_s: Annotated[float, _Within(0, 86400)] = 30.0
     """How long running tasks may take to end after SIGTERM."""
-    stop_wait_s: float = 45.0
+    stop_wait_s: Annotated[float, _Within(1, 90000)] = 45.0
     """The `stopwaitsecs` of the supervisor that runs the agent; must be over `drain_s` by 5 s or more."""
-    sweep_s: float = 15.0
+    sweep_s: Annotated[float, _Within(0.1, 3600)] = 15.0
     """Time between two sweeps for lost agents' tasks and stuck dependencies. With streams, 5 s at most for tasks."""
-    clock_guard_s: float = 2.0
+    clock_guard_s: Annotated[float, _Within(0, 60)] = 2.0
     """Added to a lease before another agent takes the task."""
-    keep_success_days: float = 14.0
+    keep_success_days: Annotated[float, _Within(0.001, 3650)] = 14.0
     """Days until a task that is SUCCESS or DONE (closed on purpose) is deleted."""
-    keep_failed_days: float = 90.0
+    keep_failed_days: Annotated[float, _Within(0.001, 3650)] = 90.0
     """Days until a task that is FAILED is deleted."""
     blob_bucket: str | None = None
     """S3 bucket for payloads and results over 350 KB; without one they are refused."""
@@ -130,7 +139,7 @@ class Settings(BaseSettings):
     """Management API of the WebSocket API for `ctx.push`: `https://API.execute-api.REGION.amazonaws.com/STAGE`."""
     push_connections: str | None = None
     """URL of its table of connections: `dynamodb://TABLE?region=REGION`."""
-    http_port: int = 0
+    http_port: Annotated[int, _Within(0, 65535)] = 0
     """Port of an agent's `/metrics` and `/health`, the next free one of 32 if it is taken; 0: none."""
     http_host: str = "127.0.0.1"
     """Address of that port. Everything that reaches it may read the metrics."""
@@ -138,13 +147,13 @@ class Settings(BaseSettings):
     """Make OpenTelemetry spans of enqueues and runs, sent as `OTEL_…` variables say; needs the extra `traces`."""
     health_folder: str | None = None
     """Folder in which each agent keeps a file `PID.json` with its health."""
-    health_s: float = 60.0
+    health_s: Annotated[float, _Within(1, 86400)] = 60.0
     """How long store, heartbeat, loop or event loop may stand still before an agent is not healthy."""
-    recycle_tasks: int = 0
+    recycle_tasks: Annotated[int, _Within(0, 1e9)] = 0
     """Tasks after which an agent drains, for its supervisor to start a fresh one; 0: never."""
-    recycle_mib: int = 0
+    recycle_mib: Annotated[int, _Within(0, 1e6)] = 0
     """Resident memory in MiB above which an agent drains; 0: never."""
-    recycle_threads: int = 3
+    recycle_threads: Annotated[int, _Within(0, 1000)] = 3
     """Handlers that go on a minute after they were asked to stop, at which an agent drains; 0: never."""
     ec2_notices: bool = False
     """Ask the EC2 instance each 5 s whether it will be taken away (spot, Auto Scaling), and drain then."""
@@ -155,9 +164,9 @@ class Settings(BaseSettings):
     """Store with the row of the grant: a table in a third region. Empty: there is one region."""
     region_scope: str = "default"
     """Name of that row: agents that share a global table have the same."""
-    region_lease_s: float = 30.0
+    region_lease_s: Annotated[float, _Within(0.5, 3600)] = 30.0
     """How long a silent region keeps its grant."""
-    region_beat_s: float = 10.0
+    region_beat_s: Annotated[float, _Within(0.05, 1200)] = 10.0
     """Time between two renewals of the grant; at most a third of it."""
     region_preferred: str | None = None
     """Region that has the grant first, and may get it back."""
@@ -168,7 +177,7 @@ class Settings(BaseSettings):
     """WebSocket APIs that agents try by region, as JSON: `{"eu-central-1": "wss://…"}`; empty: no canary."""
     canary_token_from: str | None = None
     """Their token: `file:///PATH`, `env:NAME`, `command:PROGRAM`, or `secret:NAME` of Secrets Manager."""
-    canary_s: float = 30.0
+    canary_s: Annotated[float, _Within(0.05, 600)] = 30.0
     """Time between two attempts of an agent at the API of its own region."""
 
     @classmethod
@@ -214,44 +223,11 @@ class Settings(BaseSettings):
         return settings
 
     def _problems(self) -> list[str]:
-        bounds: list[tuple[str, float, float]] = [
-            ("slots", 1, 1000),
-            ("shards", 1, 64),
-            ("max_streams", 0, 100_000),
-            ("rebalance_streams", 0, 1000),
-            ("rebalance_s", 0.1, 86400),
-            ("connect_rate", 0.1, 10_000),
-            ("connect_concurrency", 1, 10_000),
-            ("lease_s", 0.5, 43200),
-            ("heartbeat_s", 0.05, 14400),
-            ("poll_min_s", 0.01, 3600),
-            ("poll_max_s", 0.01, 3600),
-            ("poll_idle_s", 0.01, 3600),
-            ("poll_wake_s", 0.01, 3600),
-            ("batch_page", 1, 1000),
-            ("max_retry", 0, 1000),
-            ("max_crashes", 0, 1000),
-            ("backoff_base_s", 0, 86400),
-            ("backoff_cap_s", 0, 604800),
-            ("drain_s", 0, 86400),
-            ("stop_wait_s", 1, 90000),
-            ("sweep_s", 0.1, 3600),
-            ("clock_guard_s", 0, 60),
-            ("keep_success_days", 0.001, 3650),
-            ("keep_failed_days", 0.001, 3650),
-            ("http_port", 0, 65535),
-            ("health_s", 1, 86400),
-            ("recycle_tasks", 0, 1e9),
-            ("recycle_mib", 0, 1e6),
-            ("recycle_threads", 0, 1000),
-            ("region_lease_s", 0.5, 3600),
-            ("region_beat_s", 0.05, 1200),
-            ("canary_s", 0.05, 600),
-        ]
         problems = [
-            f"{PREFIX}{name.upper()} is {value:g}; it must be from {low:g} to {high:g}"
-            for name, low, high in bounds
-            if not low <= (value := getattr(self, name)) <= high
+            f"{PREFIX}{name.upper()} is {value:g}; it must be from {bound.low:g} to {bound.high:g}"
+            for name, field in type(self).model_fields.items()
+            for bound in field.metadata
+            if isinstance(bound, _Within) and not bound.low <= (value := getattr(self, name)) <= bound.high
         ]
         problems += [
             f"{PREFIX}QUEUES gives {queue!r} {slots} slots; it must be from 1 to 1000"

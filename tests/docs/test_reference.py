@@ -18,7 +18,7 @@ from tests.support.program import program
 from tests.test_house import INSIDE
 from thunderagent.cli.examples import EXAMPLES
 from thunderagent.settings import PREFIX, Settings
-from thunderagent.stores.purposes import MEANING
+from thunderagent.stores.purposes import RequestPurpose
 from thunderagent.streams.connection.options import StreamOptions
 from thunderagent.telemetry.dashboard import ALARMS
 from thunderagent.telemetry.logs import LEVELS
@@ -174,7 +174,7 @@ def metrics_tables() -> str:
 
 def purposes_table() -> str:
     """What units are counted under."""
-    return table(("purpose", "what for"), *((f"`{purpose}`", meaning) for purpose, meaning in MEANING.items()))
+    return table(("purpose", "what for"), *((f"`{purpose}`", purpose.meaning) for purpose in RequestPurpose))
 
 
 def alarms_table() -> str:
@@ -197,7 +197,7 @@ def cost_table() -> str:
 
 def metrics_sent(queues: int, jobs: int) -> int:
     """Different metrics if all have something to say in every hour; three reasons of throttles, and no canary."""
-    numbers = {"Queue": queues, "Job": jobs, "Purpose": len(MEANING), "Reason": 3, "Target": 0}
+    numbers = {"Queue": queues, "Job": jobs, "Purpose": len(RequestPurpose), "Reason": 3, "Target": 0}
     return sum(1 if metric.dimension is None else numbers[metric.dimension] for metric in METRICS)
 
 

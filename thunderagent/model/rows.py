@@ -13,54 +13,18 @@ from typing import Any, Final, TypeGuard
 
 from thunderagent.model.forks import renewed
 
-ATTRIBUTES: Final[Mapping[str, str]] = {
-    "taskId": "S",
-    "status": "S",
-    "createdAt": "N",
-    "submittedAt": "N",
-    "startedAt": "N",
-    "finishedAt": "N",
-    "updatedAt": "N",
-    "job": "S",
-    "kind": "S",
-    "payload": "S",
-    "payloadRef": "S",
-    "retryCount": "N",
-    "maxRetry": "N",
-    "crashCount": "N",
-    "fence": "N",
-    "lockTime": "N",
-    "leaseOwner": "S",
-    "leaseSec": "N",
-    "hb": "N",
-    "lastAgent": "S",
-    "dependsOn": "L",
-    "waitingFor": "SS",
-    "dependents": "SS",
-    "onParentFailure": "S",
-    "desiredState": "S",
-    "lastSeq": "M",
-    "handoffOwner": "S",
-    "handoffUntil": "N",
-    "handoffState": "S",
-    "cancelRequested": "BOOL",
-    "progress": "S",
-    "result": "S",
-    "resultRef": "S",
-    "error": "S",
-    "errors": "L",
-    "doneReason": "S",
-    "expireAt": "N",
-    "info": "M",
-    "uniqueKey": "S",
-    "uniqueScope": "S",
-    "limitKey": "S",
-    "limitMax": "N",
-    "heldBy": "S",
-    "holders": "SS",
-    "traceparent": "S",
-    "regionEpoch": "N",
+_BY_TYPE: Final[Mapping[str, str]] = {
+    "S": "taskId status job kind payload payloadRef leaseOwner lastAgent onParentFailure desiredState "
+    "handoffOwner handoffState progress result resultRef error doneReason uniqueKey uniqueScope limitKey "
+    "heldBy traceparent",
+    "N": "createdAt submittedAt startedAt finishedAt updatedAt retryCount maxRetry crashCount fence lockTime "
+    "leaseSec hb handoffUntil expireAt limitMax regionEpoch",
+    "L": "dependsOn errors",
+    "SS": "waitingFor dependents holders",
+    "M": "lastSeq info",
+    "BOOL": "cancelRequested",
 }
+ATTRIBUTES: Final[Mapping[str, str]] = {name: kind for kind, names in _BY_TYPE.items() for name in names.split()}
 """Every attribute of the table and its DynamoDB type.
 
 No task has `info` (agents, journals, schedules, pauses), `heldBy` (unique keys) or `holders` (limits).

@@ -237,88 +237,37 @@ class Cron:
 Spec = Every | Cron
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """An attribute of `Count`: the spec of its number and this unit."""
+
+    unit: str
+    weekday: int | None = None
+    is_one: bool = False
+
+    def __get__(self, count: Count, owner: type[Count]) -> Every:
+        if self.is_one and count.number != 1:
+            raise ConfigurationError(f"every({count.number}) is more than one: write .{self.unit}")
+        return Every(count.number, self.unit, self.weekday)
+
+
 class Count:
-    """`every(10)`, which needs its unit: `.seconds`, `.minutes`, `.hours`, `.days`, `.weeks` or a weekday."""
+    """`every(10)`, which needs its unit.
+
+    Days and weeks are counted from 1 January 1970 and its Monday. They begin at midnight, and weeks on Monday.
+    """
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self.number = number
 
-    def _one(self, unit: str, weekday: int | None = None) -> Every:
-        if self._number != 1:
-            raise ConfigurationError(f"every({self._number}) is more than one: write .{unit}")
-        return Every(1, unit, weekday)
-
-    @property
-    def second(self) -> Every:
-        return self._one("seconds")
-
-    @property
-    def seconds(self) -> Every:
-        return Every(self._number, "seconds")
-
-    @property
-    def minute(self) -> Every:
-        return self._one("minutes")
-
-    @property
-    def minutes(self) -> Every:
-        return Every(self._number, "minutes")
-
-    @property
-    def hour(self) -> Every:
-        return self._one("hours")
-
-    @property
-    def hours(self) -> Every:
-        return Every(self._number, "hours")
-
-    @property
-    def day(self) -> Every:
-        """Every day, at midnight unless `.at` says otherwise."""
-        return self._one("days")
-
-    @property
-    def days(self) -> Every:
-        """Every so many days, counted from 1 January 1970."""
-        return Every(self._number, "days")
-
-    @property
-    def week(self) -> Every:
-        """Every Monday."""
-        return self._one("weeks")
-
-    @property
-    def weeks(self) -> Every:
-        """The Monday of every so many weeks, counted from that of 1 January 1970."""
-        return Every(self._number, "weeks")
-
-    @property
-    def monday(self) -> Every:
-        return Every(self._number, "weeks", 0)
-
-    @property
-    def tuesday(self) -> Every:
-        return Every(self._number, "weeks", 1)
-
-    @property
-    def wednesday(self) -> Every:
-        return Every(self._number, "weeks", 2)
-
-    @property
-    def thursday(self) -> Every:
-        return Every(self._number, "weeks", 3)
-
-    @property
-    def friday(self) -> Every:
-        return Every(self._number, "weeks", 4)
-
-    @property
-    def saturday(self) -> Every:
-        return Every(self._number, "weeks", 5)
-
-    @property
-    def sunday(self) -> Every:
-        return Every(self._number, "weeks", 6)
+    second, seconds = _Unit("seconds", is_one=True), _Unit("seconds")
+    minute, minutes = _Unit("minutes", is_one=True), _Unit("minutes")
+    hour, hours = _Unit("hours", is_one=True), _Unit("hours")
+    day, days = _Unit("days", is_one=True), _Unit("days")
+    week, weeks = _Unit("weeks", is_one=True), _Unit("weeks")
+    monday, tuesday, wednesday = _Unit("weeks", 0), _Unit("weeks", 1), _Unit("weeks", 2)
+    thursday, friday = _Unit("weeks", 3), _Unit("weeks", 4)
+    saturday, sunday = _Unit("weeks", 5), _Unit("weeks", 6)
 
 
 def every(number: int = 1) -> Count:

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,67 +32,21 @@ T = TypeVar("T")
 
 LOCAL_REGION: Final = "us-east-1"
 
-THROTTLES: Final = frozenset(
-    {
-        "ProvisionedThroughputExceededException",
-        "ProvisionedThroughputExceeded",
-        "ThrottlingException",
-        "Throttling",
-        "ThrottlingError",
-        "ThrottledException",
-        "RequestLimitExceeded",
-        "TooManyRequestsException",
-    }
-)
-_EXPIRED: Final = frozenset(
-    {
-        "ExpiredToken",
-        "ExpiredTokenException",
-        "UnrecognizedClient",
-        "UnrecognizedClientException",
-        "RequestExpired",
-        "RequestTimeTooSkewed",
-        "InvalidAccessKeyId",
-        "InvalidClientTokenId",
-    }
-)
-_DENIED: Final = frozenset(
-    {
-        "AccessDenied",
-        "AccessDeniedException",
-        "UnauthorizedOperation",
-        "NotAuthorized",
-        "InvalidSignatureException",
-        "SignatureDoesNotMatch",
-        "MissingAuthenticationToken",
-        "MissingAuthenticationTokenException",
-        "IncompleteSignature",
-        "OptInRequired",
-        "AllAccessDisabled",
-        "Forbidden",
-        "ForbiddenException",
-        "403",
-    }
-)
-_PASSING: Final = frozenset(
-    {
-        "TransactionConflict",
-        "TransactionConflictException",
-        "TransactionInProgressException",
-        "ReplicatedWriteConflictException",
-        "ResourceInUseException",
-        "LimitExceededException",
-        "ContinuousBackupsUnavailableException",
-        "InternalServerError",
-        "InternalFailure",
-        "InternalError",
-        "SlowDown",
-        "ServiceUnavailable",
-        "ServiceUnavailableException",
-        "RequestTimeout",
-        "RequestTimeoutException",
-    }
-)
+_CODES: Final[Mapping[str, str]] = {
+    "throttles": "ProvisionedThroughputExceededException ProvisionedThroughputExceeded ThrottlingException "
+    "Throttling ThrottlingError ThrottledException RequestLimitExceeded TooManyRequestsException",
+    "expired": "ExpiredToken ExpiredTokenException UnrecognizedClient UnrecognizedClientException RequestExpired "
+    "RequestTimeTooSkewed InvalidAccessKeyId InvalidClientTokenId",
+    "denied": "AccessDenied AccessDeniedException UnauthorizedOperation NotAuthorized InvalidSignatureException "
+    "SignatureDoesNotMatch MissingAuthenticationToken MissingAuthenticationTokenException "
+    "IncompleteSignature OptInRequired AllAccessDisabled Forbidden ForbiddenException 403",
+    "passing": "TransactionConflict TransactionConflictException TransactionInProgressException "
+    "ReplicatedWriteConflictException ResourceInUseException LimitExceededException "
+    "ContinuousBackupsUnavailableException InternalServerError InternalFailure InternalError SlowDown "
+    "ServiceUnavailable ServiceUnavailableException RequestTimeout RequestTimeoutException",
+}
+"""Error codes of the services, by what they mean."""
+THROTTLES, _EXPIRED, _DENIED, _PASSING = (frozenset(codes.split()) for codes in _CODES.values())
 _SIGN_INS: Final = (
     aws.CredentialRetrievalError,
     aws.TokenRetrievalError,

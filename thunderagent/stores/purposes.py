@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -12,108 +13,59 @@ from thunderagent.model.writes.schedules import SCHEDULE_STATUS
 
 
 class RequestPurpose(StrEnum):
-    ENQUEUE = "enqueue"
-    POLL = "poll"
-    CLAIM = "claim"
-    HEARTBEAT = "heartbeat"
-    SETTLE = "settle"
-    SWEEP = "sweep"
-    DEPENDENCIES = "dependencies"
-    LIMITS = "limits"
-    KEYS = "keys"
-    TICKS = "ticks"
-    STREAMS = "streams"
-    REGISTRY = "registry"
-    MEASURE = "measure"
-    TEXTS = "texts"
-    TASKS = "tasks"
-    OTHER = "other"
+    """Each purpose with its meaning."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> RequestPurpose:
+        purpose = str.__new__(cls, value)
+        purpose._value_, purpose.meaning = value, meaning
+        return purpose
+
+    ENQUEUE = "enqueue", "put new tasks"
+    POLL = "poll", "read the index for ready tasks"
+    CLAIM = "claim", "claim tasks, lost claims included"
+    HEARTBEAT = "heartbeat", "renew leases, with progress and cursors"
+    SETTLE = "settle", "write outcomes: succeed, retry, snooze, fail, close, release"
+    SWEEP = "sweep", "look for lost agents' tasks and stuck dependencies, and take them over"
+    DEPENDENCIES = "dependencies", "notify the tasks that wait for others"
+    LIMITS = "limits", "permits and waitlists of limits"
+    KEYS = "keys", "unique keys"
+    TICKS = "ticks", "schedules of periodic jobs"
+    STREAMS = "streams", "handoffs and journals of streams, stop and start"
+    REGISTRY = "registry", "the agents' rows, turns, pauses, lists of lanes"
+    MEASURE = "measure", "count the queues"
+    TEXTS = "texts", "payloads and results that are too large for a row"
+    TASKS = "tasks", "read tasks by id, cancel, retry by hand, purge"
+    OTHER = "other", "what has none of these names"
 
 
-MEANING: Final[dict[RequestPurpose, str]] = {
-    RequestPurpose.ENQUEUE: "put new tasks",
-    RequestPurpose.POLL: "read the index for ready tasks",
-    RequestPurpose.CLAIM: "claim tasks, lost claims included",
-    RequestPurpose.HEARTBEAT: "renew leases, with progress and cursors",
-    RequestPurpose.SETTLE: "write outcomes: succeed, retry, snooze, fail, close, release",
-    RequestPurpose.SWEEP: "look for lost agents' tasks and stuck dependencies, and take them over",
-    RequestPurpose.DEPENDENCIES: "tell the tasks that wait for others",
-    RequestPurpose.LIMITS: "permits and waitlists of limits",
-    RequestPurpose.KEYS: "unique keys",
-    RequestPurpose.TICKS: "schedules of periodic jobs",
-    RequestPurpose.STREAMS: "handoffs and journals of streams, stop and start",
-    RequestPurpose.REGISTRY: "the agents' rows, turns, pauses, lists of lanes",
-    RequestPurpose.MEASURE: "count the queues",
-    RequestPurpose.TEXTS: "payloads and results that are too large for a row",
-    RequestPurpose.TASKS: "read tasks by id, cancel, retry by hand, purge",
-    RequestPurpose.OTHER: "what has none of these names",
+_VERBS: Final[Mapping[RequestPurpose, str]] = {
+    RequestPurpose.CLAIM: "claim",
+    RequestPurpose.HEARTBEAT: "renew, reassert",
+    RequestPurpose.SETTLE: "succeed, retry, snooze, fail, close, stop, release, put back, let go",
+    RequestPurpose.SWEEP: "take over, give up, set apart",
+    RequestPurpose.DEPENDENCIES: "register dependent, parent done, unpark, doom",
+    RequestPurpose.LIMITS: "wait for permit, join waitlist, leave waitlist, take permit, replace holders, mend limit, "
+    "release permit, let limit expire, open waitlist, keep waitlist, close waitlist",
+    RequestPurpose.KEYS: "pass key, free key, drop key, forget key",
+    RequestPurpose.STREAMS: "offer, ready, end handoff, hand over, journal, request stop, request start, stop waiting, "
+    "stay ended",
+    RequestPurpose.REGISTRY: "take turn, keep places, announce, set controls, sentinel",
+    RequestPurpose.TASKS: "cancel, request cancel, revive",
 }
-"""Each purpose in words."""
+_OF_VERB: Final = {verb: purpose for purpose, verbs in _VERBS.items() for verb in verbs.split(", ")}
 
-_OF_VERB: Final[dict[str, RequestPurpose]] = {
-    verb: purpose
-    for purpose, verbs in {
-        RequestPurpose.CLAIM: ("claim",),
-        RequestPurpose.HEARTBEAT: ("renew", "reassert"),
-        RequestPurpose.SETTLE: (
-            "succeed",
-            "retry",
-            "snooze",
-            "fail",
-            "close",
-            "stop",
-            "release",
-            "put back",
-            "let go",
-        ),
-        RequestPurpose.SWEEP: ("take over", "give up", "set apart"),
-        RequestPurpose.DEPENDENCIES: ("register dependent", "parent done", "unpark", "doom"),
-        RequestPurpose.LIMITS: (
-            "wait for permit",
-            "join waitlist",
-            "leave waitlist",
-            "take permit",
-            "replace holders",
-            "mend limit",
-            "release permit",
-            "let limit expire",
-            "open waitlist",
-            "keep waitlist",
-            "close waitlist",
-        ),
-        RequestPurpose.KEYS: ("pass key", "free key", "drop key", "forget key"),
-        RequestPurpose.STREAMS: (
-            "offer",
-            "ready",
-            "end handoff",
-            "hand over",
-            "journal",
-            "request stop",
-            "request start",
-            "stop waiting",
-            "stay ended",
-        ),
-        RequestPurpose.REGISTRY: ("take turn", "keep places", "announce", "set controls", "sentinel"),
-        RequestPurpose.TASKS: ("cancel", "request cancel", "revive"),
-    }.items()
-    for verb in verbs
-}
-
-_OF_ROW: Final[dict[str, RequestPurpose]] = {
-    "agent": RequestPurpose.REGISTRY,
-    "control": RequestPurpose.REGISTRY,
-    "lanes": RequestPurpose.REGISTRY,
-    "turn": RequestPurpose.REGISTRY,
+_OF_ROW: Final[Mapping[str, RequestPurpose]] = {
+    **dict.fromkeys(("agent", "control", "lanes", "turn", "probe", "sentinel"), RequestPurpose.REGISTRY),
     "journal": RequestPurpose.STREAMS,
     "limit": RequestPurpose.LIMITS,
-    "probe": RequestPurpose.REGISTRY,
     "schedule": RequestPurpose.TICKS,
-    "sentinel": RequestPurpose.REGISTRY,
     "unique": RequestPurpose.KEYS,
 }
 """By the prefix of the ids of rows that are no tasks."""
 
-_OF_STATUS: Final[dict[str, RequestPurpose]] = {
+_OF_STATUS: Final[Mapping[str, RequestPurpose]] = {
     Status.PENDING: RequestPurpose.POLL,
     Status.RUNNING: RequestPurpose.SWEEP,
     Status.BLOCKED: RequestPurpose.SWEEP,
