@@ -669,15 +669,15 @@ def test_an_agent_is_listed_from_its_start_to_its_end() -> None:
 def test_health_tells_how_the_agent_is() -> None:
     with serving(echo) as stage:
         stage.end_of(stage.client.enqueue(echo, {}))
-        health = stage.agent.health()
+        health = stage.agent.vitals.entry()
         assert health["heartbeat_alive"] is True
         assert health["store_answers"] is True
         assert health["draining"] is False
         assert 0 <= health["last_round_s"] < 5
         assert 0 <= health["last_heartbeat_s"] < 5
         stage.stop()
-        assert stage.agent.health()["draining"] is True
-        assert stage.agent.health()["heartbeat_alive"] is False
+        assert stage.agent.vitals.entry()["draining"] is True
+        assert stage.agent.vitals.entry()["heartbeat_alive"] is False
 
 
 def test_each_agent_has_a_name_of_its_own() -> None:
@@ -736,14 +736,14 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time() -> None:
         for number in range(2, 5):
             tasks.append(stage.client.enqueue("test.gated", {}))  # wakes the agent, which then looks at everything
             stage.record.wait(events.StoreFailed, number)
-        assert stage.agent.health()["store_answers"] is False
+        assert stage.agent.vitals.entry()["store_answers"] is False
         assert stage.store.engine.count("RUNNING") == 2
         engine.away = False
         rows = [stage.end_of(task) for task in tasks]
         assert {(row.status, row.fence, row.retry_count) for row in rows} == {(Status.SUCCESS, 1, 0)}
         assert not any("claim" in batch for batch in tried_while_away[1:]), "outcomes first: they hold their slots"
         stage.record.wait(events.StoreRecovered)
-        assert stage.agent.health()["store_answers"] is True
+        assert stage.agent.vitals.entry()["store_answers"] is True
 
 
 def test_a_store_that_cannot_be_used_from_the_start_is_told_at_once() -> None:

@@ -238,7 +238,7 @@ def test_an_agent_on_a_machine_that_goes_claims_nothing_and_begins_when_the_noti
     agent.wake()
     rounds = service.asked[SPOT]
     eventually(lambda: service.asked[SPOT] > rounds + 5)  # many turns of the loop as well
-    assert agent.health()["paused"]
+    assert agent.vitals.entry()["paused"]
     assert {stage.client.get(task).fence for task in tasks} == {0}
     assert stage.record.of(fleet_events.AgentRetires) == []
     service.answers.clear()

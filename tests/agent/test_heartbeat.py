@@ -465,7 +465,7 @@ def test_a_heartbeat_that_died_is_started_again_by_the_agent(monkeypatch: pytest
         assert broken.wait(LONG_S)
         [event] = stage.record.wait(events.ThreadDied)
         assert (event.thread, event.restarted) == ("heartbeat", True)
-        assert stage.agent.health()["heartbeat_alive"]
+        assert stage.agent.vitals.entry()["heartbeat_alive"]
         stage.client.cancel(task)
         assert stage.end_of(task).status is Status.SUCCESS
         assert stage.record.of(events.LeaseLost) == []

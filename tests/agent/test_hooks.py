@@ -18,7 +18,7 @@ from tests.support.stands import eventually
 from tests.telemetry.test_logs import ABOUT
 from thunderagent import JobRun, Registry, around, on
 from thunderagent.agent.loop import Agent
-from thunderagent.agent.scopes import HOOK_TOLD_S, HOOKS_END_S, MOST_WAITING, Complaints, HookDispatcher, scope_of
+from thunderagent.agent.scopes import HOOK_AGAIN_S, HOOKS_END_S, MOST_WAITING, HookDispatcher, HookFailures, scope_of
 from thunderagent.client import Client
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.hooks import Hook
@@ -373,8 +373,8 @@ def test_a_hook_that_hangs_holds_up_no_task_and_no_stop() -> None:
 
 
 def delivery(*hooks: Any, bus: EventBus, clock: FakeClock | None = None, most: int = MOST_WAITING) -> HookDispatcher:
-    complaints = Complaints(bus, monotonic=clock.monotonic) if clock else Complaints(bus)
-    return HookDispatcher(hooks, bus, complaints, most=most)
+    failures = HookFailures(bus, monotonic=clock.monotonic) if clock else HookFailures(bus)
+    return HookDispatcher(hooks, bus, failures, most=most)
 
 
 def test_the_queue_of_events_has_a_limit_and_what_is_dropped_is_told_once_a_minute() -> None:
@@ -397,7 +397,7 @@ def test_the_queue_of_events_has_a_limit_and_what_is_dropped_is_told_once_a_minu
         bus.emit(TaskFailed(**ABOUT, error="e"))
         bus.emit(TaskSucceeded(**ABOUT, seconds=1.0))  # nobody asked for it: it takes no place
     assert len(record.of(fleet_events.HookFailed)) == 1
-    clock.advance(HOOK_TOLD_S)
+    clock.advance(HOOK_AGAIN_S)
     bus.emit(TaskFailed(**ABOUT, error="e"))
     told = record.of(fleet_events.HookFailed)
     assert [one.hook.rpartition(".")[2] for one in told] == ["slow", "slow"]
@@ -439,7 +439,7 @@ def test_the_last_spans_are_sent_while_the_hooks_come_to_their_end() -> None:
     def meets(event: TaskFailed) -> None:
         met.wait(LONG_S)
 
-    one = HookDispatcher([meets], bus, Complaints(bus), last=lambda: met.wait(LONG_S))
+    one = HookDispatcher([meets], bus, HookFailures(bus), last=lambda: met.wait(LONG_S))
     one.start()
     bus.emit(TaskFailed(**ABOUT, error="e"))
     one.close()
@@ -451,14 +451,14 @@ def test_the_last_spans_are_sent_while_the_hooks_come_to_their_end() -> None:
 def test_what_failed_within_the_minute_is_told_when_it_is_over() -> None:
     bus, clock = EventBus(), FakeClock()
     record = Recorder(bus)
-    complaints = Complaints(bus, monotonic=clock.monotonic)
+    failures = HookFailures(bus, monotonic=clock.monotonic)
     for number in range(5):
-        complaints.tell("a", f"error {number}")
-    complaints.look()
+        failures.report("a", f"error {number}")
+    failures.look()
     assert [one.error for one in record.of(fleet_events.HookFailed)] == ["error 0"]
-    clock.advance(HOOK_TOLD_S)
-    complaints.look()
-    complaints.look()
+    clock.advance(HOOK_AGAIN_S)
+    failures.look()
+    failures.look()
     assert [one.error for one in record.of(fleet_events.HookFailed)] == ["error 0", "error 4 (and 3 times before)"]
 
 

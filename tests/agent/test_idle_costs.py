@@ -138,7 +138,7 @@ class Month:
             doorbell=bell if doorbell else None,
         )
         for number in range(fleet - 1):
-            info = {"queues": {"default": 10}, "jobs": ["test.job"], "health": dict(agent.health())}
+            info = {"queues": {"default": 10}, "jobs": ["test.job"], "health": dict(agent.vitals.entry())}
             store.announce(f"host-{number}:1:00000000", info, lives_s=2 * IDLE_S)
         engine.read_units = engine.write_units = 0.0
         end, counted = clock.now() + IDLE_S, list[float]()

@@ -178,7 +178,7 @@ def test_tasks_that_run_during_an_outage_are_settled_after_it(faulty: FaultyEngi
         work.go_on.set()
         stage.record.wait(events.StoreFailed, where=lambda event: event.during == "polling")
         assert stage.agent.running == 3, "what is not written is kept"
-        assert stage.agent.health()["store_answers"] is False
+        assert stage.agent.vitals.entry()["store_answers"] is False
         faulty.outage(False)
         stage.record.wait(events.StoreRecovered)
         for task in (*tasks, later):

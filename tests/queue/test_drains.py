@@ -101,7 +101,7 @@ def test_an_agent_that_is_asked_drains_with_its_next_look_and_claims_nothing_mor
     put(at.store, "a")
     assert at.round() == set()
     assert at.retired == ["asked to drain: the host goes"]
-    assert at.agent.health()["draining"]
+    assert at.agent.vitals.entry()["draining"]
     at.clock.advance(60)
     assert at.round() == set()
     assert len(at.retired) == 1

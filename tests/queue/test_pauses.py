@@ -445,16 +445,16 @@ def test_an_agent_tells_once_that_it_noticed_a_pause_and_its_end(at: Steps) -> N
 
 
 def test_a_paused_agent_says_so_in_its_row(at: Steps) -> None:
-    assert at.agent.health()["paused"] is False
+    assert at.agent.vitals.entry()["paused"] is False
     at.client.pauses.pause(agent=at.agent.name)
     at.rounds(2)
-    assert at.agent.health()["paused"] is True
+    assert at.agent.vitals.entry()["paused"] is True
     at.agent._housekeeping._announce()
     [told] = at.client.agents.list()
     assert is_paused(told)
     at.client.pauses.resume(agent=at.agent.name)
     at.rounds(12)
-    assert at.agent.health()["paused"] is False
+    assert at.agent.vitals.entry()["paused"] is False
 
 
 def told(name: str, held: int, **health: Any) -> AgentInfo:
@@ -524,12 +524,12 @@ def test_an_outage_is_over_for_an_agent_of_which_everything_is_paused(at: Steps)
     at.engine.outage()
     at.clock.advance(60)
     at.agent._commit(claim=True)
-    assert at.agent.health()["store_answers"] is False
+    assert at.agent.vitals.entry()["store_answers"] is False
     at.engine.outage(False)
     at.client.pauses.pause(agent=at.agent.name)
     at.clock.advance(60)
     at.agent._commit(claim=True)
-    assert at.agent.health()["store_answers"] is True
+    assert at.agent.vitals.entry()["store_answers"] is True
 
 
 GARBAGE: Final[dict[str, Any]] = {

@@ -108,7 +108,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
 
     Args:
         core: what they share.
-        doorbell: what the agent listens to; None: it polls.
+        doorbell: what the agent listens to; None: it only polls.
         scope: names the task of a handler in log lines.
     """
     store, jobs, settings, bus, monotonic = core.store, core.jobs, core.settings, core.bus, core.store.monotonic
@@ -218,14 +218,14 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
 
 
 def equip(agent: AgentView, *, metrics: Metrics | None = None) -> list[BackgroundThread]:
-    """The threads of an agent, for `Agent(..., threads=equip)`.
+    """The background threads that the settings of an agent ask for: `Agent(..., threads=equip)`.
 
     Args:
         agent: the one that they run beside.
-        metrics: what `/metrics` answers, in the text format of Prometheus; None: those of a meter.
+        metrics: the answer of `/metrics`, in the text format of Prometheus; None: that of a meter.
 
     Raises:
-        ConfigurationError: the folder of `health_folder` or the ports of `http_port` are not to be had.
+        ConfigurationError: the folder of `health_folder` or the port of `http_port` cannot be used.
     """
     settings, threads = agent.settings, list[BackgroundThread]()
     meter = make_meter(agent)
@@ -269,7 +269,7 @@ def equip(agent: AgentView, *, metrics: Metrics | None = None) -> list[Backgroun
 
 
 def make_meter(agent: AgentView) -> Meter | None:
-    """The meter of an agent; None when its settings let nobody read it."""
+    """The meter of an agent; None if nothing reads it."""
     settings = agent.settings
     if not (settings.cloudwatch_namespace or (settings.http_port and is_installed())):
         return None
@@ -282,7 +282,7 @@ def make_meter(agent: AgentView) -> Meter | None:
 
 
 def measuring_threads(agent: AgentView, meter: Meter) -> list[BackgroundThread]:
-    """The threads that count the queues, and that send everything to CloudWatch if a namespace is set."""
+    """The threads that count the queues, and that send metrics to CloudWatch if a namespace is set."""
     queues = QueueMeasure(agent.store, agent.bus, owner=agent.name, gate=agent.gate)
     threads: list[BackgroundThread] = [RepeatingThread("measure", MEASURE_S, queues.look)]
     if agent.settings.cloudwatch_namespace:
@@ -297,7 +297,7 @@ def measuring_threads(agent: AgentView, meter: Meter) -> list[BackgroundThread]:
 
 
 def _gauges(agent: AgentView) -> Iterator[tuple[Metric, str, float]]:
-    """What can be looked up at any moment, so that also a page in the first minute of an agent has it."""
+    """Metrics that are read at any moment, so that a page in the first minute of an agent has them."""
     yield names.SLOTS_USED, "", float(agent.running)
     yield names.SLOTS, "", float(agent.vitals.slots)
     yield names.LINES_DROPPED, "", float(dropped_lines())
@@ -307,7 +307,7 @@ def _gauges(agent: AgentView) -> Iterator[tuple[Metric, str, float]]:
 
 
 def _units(consumed: Any) -> Iterator[tuple[Metric, str, float]]:
-    """What the store has counted: requests, units by purpose, throttles by reason."""
+    """Requests to the store, units by purpose, throttles by reason."""
     yield names.STORE_REQUESTS, "", consumed.requests
     for purpose, spent in consumed.by_purpose().items():
         if spent.read_units:

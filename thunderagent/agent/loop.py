@@ -1,13 +1,13 @@
 """The agent: polls, claims, runs, settles, and stops in good order.
 
-Threads: the one that calls `run()` polls, settles and keeps house; the heartbeat renews leases; handlers run in the
-executors' threads and hand their outcomes to the loop.
+The thread that calls `run()` polls, settles and keeps house. The heartbeat renews leases in threads of its own.
+Handlers run in the executors' threads, which hand their outcomes to the loop.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from thunderagent.agent.assembly import equip, make_core, make_parts
@@ -33,7 +33,7 @@ LONGEST_WAIT_S: Final = 10.0
 
 
 class Agent:
-    """Serves the jobs of a registry from a store until it is told to stop."""
+    """Serves the jobs of a registry from a store until it is asked to stop."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Agent:
             jobs: what this agent can run.
             settings: all numbers.
             bus: gets every event; a fresh one if None.
-            doorbell: what it listens to, and closes at its end; None: it polls.
+            doorbell: what it listens to, and closes at its end; None: it only polls.
             scope: what surrounds each handler.
-            threads: makes the threads that run beside the loop, once the agent is made.
+            threads: makes the background threads of the agent.
             rng: source of jitter and shuffling.
-            first_poll_s: delay of the first poll; None takes a random one, so that a fleet does not poll in step.
+            first_poll_s: delay of the first poll; None: a random one, so that a fleet does not poll in step.
         """
         core = make_core(store, jobs, settings, bus=bus or EventBus(), doorbell=doorbell, rng=rng or random.Random())
         self.name, self.store, self.jobs, self.settings = core.name, core.store, core.jobs, core.settings
@@ -77,8 +77,13 @@ class Agent:
 
     @classmethod
     def from_settings(cls, jobs: str | Registry, **overrides: Any) -> Agent:
-        """An agent for the jobs of a package, with the settings of the environment and these overrides, and with all
-        that runs beside it when they ask for it. Log lines are its program's: see `telemetry`.
+        """Make an agent with the settings of the environment, and with the background threads that they ask for.
+
+        The program that makes it configures the log: see `telemetry`.
+
+        Args:
+            jobs: a registry, or the name of the package that has the jobs.
+            overrides: settings in place of those of the environment.
 
         Raises:
             JobImportError: a module of the package does not import.
@@ -93,12 +98,12 @@ class Agent:
         """Serve until `stop()`, SIGTERM or SIGINT, then drain.
 
         Returns:
-            how many handlers and threads of its own still run although they were told to stop. The tasks are released,
-            so the process should end at once.
+            number of handlers and threads that still run although they were asked to stop. Their tasks are released:
+            end the process at once.
 
         Raises:
             StoreError: the store cannot be used from the start (a missing table, a missing permission).
-            Exception: what nobody expected. What is held goes back first, if the store takes it; end the process.
+            Exception: a bug. The agent has released its tasks, if the store took that: end the process.
         """
         self.store.engine.check()
         self._parts.marks.begin()
@@ -120,7 +125,7 @@ class Agent:
         return stuck + left
 
     def stop(self) -> None:
-        """Stop claiming and drain; called twice, it hurries. Safe in any thread and in a signal handler."""
+        """Stop claiming, and drain; a second call shortens the drain. Safe in any thread and in a signal handler."""
         self._stop.make()
 
     def retire(self, reason: str) -> None:
@@ -138,12 +143,8 @@ class Agent:
         """Number of tasks that this agent holds now."""
         return len(self._in_flight.held)
 
-    def health(self) -> Mapping[str, Any]:
-        """How the agent is, as its row tells: see `Vitals.entry`."""
-        return self.vitals.entry()
-
     def _look_for_child(self, event: Event) -> None:
-        """A task that has left BLOCKED, or that of a tick, is due now: do not let it wait for the next poll."""
+        """Poll at once for a task that has left BLOCKED, and for that of a tick: it is due now."""
         if isinstance(event, (queue_events.ChildUnparked, queue_events.TickPut)):
             for poller in self._pollers.values():
                 poller.wake()
@@ -167,7 +168,7 @@ class Agent:
         )
 
     def _fall(self, error: Exception) -> int:
-        """Nobody knows what is broken: say so, and try to stop in good order; what stays held, others take over."""
+        """Try to drain after a bug. Other agents take over what stays held."""
         self.bus.emit(fleet_events.AgentFailed(error=repr(error)))
         self._stop.make()
         try:
@@ -177,7 +178,7 @@ class Agent:
             return 0
 
     def _end(self) -> int:
-        """End all threads at once, in bounded time; the answer is how many go on, such as one that awaits a reply."""
+        """End all threads at once, in bounded time; returns how many go on, such as one that waits for a reply."""
         executors = self._in_flight.executors
         left = self._threads.close(
             {"executors": executors.close, "heartbeat": self._heartbeat.stop, "doorbell": self._listener.close}
@@ -203,9 +204,9 @@ class Agent:
             self._housekeeping.run_pending()
 
     def _drain(self) -> int:
-        """Let tasks end, tell the rest to, release what is left, say good-bye.
+        """Let tasks end, stop the rest, release what is left, delete the agent's row.
 
-        Bounded by `drain_s`, a few seconds of hurry and one last call, whatever the store does.
+        It takes at most `drain_s`, a few seconds of hurry and one last call, whatever the store does.
         """
         self.bus.emit(events.AgentDraining(running=self.running, drain_s=self.settings.drain_s))
         self._in_flight.is_closing = True
@@ -222,7 +223,7 @@ class Agent:
         for running in stuck:
             context = running.context
             if running.job.exclusive and isinstance(context, StreamContext) and context.is_connected:
-                continue  # nobody may connect while it is: its lease ends after this process
+                continue  # no other agent may connect meanwhile: the lease ends after this process
             self._in_flight.end(running, Stopped(running.context.stop_reason or AgentDraining()))
         self._commit(claim=False)
         if not self._outage.is_on:
@@ -232,7 +233,7 @@ class Agent:
         return len(stuck) + len(self._in_flight.handoffs.offered)
 
     def _wind_down(self, seconds: float, *, may_hurry: bool) -> None:
-        """Settle what ends within the time; a further stop signal cuts it short."""
+        """Settle what ends within the time; a further stop signal ends the wait."""
         until = self._monotonic() + seconds
         while not self._in_flight.is_empty and (left := until - self._monotonic()) > 0:
             if may_hurry and self._stop.is_urgent:
@@ -255,7 +256,7 @@ class Agent:
         self._look_after_threads()
 
     def _look_after_threads(self) -> None:
-        """Start a heartbeat that has died again; without an event loop, stop and let the supervisor start us afresh."""
+        """Restart threads that have died. Without an event loop, stop: the supervisor starts a fresh agent."""
         if dead := self._heartbeat.dead:
             self._heartbeat.start()
             for name in dead:

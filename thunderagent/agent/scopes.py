@@ -1,7 +1,6 @@
-"""What surrounds each handler: the trace of its task, its log lines, the `around` hooks; composed once for an agent.
+"""What surrounds each handler: the trace of its task, its log lines, the `around` hooks. Composed once for an agent.
 
-Each part is guarded: one that raises, before or after, is told as `HookFailed`, and the handler runs all the same; only
-a required hook that raises is the end of its run.
+A part that raises becomes a `HookFailed`, and the handler runs. Only a required hook that raises ends the run.
 """
 
 from __future__ import annotations
@@ -27,32 +26,31 @@ from thunderagent.telemetry import traces
 from thunderagent.telemetry.traces import carrying, run_spans
 
 HOOKS_END_S: Final = 2.0
-"""How long events that wait for hooks are worked off when an agent ends."""
+"""How long the end of an agent waits for hooks that have events left."""
 
-HOOK_TOLD_S: Final = 60.0
-"""Shortest time between two complaints about one hook."""
-
+HOOK_AGAIN_S: Final = 60.0
+"""Shortest time between two events about one failing hook."""
 
 MOST_WAITING: Final = 10_000
-"""Events that may wait for hooks; further ones are dropped and counted."""
+"""Events that may wait for hooks; more are dropped and counted."""
 
 
 def scope_of(
     logs: Scope, *, hooks: Sequence[RunHook] = (), spans_of_runs: Scope | None = None, failed: Failed
 ) -> Scope:
-    """The scope of an agent: spans outside, then log lines, then hooks in the order in which they were found.
+    """The scope of an agent: spans outside, then log lines, then hooks in their order in the registry.
 
     Args:
         logs: names the task in log lines.
-        hooks: what the user wants around runs.
-        spans_of_runs: makes a span of each run; None: only the trace that a task has is passed on.
-        failed: told of parts that raise.
+        hooks: those of the user around runs.
+        spans_of_runs: makes a span of each run; None: the trace of a task is only passed on.
+        failed: called for a part that raises.
     """
     outer = spans_of_runs or carrying
     if not hooks and spans_of_runs is None:
 
         def plain(running: Running) -> AbstractContextManager[Any]:
-            """Most agents have no more: nothing is added for tasks without a trace."""
+            """Adds nothing for tasks without a trace."""
             return (
                 logs(running)
                 if running.lease.task.traceparent is None
@@ -65,7 +63,7 @@ def scope_of(
 
 
 def pushing(scope: Scope, settings: Settings) -> Scope:
-    """The scope, in which `ctx.push` works if the settings name a WebSocket API."""
+    """A scope in which `ctx.push` works, if the settings name a WebSocket API."""
     if settings.push_endpoint is None or settings.push_connections is None:
         return scope
     place = settings.push_endpoint, fixed(settings.push_connections)
@@ -78,8 +76,8 @@ def pushing(scope: Scope, settings: Settings) -> Scope:
     return with_push
 
 
-class Complaints:
-    """Tells of failing hooks: at once, and of one that goes on failing once a minute, with how often it did.
+class HookFailures:
+    """Emits `HookFailed`: at once, and once a minute for a hook that goes on failing, with how often it did.
 
     Args:
         bus: gets `HookFailed`.
@@ -90,29 +88,29 @@ class Complaints:
         self._bus = bus
         self._monotonic = monotonic
         self._guard = threading.Lock()
-        self._told: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         self._more: dict[str, tuple[int, str]] = {}
 
-    def tell(self, hook: str, error: str) -> None:
-        """A hook failed."""
+    def report(self, hook: str, error: str) -> None:
+        """Report that a hook failed."""
         with self._guard:
-            if self._monotonic() - self._told.get(hook, -HOOK_TOLD_S) < HOOK_TOLD_S:
+            if self._monotonic() - self._reported_at.get(hook, -HOOK_AGAIN_S) < HOOK_AGAIN_S:
                 number, _ = self._more.get(hook, (0, ""))
                 self._more[hook] = (number + 1, error)
                 return
             number, _ = self._more.pop(hook, (0, ""))
-            self._told[hook] = self._monotonic()
+            self._reported_at[hook] = self._monotonic()
         self._emit(hook, error, number)
 
     def look(self, *, at_the_end: bool = False) -> None:
-        """Tell what was not told at once and is a minute old, or all at the end."""
+        """Emit failures that were held back for a minute; all of them at the end."""
         if not self._more:
             return
         with self._guard:
             now = self._monotonic()
-            due = [hook for hook in self._more if at_the_end or now - self._told[hook] >= HOOK_TOLD_S]
+            due = [hook for hook in self._more if at_the_end or now - self._reported_at[hook] >= HOOK_AGAIN_S]
             rest = [(hook, *self._more.pop(hook)) for hook in due]
-            self._told.update(dict.fromkeys(due, now))
+            self._reported_at.update(dict.fromkeys(due, now))
         for hook, number, error in rest:
             self._emit(hook, error, number - 1)
 
@@ -124,11 +122,11 @@ class HookDispatcher:
     """A thread of the agent: takes its events and calls the hooks.
 
     Args:
-        hooks: who is told what.
+        hooks: those that want events.
         bus: where the events come from.
-        complaints: told of hooks that fail.
+        failures: gets hooks that fail.
         most: events that may wait.
-        last: done at the end beside the hooks, so that the end is not longer for it; bounded by itself.
+        last: called at the end, beside the last hooks; bounded by itself.
     """
 
     name = "hooks"
@@ -137,14 +135,14 @@ class HookDispatcher:
         self,
         hooks: Sequence[EventHook],
         bus: EventBus,
-        complaints: Complaints,
+        failures: HookFailures,
         *,
         most: int = MOST_WAITING,
         last: Callable[[], object] = lambda: None,
     ) -> None:
         self._hooks = hooks
         self._bus = bus
-        self._complaints = complaints
+        self._failures = failures
         self._most = most
         self._last = last
         self._inbox: SimpleQueue[Event | None] = SimpleQueue()
@@ -163,7 +161,7 @@ class HookDispatcher:
         self._unsubscribe = self._unsubscribe or self._bus.subscribe(self._listen)
 
     def close(self) -> None:
-        """Work off what waits, for at most `HOOKS_END_S`; a hook that hangs is left behind."""
+        """Call hooks with the events that wait, for at most `HOOKS_END_S`; a hook that hangs is left behind."""
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
@@ -174,8 +172,8 @@ class HookDispatcher:
             self._thread.join(HOOKS_END_S)
             left = max(0, self._inbox.qsize() - 1)  # without the None
             if left or self._thread.is_alive():
-                self._complaints.tell(self._busy_with or self.name, f"the agent ended before it had {left} events more")
-        self._complaints.look(at_the_end=True)
+                self._failures.report(self._busy_with or self.name, f"the agent ended before it had {left} events more")
+        self._failures.look(at_the_end=True)
         last.join(HOOKS_END_S)
 
     def _listen(self, event: Event) -> None:
@@ -186,7 +184,7 @@ class HookDispatcher:
         if not wanted or not any(hook.wants(event) for hook in self._hooks):
             return
         if self._inbox.qsize() >= self._most:
-            self._complaints.tell(
+            self._failures.report(
                 self._busy_with or self.name, f"it does not keep up: an event was dropped, as {self._most} wait"
             )
             return
@@ -195,23 +193,23 @@ class HookDispatcher:
     def _serve(self) -> None:
         while True:
             try:
-                event = self._inbox.get(timeout=HOOK_TOLD_S)
+                event = self._inbox.get(timeout=HOOK_AGAIN_S)
             except Empty:
-                self._complaints.look()
+                self._failures.look()
                 continue
             if event is None:
                 return
             for hook in self._hooks:
                 if hook.wants(event):
                     self._call(hook, event)
-            self._complaints.look()
+            self._failures.look()
 
     def _call(self, hook: EventHook, event: Event) -> None:
         self._busy_with = hook.name
         try:
             hook.function(event)
-        except BaseException as error:  # SystemExit too: the other hooks are told all the same
-            self._complaints.tell(hook.name, raised(error).error)
+        except BaseException as error:  # SystemExit too: the other hooks get the event
+            self._failures.report(hook.name, raised(error).error)
         self._busy_with = None
 
 
@@ -219,33 +217,33 @@ class HandlerScope:
     """What an agent has around its handlers, and the threads that this needs.
 
     Args:
-        settings: whether spans are made.
+        settings: whether spans are made, and where pushes go.
         logs: names the task in log lines.
         hooks: those of the user.
-        bus: events for hooks, and complaints about them.
+        bus: has the events for hooks, and gets their failures.
 
     Raises:
-        ConfigurationError: there are to be traces, and OpenTelemetry is not installed; or pushes go nowhere.
+        ConfigurationError: OpenTelemetry is not installed for `traces`, or pushes go nowhere.
     """
 
     def __init__(self, settings: Settings, logs: Scope, hooks: Sequence[Hook], bus: EventBus) -> None:
-        complaints = Complaints(bus)
+        failures = HookFailures(bus)
         around = [hook for hook in hooks if isinstance(hook, RunHook)]
-        told = [hook for hook in hooks if isinstance(hook, EventHook)]
+        on_events = [hook for hook in hooks if isinstance(hook, EventHook)]
         self.threads: list[BackgroundThread] = []
-        """To be started before all others and closed when the agent has stopped: all events between are for hooks."""
+        """Started before all others and closed after the last event, so that hooks get all events."""
         run_span = None
         if settings.traces:
             traces.start()
             run_span = run_spans(Redactor(settings.log_redact).text)
         if hooks or settings.traces:
-            self.threads.append(HookDispatcher(told, bus, complaints, last=traces.flush))
-        scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=complaints.tell)
+            self.threads.append(HookDispatcher(on_events, bus, failures, last=traces.flush))
+        scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=failures.report)
         self.scope = pushing(scope, settings)
 
 
 class HookScope:
-    """One run's scope. Nothing leaves it but what was raised inside, and what a required hook raised before the run."""
+    """The scope of one run. It raises what the handler raised, and what a required hook raised before the run."""
 
     __slots__ = ("_ends", "_failed", "_hooks", "_in_child", "_run", "_running", "_scopes")
 
@@ -310,7 +308,7 @@ class HookScope:
 
 
 def _finish(steps: Generator[Any, Any, Any]) -> None:
-    """Run a hook to its end; what came of the handler is in its `JobRun` and is not thrown into it."""
+    """Run a hook to its end; the outcome of the handler is in its `JobRun` and is not thrown into it."""
     try:
         next(steps)
     except StopIteration:

@@ -15,34 +15,19 @@ from thunderagent.stores.tasks import TaskStore
 class AgentView(Protocol):
     """An agent as its background threads see it. Safe in any thread."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def store(self) -> TaskStore: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def bus(self) -> EventBus: ...
-
-    @property
-    def gate(self) -> Gate: ...
+    name: str
+    store: TaskStore
+    settings: Settings
+    bus: EventBus
+    gate: Gate
+    pauses: PauseWatcher
+    vitals: Vitals
+    facts: dict[str, Any]
+    """Further facts for the agent's row, by name."""
 
     @property
     def running(self) -> int:
         """Number of tasks that the agent holds now."""
-
-    @property
-    def pauses(self) -> PauseWatcher: ...
-
-    @property
-    def vitals(self) -> Vitals: ...
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Further facts for the agent's row, by name."""
 
     def wake(self) -> None:
         """Look for work at once."""
