@@ -1,8 +1,7 @@
-"""What stands between a claim and the handler, and what follows its end: the slots of limits, and unique keys.
+"""What stands between a claim and its handler: permits of limits, unique keys, payloads that cannot be read.
 
-An agent asks here before it runs a handler, and tells here what has ended. The slots and keys of that are given back
-together, after each exchange with the store. Whatever is not done for lack of a store is found by those who need the
-slot or the key.
+Permits and keys of tasks that have ended are released together, after each exchange with the store. What the store did
+not take then is found by the agent that next needs the permit or the key.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
 
 UNDECIDED_S: Final = 2.0
-"""A task goes back to its queue for so long when the store could not say whether a slot of its limit is free."""
+"""Delay of a task when the store did not say whether a permit of its limit is free."""
 
 SLOT_REFUSED_S: Final = 15.0
-"""A task goes back to its queue for so long when the store never takes the row of its limit with one more slot."""
+"""Delay of a task when the store never takes the row of its limit with one more permit."""
 
 
 def unread_delay(times: int, rng: random.Random) -> float:
-    """Wait of a task whose payload could not be read for the `times`-th time: 2 s doubling to 300 s, jittered."""
+    """Delay of a task whose payload could not be read `times` times: 2 s doubling to 300 s, jittered."""
     return jittered(min(300.0, 2.0 ** min(times, 10)), rng)
 
 
 ARRIVES_TIMES: Final = 8
-"""Attempts to read a payload that is missing in this region, some eight minutes: it may be on its way from another."""
+"""Attempts to read a payload that may be on its way from another region: about eight minutes."""
 
 REMEMBERED: Final = 2000
-"""Tasks of which is remembered that they went to a waitlist, or have another limit than their job."""
+"""Most tasks that are remembered as sent to a waitlist, or as having another limit than their job."""
 
 UNREAD_KEPT: Final = 10_000
-"""Tasks whose payloads could not be read of which an agent knows how often; the oldest are forgotten."""
+"""Most tasks whose failed reads of a payload are counted; the oldest are forgotten."""
 
 
 class Admission:
-    """The slots and keys of what one agent runs. Called in the agent's loop."""
+    """Admits the tasks of one agent to their handlers. Called in the agent's loop."""
 
     def __init__(
         self, store: TaskStore, jobs: Registry, settings: Settings, bus: EventBus, *, rng: random.Random
@@ -63,7 +62,7 @@ class Admission:
         self._store = store
         self._rng = rng
         self._unread: dict[str, int] = {}
-        """How often the payload of a task could not be read here."""
+        """Failed reads of the payload, by task."""
         self._jobs = jobs
         self._settings = settings
         self._bus = bus
@@ -71,30 +70,30 @@ class Admission:
         self._keys = UniqueKeys(store)
         self._limits = {name: limit for name, job in jobs.by_value.items() if (limit := job_limit(job)) is not None}
         self._passed: dict[tuple[str, float], float] = {}
-        """Index entries of tasks that were put into a waitlist: the index shows them for a while."""
+        """Index entries of tasks that went to a waitlist, with the time: the index shows them for a while."""
         self._others: dict[str, None] = {}
         """Tasks that have another limit than their job."""
-        self.freed = FreedPermits(store, on_left=self._let_out)
-        self._sweep = WaitlistSweep(store, self._permits, on_left=self._let_out)
+        self.freed = FreedPermits(store, on_left=self._on_left)
+        self._sweep = WaitlistSweep(store, self._permits, on_left=self._on_left)
         self._over: list[Lease] = []
-        self._let_go: list[Task] = []
-        self._stood_back: list[tuple[Limit, Task]] = []
+        self._keys_left: list[Task] = []
+        self._waitlisted: list[tuple[Limit, Task]] = []
 
     @property
     def due(self) -> float:
-        """Monotonic second of the next look for tasks that wait for a slot which is free here; infinity: none."""
+        """Monotonic second of the next look for tasks that wait for a permit released here; infinity: none."""
         return self.freed.due
 
     def refusals(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
-        """What becomes of the tasks that cannot be run: their payloads could not be read, or no slot of their limit is
-        free. The others have one now."""
+        """Outcomes of the tasks that cannot run, as a payload could not be read or no permit is free; the others have a
+        permit now."""
         unreadable = self._unreadable(leases)
         return unreadable | self._over_limit([lease for lease in leases if lease.task_id not in unreadable])
 
     def _unreadable(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
-        """A payload that may be read later costs its task nothing but time; any other is an error of that task.
+        """A payload that may be read later only delays its task; any other is an error of the task.
 
-        Tables and buckets are replicated item by item, so a row may come to a region before its payload.
+        Tables and buckets are replicated item by item, so a row may reach a region before its payload.
         """
         outcomes: dict[str, Outcome] = {}
         for lease in leases:
@@ -131,7 +130,7 @@ class Admission:
                     keep_waitlist_open(self._store, limit, row)
                 except StoreRejected as error:
                     never |= dict.fromkeys(refused.pop(limit), error)
-        except StoreError as error:  # nobody knows who has a slot: back to the queue, for a while
+        except StoreError as error:  # unknown whether they have permits
             self._bus.emit(events.StoreFailed(during="limits", error=str(error), next_try_s=UNDECIDED_S))
             return {lease.task_id: Undecided(UNDECIDED_S) for lease, _ in limited}
         for task_id, why in never.items():
@@ -140,22 +139,22 @@ class Admission:
         return outcomes | dict.fromkeys(never, Undecided(SLOT_REFUSED_S))
 
     def started(self, task: Task) -> None:
-        """Its handler is about to run, or it ends without."""
+        """Note that the handler of a task is about to run, or that the task ends without."""
         if task.unique_scope == UniqueScope.UNTIL_START and not task.retry_count:  # else it was started before
-            self._let_go.append(task)
+            self._keys_left.append(task)
 
     def over(self, lease: Lease) -> None:
-        """Its handler has ended, whatever became of the task."""
+        """Note that the handler has ended, whatever the outcome."""
         self._over.append(lease)
 
     def ended(self, task: Task) -> None:
-        """It is SUCCESS, FAILED or DONE."""
+        """Note that a task is SUCCESS, FAILED or DONE."""
         if task.unique_scope == UniqueScope.UNTIL_DONE:
-            self._let_go.append(task)
+            self._keys_left.append(task)
 
-    def stood_back(self, limit: Limit, task: Task, created_at: float) -> None:
-        """A task of ours came to stand in the line of this limit: a slot may have become free meanwhile."""
-        self._stood_back.append((limit, replace(task, created_at=created_at)))
+    def waitlisted(self, limit: Limit, task: Task, created_at: float) -> None:
+        """Note that a task went to the waitlist of this limit: a permit may have been released meanwhile."""
+        self._waitlisted.append((limit, replace(task, created_at=created_at)))
 
     def limit_of(self, task: Task) -> Limit | None:
         """The limit of a task, whether or not this agent has its job."""
@@ -163,30 +162,29 @@ class Admission:
         return limit_of(task, self._jobs[task.job] if is_ours else None)
 
     def release(self) -> None:
-        """Give back the slots and keys of what has ended, and note for whom slots are free."""
+        """Release the permits and keys of what has ended, and note which limits have free permits."""
         over, self._over = self._over, []
         rows: dict[Limit, Row] = {}
-        for limit, row in self._permits.release(over):  # several of one limit are freed side by side: the last counts
+        for limit, row in self._permits.release(over):  # of several for one limit the last counts
             if limit not in rows or len(holders_of(row)) < len(holders_of(rows[limit])):
                 rows[limit] = row
         for limit, row in rows.items():
             self.freed.note(limit, row)
         self._permits.let_expire()
-        tasks, self._let_go = self._let_go, []
+        tasks, self._keys_left = self._keys_left, []
         self._keys.release(tasks)
-        stood_back, self._stood_back = self._stood_back, []
+        waitlisted, self._waitlisted = self._waitlisted, []
         with suppress(StoreError):  # the sweep looks after them
-            known = rows_of(self._store, {limit.key: None for limit, _ in stood_back})
-            for limit, task in stood_back:
+            known = rows_of(self._store, {limit.key: None for limit, _ in waitlisted})
+            for limit, task in waitlisted:
                 with suppress(StoreRejected):
                     self.freed.joined(limit, task, known.get(limit.key))
 
     def claimable(self, found: Sequence[Wanted]) -> tuple[list[Wanted], bool]:
         """The candidates of one look to claim, and whether others wait for the next look.
 
-        A task for which no slot of its limit is free goes to the waitlist by one write, where a claim, a refusal and
-        a step back would take three. This needs certainty: only the limit of a job, of which this agent has all slots
-        or has just seen them taken.
+        A task without a free permit goes to the waitlist by one write; a claim, a refusal and a step back would take
+        three. Only a limit of a job counts, if this agent holds all its permits or has just seen them taken.
 
         Raises:
             StoreError: the store did not answer.
@@ -208,18 +206,17 @@ class Admission:
                 promised[limit.key] += 1
                 kept.append(one)
             else:
-                left = True  # whether there is a slot for it shows in a moment
+                left = True  # whether a permit is free for it shows soon
         if waiting:
             self._to_waitlist(waiting)
         return kept, left or bool(waiting)
 
     def _to_waitlist(self, waiting: Sequence[tuple[Limit, Candidate]]) -> None:
-        """Put tasks into the waitlists of their limits."""
         closed = set[Limit]()
         for limit in dict.fromkeys(limit for limit, _ in waiting):
             try:
                 keep_waitlist_open(self._store, limit, self._permits.seen(limit.key))
-            except StoreRejected as error:  # its tasks stay where they are, for a while
+            except StoreRejected as error:  # its tasks stay in their queue, for a while
                 closed.add(limit)
                 self._bus.emit(
                     queue_events.WriteRejected(task_id=limit_id(limit.key), verb="open waitlist", error=str(error))
@@ -234,7 +231,7 @@ class Admission:
             if won and row is not None:
                 task = read_task(row)
                 if isinstance(task, Task):
-                    self._stood_back.append((limit, task))
+                    self._waitlisted.append((limit, task))
                     self._bus.emit(_limited(task, limit))
             if row is not None and row.get("limitKey", limit.key) != limit.key:
                 self._others[one.task_id] = None
@@ -257,17 +254,20 @@ class Admission:
         return self.freed.look(room, has_nobody) if self.due < inf else []
 
     def leave(self) -> None:
-        """This agent stops: whoever waits for a slot that became free here goes to the queue, for another agent."""
+        """Send tasks that wait for permits released here to their queue, as this agent stops."""
         with suppress(StoreError):  # the sweep looks after them
             self.look(lambda one: None)
         self._permits.let_expire(is_leaving=True)
 
     def postpone(self, seconds: float) -> None:
-        """The store does not answer: do not look before this time is over."""
+        """Do not look for so many seconds, as the store does not answer."""
         self.freed.postpone(seconds)
 
     def sweep(self, owner: str) -> int:
-        """Look after all lines; one agent of the fleet does so in each `sweep_s`. How many tasks were let out.
+        """Sweep all waitlists, once in `sweep_s` in the whole fleet.
+
+        Returns:
+            number of tasks that left a waitlist for their queue.
 
         Raises:
             StoreError: the store did not answer.
@@ -275,7 +275,7 @@ class Admission:
         numbers, turn_s = numbers_of(self._jobs.values()), self._settings.sweep_s * 0.9
         return self._sweep.run(self.freed.lanes, numbers, owner=owner, turn_s=turn_s)
 
-    def _let_out(self, task: Task) -> None:
+    def _on_left(self, task: Task) -> None:
         self._bus.emit(events.TaskLetOut(task_id=task.task_id, queue=task.queue))
 
 

@@ -494,7 +494,7 @@ class InFlight:
                 if answer.dependents:
                     told.append(Ended(write.task_id, status, answer.dependents))
             elif isinstance(ended.outcome, Refused):
-                self.admission.stood_back(ended.outcome.limit, ended.running.lease.task, write.set["createdAt"])
+                self.admission.waitlisted(ended.outcome.limit, ended.running.lease.task, write.set["createdAt"])
             happened.append(event)
         self._bus.emit_all(happened)
         if told:
