@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import Recorder, put
-from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, REMEMBERED, QueuePoller, Refusals, SlotPool
+from thunderagent.agent.poller import FORGET_S, PAGE_ALONE, PAGES_A_LOOK, REMEMBERED, LostClaims, QueuePoller, SlotPool
 from thunderagent.model import events
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreUnavailable
@@ -351,7 +351,7 @@ def tried_one(name: str, created_at: float = 1.0) -> Candidate:
 
 
 def test_a_task_that_stays_where_it_is_is_refused_for_ever_longer() -> None:
-    refusals = Refusals()
+    refusals = LostClaims()
     for now in (10.0, 40.0, 75.0):
         refusals.tried([tried_one(f"fresh-{now}"), tried_one("a")], now)
     assert refusals.longest(0.0) == (tried_one("a"), 65.0)
@@ -361,14 +361,14 @@ def test_a_task_that_stays_where_it_is_is_refused_for_ever_longer() -> None:
 
 
 def test_claims_that_others_won_are_never_the_same_task_twice() -> None:
-    refusals = Refusals()
+    refusals = LostClaims()
     for now in range(10, 200):
         refusals.tried([tried_one(f"task-{now}")], float(now))
         assert refusals.longest(0.0) == (tried_one(f"task-{now}"), 0.0)
 
 
 def test_a_task_that_came_back_to_its_queue_is_a_new_tried_one() -> None:
-    refusals = Refusals()
+    refusals = LostClaims()
     refusals.tried([tried_one("a", 1.0)], 10.0)
     refusals.tried([tried_one("a", 70.0)], 80.0)
     assert refusals.longest(0.0) == (tried_one("a", 70.0), 0.0)
@@ -377,7 +377,7 @@ def test_a_task_that_came_back_to_its_queue_is_a_new_tried_one() -> None:
 
 
 def test_what_is_remembered_has_a_limit() -> None:
-    refusals = Refusals()
+    refusals = LostClaims()
     for now in range(REMEMBERED + 10):
         refusals.tried([tried_one(str(now))], float(now))
     assert len(refusals._first) == REMEMBERED

@@ -15,60 +15,59 @@ from thunderagent.model.task import BATCH, Candidate, Lane, Page
 from thunderagent.stores.tasks import TaskStore, Wanted
 
 AHEAD_S: Final = (0.5, 1.5)
-"""The same for a task that all have seen in the index before it was due."""
-
+"""Extra wait for a task of another agent's share that all agents saw in the index before it was due."""
 
 Served = tuple[str, str]
-"""A queue and the kind of tasks that are taken from it."""
+"""A queue and the kind of its tasks."""
 
 PAGES_A_LOOK: Final = 10
-"""Pages that one look reads past jobs that this agent does not have; the next look goes on from there."""
+"""Pages that one look reads past jobs of other agents; the next look goes on from there."""
 
 CONTENDED: Final = 0.1
-"""Share of lost claims in one look from which on agents want to know of each other."""
+"""Share of lost claims in one look from which the agents of a queue learn of each other at once."""
 
 PAGE_ALONE: Final = 20
-"""Entries of a page while nobody else serves the queue, so that there is nobody to keep apart from."""
+"""Entries of a page while no other agent serves the queue."""
 
 LONGEST_PAGE: Final = 1000
 
 REMEMBERED: Final = 2000
 FORGET_S: Final = 5.0
-"""How long an entry that was claimed by somebody is not tried again: the index shows it for a while."""
+"""How long a claimed entry is not tried again: the index shows it for a while."""
 
 
 class SlotPool:
-    """Slots that one poller has, or that several share."""
+    """Slots of one poller, or of several that share them."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.running = 0
         self.waiting: dict[QueuePoller, None] = {}
-        """Pollers that could take nothing as no slot was free."""
+        """Pollers that wait for a free slot."""
         self._is_closed = False
 
     @property
     def free(self) -> int:
-        """Slots that could take a task now."""
+        """Number of slots that could take a task now."""
         return 0 if self._is_closed else self.slots - self.running
 
     def close(self) -> None:
-        """No slot is free until `open`, whatever runs."""
+        """Have no free slot until `open`."""
         self._is_closed = True
 
     def open(self) -> None:
-        """Free slots may be taken again; pollers that lacked one look at once."""
+        """Have free slots again; pollers that wait for one look at once."""
         self._is_closed = False
         self.wake()
 
     def wake(self) -> None:
-        """Let the pollers look at once that lacked a free slot."""
+        """Let the pollers that wait for a free slot look at once."""
         for poller in list(self.waiting):
             poller.slot_freed()
 
 
-class Refusals:
-    """Tasks that one poller tries to claim again and again and never gets, although they stay where they are.
+class LostClaims:
+    """Tasks that one poller never wins, although they stay in the index.
 
     A lost claim alone means nothing: another agent was quicker, and the task leaves the index. A task that is still
     there minutes later, while this agent has free slots and wins nothing else, is claimed by nobody. Written by the
@@ -80,11 +79,11 @@ class Refusals:
         self._longest: tuple[Candidate, float, float] | None = None
 
     def over(self) -> None:
-        """A task was won, or there is nothing to win."""
+        """Forget: a task was won, or there is none to win."""
         self._longest = None
 
     def tried(self, candidates: Sequence[Candidate], now: float) -> None:
-        """None of these was won at this monotonic second."""
+        """Note that none of these was won at this monotonic second."""
         longest: tuple[Candidate, float, float] | None = None
         for one in candidates:
             created_at, first = self._first.get(one.task_id, (0.0, now))
@@ -98,19 +97,20 @@ class Refusals:
         self._longest = longest
 
     def longest(self, since: float) -> tuple[Candidate, float] | None:
-        """The task that was tried in vain for longest, and for how many seconds; None: none was tried lately.
+        """The task that was tried in vain for longest, and for how many seconds; None: there is none.
 
         Args:
-            since: monotonic second; what was not tried since then is not held against the agent.
+            since: monotonic second; tasks without a try since then do not count.
         """
         longest = self._longest
         return None if longest is None or longest[2] < since else (longest[0], longest[2] - longest[1])
 
 
 class QueuePoller:
-    """The tasks of one kind in one queue, and the pace at which they are asked for.
+    """Looks for tasks of one kind in one queue, at its own pace.
 
-    `running` counts those that run; `due` is the monotonic second of the next look, infinity while no slot is free.
+    `running` counts the tasks that take its slots. `due` is the monotonic second of the next look: infinity while no
+    slot is free.
     """
 
     reads_on_s = 0.0
@@ -151,7 +151,7 @@ class QueuePoller:
         self.due = 0.0
         self.lanes: Sequence[Lane] = (Lane(queue),)
         self.paused_jobs: Container[str] = ()
-        """Jobs whose tasks are read past as if this agent did not have them."""
+        """Jobs whose tasks are passed over, as if this agent did not have them."""
         self._store = store
         self._jobs = jobs
         self._known = known
@@ -163,11 +163,10 @@ class QueuePoller:
         self.share = (0, 1)
         """Rank of this agent among those that serve the queue, and their number; see `_pick`."""
         self.is_contended = False
-        """True when claims were lost to other agents since somebody last looked who they are."""
+        """True when claims were lost to other agents since the last look at who they are."""
         self.looked_at = self._monotonic()
-        """When the index was last read, or left alone on purpose; of a poller without a free slot, when it got one."""
-        self.refusals = Refusals()
-        """Tasks that are tried in vain."""
+        """Monotonic second at which the index was last read, or a pause or a full pool excused it."""
+        self.lost_claims = LostClaims()
         self._woken = False
         self._more = False
         self._seen = 0
@@ -180,12 +179,10 @@ class QueuePoller:
 
     @property
     def slots(self) -> int:
-        """Slots, free or not."""
         return self.pool.slots
 
     @property
     def free(self) -> int:
-        """Slots that could take a task now."""
         return self.pool.free
 
     def look(self) -> list[Wanted]:
@@ -208,24 +205,24 @@ class QueuePoller:
             found += self._read(lane, self._wanted() - len(found), unknown)
             if len(found) >= self._wanted():
                 break
-        self._tell_unknown(unknown)
-        found = list({one.task_id: one for one in found}.values())  # one that came back while the pages were read
+        self._report_unknown(unknown)
+        found = list({one.task_id: one for one in found}.values())  # a task may come back while the pages are read
         found = self._eligible(found)
         picked = self._pick(found)
         self._more = self._more or len(found) > len(picked)
         return [Wanted(one, self._jobs[one.job]) for one in picked]
 
     def took(self, won: Sequence[str], lost: Sequence[Candidate], wanted: Sequence[Wanted]) -> None:
-        """Learn what became of the last look, and decide when to look again."""
+        """Take the result of the last look's claims, and decide when to look again."""
         now = self._monotonic()
         decided = {*won, *(one.task_id for one in lost)}
         tried = [one.candidate for one in wanted if one.candidate.task_id in decided]
         self._recent.update((one.task_id, (one.created_at, now)) for one in tried)
         self.is_contended = self.is_contended or len(tried) - len(won) > len(tried) * CONTENDED
         if won or not self._runnable:
-            self.refusals.over()
+            self.lost_claims.over()
         elif wanted:
-            self.refusals.tried([one.candidate for one in wanted], now)
+            self.lost_claims.tried([one.candidate for one in wanted], now)
         while len(self._recent) > REMEMBERED:
             del self._recent[next(iter(self._recent))]
         self._bus.emit(events.Polled(queue=self.queue, seen=self._seen, tried=len(wanted), won=len(won)))
@@ -238,7 +235,7 @@ class QueuePoller:
         self.due = now if self._woken else min(now + delay, self._ahead_due, self._resumed_due)
 
     def read_past(self, jobs: Container[str], *, woken_due: float, longest_s: float) -> None:
-        """In the next look read past the tasks of these jobs, as they are paused; the times are those of `pass_by`."""
+        """Pass over the tasks of these paused jobs in the next look; for the times see `pass_by`."""
         self.paused_jobs = jobs
         due = self._monotonic() + longest_s
         self._resumed_due = min(due, woken_due) if self._woken else due
@@ -247,29 +244,29 @@ class QueuePoller:
         """Do not look, as the queue is paused: come again at the usual pace.
 
         Args:
-            woken_due: when to come at the latest if somebody has woken this poller, who may have resumed the queue.
-            longest_s: the longest pause anyway.
+            woken_due: the latest next look if this poller was woken: the queue may have been resumed.
+            longest_s: the longest pause in any case.
         """
         due = self._monotonic() + min(self._pace.after(0, more=False, rng=self._rng), longest_s)
         self.due = min(due, woken_due) if self._woken else due
         self._woken = False
         self.looked_at = self._monotonic()
-        self.refusals.over()
+        self.lost_claims.over()
 
     def began(self) -> None:
-        """A task takes a slot."""
-        self.refusals.over()
+        """Take a slot for a task."""
+        self.lost_claims.over()
         self.reserve()
 
     def reserve(self) -> None:
-        """A task takes a slot, or a claim of which it is not known whether it happened."""
+        """Take a slot, for a task or for a claim in doubt."""
         self.running += 1
         self.pool.running += 1
         if self.free <= 0:
             self._wait_for_slot()
 
     def freed(self) -> None:
-        """A slot is free again; those who lacked one look at once."""
+        """Release a slot; pollers that wait for one look at once."""
         self.running -= 1
         self.pool.running -= 1
         self.pool.wake()
@@ -285,19 +282,19 @@ class QueuePoller:
         self._woken, self.due = True, self._monotonic()
 
     def postpone(self, seconds: float) -> None:
-        """Do not look before this time is over."""
+        """Do not look for so many seconds."""
         self.looked_at = self._monotonic()
         self.due = self._monotonic() + seconds
 
     def look_within(self, seconds: float) -> None:
-        """Look before this time is over."""
+        """Look within so many seconds."""
         self.due = min(self.due, self._monotonic() + seconds)
 
     def stretch(self, seconds: float) -> None:
-        """Pause for up to so many seconds while there is nothing, and look so far ahead; 0: the usual pace."""
+        """Pause for up to so many seconds while the queue is empty, and look so far ahead; 0: the usual pace."""
         if seconds != self._pace.stretched_s:
             self._pace.stretched_s = seconds
-            if not seconds:  # not all at the same moment: the doorbell of a whole fleet fails at once
+            if not seconds:  # spread: the doorbell of a whole fleet fails at once
                 self.look_within(self._pace.max_s * self._rng.random())
 
     def _wait_for_slot(self) -> None:
@@ -305,11 +302,11 @@ class QueuePoller:
         self.pool.waiting[self] = None
 
     def _wanted(self) -> int:
-        """How many candidates one look is to find."""
+        """Number of candidates that one look is to find."""
         return self.free
 
     def _eligible(self, found: list[Candidate]) -> list[Candidate]:
-        """Of the candidates, those that this agent may try now."""
+        """The candidates that this agent may try now."""
         return found
 
     def _read(self, lane: Lane, room: int, unknown: set[str]) -> list[Candidate]:
@@ -343,8 +340,8 @@ class QueuePoller:
         return found
 
     def _due_of(self, page: Page, until: float) -> Page:
-        """The entries that are due. For the first that is not yet, the next look comes in time: of several agents, that
-        of the one whose share it is."""
+        """The entries that are due. The next look comes in time for the first that is not; agents whose share it is not
+        come later."""
         due = [entry for entry in page.entries if entry.created_at <= until]
         rank, agents = self.share
         for entry in page.entries[len(due) :]:
@@ -356,18 +353,18 @@ class QueuePoller:
         return Page(tuple(due))
 
     def _entries(self) -> int:
-        """Length of a page: enough that our share of it fills the free slots."""
+        """Length of a page: this agent's share of it fills the free slots."""
         agents = self.share[1]
         if agents == 1:
             return max(2 * self.free, min(self._page, PAGE_ALONE))
         return max(self._page, min(4 * self.free * agents, LONGEST_PAGE))
 
     def _pick(self, found: list[Candidate]) -> list[Candidate]:
-        """As many candidates as there are free slots, at random, those of our own share of the ids first.
+        """Candidates for the free slots, at random, those of this agent's share of the ids first.
 
-        Agents that see the same page would else claim the same tasks: four that take 10 of 50 lose a third of their
-        claims, each one billed. While there is more than a page, an agent keeps to its share; a task whose agent is
-        busy or gone is taken by the others as soon as their own shares of the page or the queue run out.
+        Agents that see the same page would claim the same tasks: four that take 10 of 50 lose a third of their claims,
+        each one billed. While there is more than a page, an agent keeps to its share. The others take the tasks of a
+        busy agent as soon as their own shares run out.
         """
         rank, agents = self.share
         if agents > 1:
@@ -379,7 +376,7 @@ class QueuePoller:
                 return ours + self._rng.sample(rest, min(self.free - len(ours), len(rest)))
         return self._rng.sample(found, min(self.free, len(found)))
 
-    def _tell_unknown(self, unknown: set[str]) -> None:
+    def _report_unknown(self, unknown: set[str]) -> None:
         names = tuple(sorted(map(str, unknown)))
         if names and names != self._unknown:
             self._bus.emit(events.UnknownJobsSeen(queue=self.queue, jobs=names))

@@ -140,7 +140,7 @@ class Vitals:
     def _queues(self, now: float) -> Iterator[QueueFacts]:
         leaked = [one for one in list(self._in_flight.held.values()) if one.told_at and not one.settling]
         for poller in self._pollers.values():
-            refused = poller.refusals.longest(now - self.limits.pause_s - AGAIN_S)
+            refused = poller.lost_claims.longest(now - self.limits.pause_s - AGAIN_S)
             ours = [one for one in leaked if _is_of(one, poller)]
             yield QueueFacts(
                 queue=poller.queue,
