@@ -1,8 +1,8 @@
-"""Claims of an agent that had no answer, and what comes of them.
+"""Claims of an agent that had no answer, and their resolution.
 
-Each keeps its slot until a look at its row tells what became of it; claims of other tasks go on meanwhile. A doubt ends
-with its lease at the latest. What is carried out after that is a stray: RUNNING by us, and it never ran here. The sweep
-gives it back at once, and counts no crash.
+Each keeps its slot until a look at its row shows whether the claim was carried out. A doubt ends with its lease at the
+latest. A claim that is carried out later is a stray: RUNNING by us, and it never ran here. The sweep releases it at
+once, and counts no crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thunderagent.settings import LEASE_MARGIN
 from thunderagent.stores.tasks import Doubt, TaskStore
 
 REMEMBERED: Final = 10_000
-"""Tasks that ran here and lost their leases, of which an agent knows; the oldest are forgotten."""
+"""Most tasks that are remembered as run here with a lost lease; the oldest are forgotten."""
 
 
 class Doubts:
@@ -38,18 +38,18 @@ class Doubts:
         owner: str,
         jobs: Registry,
         pollers: Mapping[Served, QueuePoller],
-        lost: Callable[[Candidate], None],
+        on_lost: Callable[[Candidate], None],
     ) -> None:
         """Make one.
 
         Args:
             store: where the tasks are.
-            bus: told of a store that does not answer.
+            bus: gets an event when the store does not answer.
             rng: source of jitter.
             owner: the agent.
             jobs: of the agent.
             pollers: of the agent; each doubt takes a slot.
-            lost: told of claims that have come to nothing.
+            on_lost: called for each claim that was not carried out.
         """
         self._store = store
         self._bus = bus
@@ -57,7 +57,7 @@ class Doubts:
         self._owner = owner
         self._jobs = jobs.by_value
         self._pollers = pollers
-        self._lost = lost
+        self._on_lost = on_lost
         self._open: list[Doubt] = []
         self._due = 0.0
         self._delays = outage_delays(rng)
@@ -66,7 +66,7 @@ class Doubts:
         """Ids of the tasks in doubt."""
 
     def add(self, doubts: Sequence[Doubt]) -> None:
-        """Keep a slot for each of these until it is known what became of it."""
+        """Keep a slot for each of these until it is resolved."""
         for one in doubts:
             self._poller(one.wanted.candidate).reserve()
         self._leave([*self._open, *doubts])
@@ -76,7 +76,7 @@ class Doubts:
         return self._due - self._store.monotonic() if self._open else math.inf
 
     def resolve(self) -> list[Lease]:
-        """Look what became of them, if it is time: the answer has the leases that are ours and have not run here."""
+        """Look at the rows of the claims, if it is time; returns the leases that are ours and have not run here."""
         now = self._store.monotonic()
         if not self._open or now < self._due:
             return []
@@ -94,18 +94,18 @@ class Doubts:
         return ours
 
     def forget(self) -> None:
-        """Leave what came of them to others."""
+        """Leave the tasks to other agents."""
         self._end(self._open, ())
 
     def ran(self, lease: Lease) -> None:
-        """A task ran here and lost its lease: as long as its row is ours, it is no stray."""
+        """Note that a task ran here and lost its lease: it is no stray while its row is ours."""
         self._ran.pop(lease.task_id, None)
         self._ran[lease.task_id] = lease.fence
         if len(self._ran) > REMEMBERED:
             del self._ran[next(iter(self._ran))]
 
     def has_run(self, task: Task) -> bool:
-        """Whether it ran here under the fence that it has, and lost its lease."""
+        """Whether a task ran here under its present fence and lost its lease."""
         return self._ran.get(task.task_id) == task.fence
 
     def _end(self, doubts: Sequence[Doubt], ours: Sequence[Lease]) -> None:
@@ -115,7 +115,7 @@ class Doubts:
             self._poller(one.wanted.candidate).freed()
         for candidate in dict.fromkeys(one.wanted.candidate for one in doubts):
             if candidate.task_id not in won:
-                self._lost(candidate)
+                self._on_lost(candidate)
 
     def _leave(self, still: list[Doubt]) -> None:
         self._open, self.ids = still, frozenset(one.wanted.candidate.task_id for one in still)

@@ -172,7 +172,7 @@ class InFlight:
         self._batch = 0
         self.admission = Admission(store, jobs, core.settings, bus, rng=self._rng)
         self.doubts = Doubts(
-            store, bus, self._rng, owner=core.name, jobs=jobs, pollers=pollers, lost=self.admission.freed.lost
+            store, bus, self._rng, owner=core.name, jobs=jobs, pollers=pollers, on_lost=self.admission.freed.lost
         )
         self.suspects = Suspects(
             store,

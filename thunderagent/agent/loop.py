@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from thunderagent.agent.assembly import equip, make_core, make_parts
 from thunderagent.agent.in_flight import HURRY_S
-from thunderagent.agent.queues import in_words
+from thunderagent.agent.queues import summary_of
 from thunderagent.agent.threads import BackgroundThread, stopping_signals
 from thunderagent.agent.view import AgentView
 from thunderagent.jobs.outcome import Stopped
@@ -161,7 +161,7 @@ class Agent:
             events.AgentStarted(
                 agent=self.name,
                 store=self.store.engine.url,
-                queues=in_words(self._pollers),
+                queues=summary_of(self._pollers),
                 jobs=tuple(sorted(self.jobs.by_value)),
                 http=self.facts.get("http"),
             )

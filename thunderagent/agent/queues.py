@@ -17,14 +17,12 @@ from thunderagent.queue.limits.permits import conflicts
 from thunderagent.settings import Settings, lease_problems
 
 STREAM_POLL_S: Final = 1.0
-"""Longest pause between polls for streams, so that one that was handed off is claimed within a second or so."""
-
+"""Longest pause between polls for streams: one that was handed off is claimed within about a second."""
 
 BUILT_IN_QUEUE: Final = "thunderagent"
-"""The queue of built-in jobs, which every agent that has them serves beside its own."""
+"""The queue of built-in jobs, served by every agent that has them."""
 BUILT_IN_SLOTS: Final = 2
 """The canary needs one for itself, and one for the task that it puts."""
-
 
 KINDS: Final = (BATCH, STREAM)
 
@@ -39,20 +37,14 @@ def make_pollers(core: Core, fleet: Fleet) -> dict[Served, QueuePoller]:
     queues = {kind: {job.queue for job in jobs.values() if job.kind == kind} | set(settings.queues) for kind in KINDS}
     slow = PollPace(settings.poll_min_s, settings.poll_max_s, settings.poll_idle_s)
     seconds = min(STREAM_POLL_S, settings.poll_max_s)
-    common: dict[str, Any] = {
-        "known": jobs.by_value,
-        "page": settings.batch_page,
-        "bus": core.bus,
-        "rng": core.rng,
-    }
+    common: dict[str, Any] = {"known": jobs.by_value, "page": settings.batch_page, "bus": core.bus, "rng": core.rng}
     pollers: dict[Served, QueuePoller] = {}
     for name, slots in _queues(jobs, settings).items():
         if name in queues[BATCH] or name == DEFAULT_QUEUE:
             pace = PollPace(slow.min_s, slow.max_s, slow.idle_s)
             pollers[name, BATCH] = QueuePoller(name, SlotPool(slots), store, jobs=names[BATCH], pace=pace, **common)
         if names[STREAM] and settings.max_streams:
-            # Often where streams are expected, so that one that was handed off is claimed at once.
-            often = name in queues[STREAM]
+            often = name in queues[STREAM]  # so that a stream that was handed off is claimed at once
             pace = PollPace(seconds, seconds, seconds) if often else PollPace(slow.min_s, slow.max_s, slow.idle_s)
             pollers[name, STREAM] = StreamPoller(
                 name, streams, store, jobs=names[STREAM], pace=pace, fleet=fleet, **common
@@ -61,7 +53,7 @@ def make_pollers(core: Core, fleet: Fleet) -> dict[Served, QueuePoller]:
 
 
 def policy_of(settings: Settings) -> Policy:
-    """The numbers by which outcomes are settled."""
+    """The numbers that settling needs."""
     return Policy(
         backoff=settings.backoff,
         max_retry=settings.max_retry,
@@ -70,22 +62,22 @@ def policy_of(settings: Settings) -> Policy:
     )
 
 
-def in_words(pollers: Mapping[Served, QueuePoller]) -> str:
+def summary_of(pollers: Mapping[Served, QueuePoller]) -> str:
     """The queues with their slots: `default:10, feeds:700 streams`."""
     return ", ".join(f"{one.queue}:{one.slots}{' streams' * (one.kind == STREAM)}" for one in pollers.values())
 
 
 def slots_of(pollers: Mapping[Served, QueuePoller]) -> int:
-    """Tasks that can be held at once; queues whose tasks share their room count once."""
+    """Tasks that can be held at once; a shared pool counts once."""
     return sum(pool.slots for pool in {one.pool for one in pollers.values()})
 
 
 def check_leases(jobs: Registry, settings: Settings) -> None:
-    """A job may set its lease or its heartbeat alone: together with the settings they must still fit; and jobs that
-    share a limit must agree about its number; and hooks must be about jobs that are here.
+    """Check jobs against the settings.
 
     Raises:
-        ConfigurationError: those of some jobs do not, or a hook is about another job.
+        ConfigurationError: lease and heartbeat of a job do not fit together, jobs that share a limit have different
+            numbers, or a hook names an unknown job.
     """
     jobs.check_hooks()
     problems = []
@@ -98,14 +90,14 @@ def check_leases(jobs: Registry, settings: Settings) -> None:
 
 
 def tick_s(jobs: Registry, settings: Settings) -> float:
-    """How often the heartbeat looks: a quarter of the shortest interval that it has to keep, at most a second."""
+    """Pause of the heartbeat between two rounds: a quarter of its shortest interval, at most a second."""
     intervals = [job.heartbeat_s or settings.heartbeat_s for job in jobs.values()]
     intervals += [job.timeout_s for job in jobs.values() if job.timeout_s]
     return min(1.0, settings.heartbeat_s / 4, *(interval / 4 for interval in intervals))
 
 
 def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:
-    """Queues to serve with their slots: those of the settings, else those of the jobs and the plain one, to which names
-    without their code are enqueued; and in any case that of built-in jobs."""
+    """Queues to serve with their slots: those of the settings, else those of the jobs and the default queue; and that of
+    built-in jobs."""
     queues = settings.queues or dict.fromkeys((*jobs.queues, DEFAULT_QUEUE), settings.slots)
     return {**queues, BUILT_IN_QUEUE: BUILT_IN_SLOTS} if BUILT_IN_QUEUE in jobs.queues else queues

@@ -1,11 +1,12 @@
-"""Suspects: tasks that have lost agents, and run apart from others, so that a job which kills its agent kills no task.
+"""Suspects: tasks whose agents were lost. They run apart, so that a job which kills its agent takes no other task along.
 
-The first loss spreads the tasks of an agent over the others. From the second on (`losses.must_run_apart`) a batch task
-has its agent for itself: the agent claims nothing until the others have ended, then runs it, and claims again when it
-has ended or has lived for the length of its lease. Where the others take longer than that, it runs beside them.
+After the first loss other agents share the tasks of the lost one. From the second loss (`losses.must_run_apart`) a
+batch task has an agent to itself. The agent claims nothing until its other tasks have ended, then runs the suspect. It
+claims again when the suspect has ended or has lived as long as its lease. If the others take longer than that, the
+suspect runs beside them.
 
-While nothing that could be to blame runs beside it, its row says so. That is the evidence if the agent is lost again.
-A stream does not wait, as an agent has hundreds; its row says so while it is the only suspect here.
+The row of a suspect says while nothing else that could be to blame runs: evidence if the agent is lost again. A stream
+does not wait, as an agent has hundreds; its row says so while it is the only suspect here.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Suspects:
 
         Args:
             store: where the tasks are.
-            bus: told of a task that is to run apart.
+            bus: gets an event for each task that is to run apart.
             held: what the agent holds, by task.
             pools: the slots of the agent.
             max_crashes: takeovers of one task.
             run: runs a handler.
-            done: told how a handler ended that was not run.
+            done: called with the outcome of a handler that is not run.
         """
         self._store = store
         self._bus = bus
@@ -60,21 +61,21 @@ class Suspects:
         self._apart: Running | None = None
         """The task for which the agent claims nothing."""
         self._until = 0.0
-        """Monotonic second at which it waits, or runs alone, no longer."""
+        """Monotonic second until which it waits, or runs alone."""
         self._marked: Running | None = None
         """The task whose row says that it runs alone."""
 
     def is_one(self, task: Task, *, lost: bool = False) -> bool:
-        """True for a task that is to run apart; `lost`: once it is taken over."""
+        """Whether a task is to run apart, or will be once it is taken over (`lost`)."""
         return must_run_apart(task.crash_count + lost, self._max_crashes)
 
     def refusals(self, leases: Sequence[Lease]) -> dict[str, Outcome]:
-        """The batch tasks beyond the one that may run apart here: each goes back to its queue, for another agent."""
+        """Outcomes of the batch tasks that must run apart beyond one: they return to their queues."""
         ours = [lease.task_id for lease in leases if self.is_one(lease.task) and not lease.task.is_stream]
         return {task_id: Undecided(UNDECIDED_S) for task_id in (ours[1:] if self._apart is None else ours)}
 
     def start(self, begun: Sequence[Running]) -> None:
-        """Run the handlers of tasks that this agent holds now; one that is to run apart when its time has come."""
+        """Run the handlers of tasks that this agent holds now; a suspect waits for its time."""
         for running in begun:
             if self._apart is None and self.is_one(running.lease.task) and not running.job.is_stream:
                 self._apart, running.waits = running, True
@@ -94,10 +95,10 @@ class Suspects:
             self.look()
 
     def look(self, *, is_closing: bool = False) -> None:
-        """Do what has become due: run what waits, let others in again.
+        """Run the suspect that waits, or claim again, once that is due.
 
         Args:
-            is_closing: the agent drains: what waits is given back.
+            is_closing: the agent drains: a suspect that waits is released.
         """
         self._look_at_mark(())
         running = self._apart
@@ -117,7 +118,7 @@ class Suspects:
             self._done(running, Stopped(why))
             return
         is_alone, now = not self._others(running), self._store.monotonic()
-        if (not is_alone and now < self._until) or now >= running.deadline:  # of that the heartbeat tells the handler
+        if (not is_alone and now < self._until) or now >= running.deadline:  # the heartbeat stops the handler then
             return
         running.waits, self._until = False, now + running.lease.lease_s * is_alone
         if is_alone and self._is_only_suspect(running):
@@ -125,7 +126,7 @@ class Suspects:
         self._run(running)
 
     def _look_at_mark(self, newcomers: Sequence[Running]) -> None:
-        """Take the evidence back before it becomes wrong, or when nobody needs it any more."""
+        """Remove the evidence before it becomes wrong, and when it is over."""
         running = self._marked
         if running is None:
             return
@@ -141,11 +142,11 @@ class Suspects:
 
     def _mark(self, running: Running) -> None:
         if running.lease.task.errors:
-            self._marked = running  # before: the reply may be lost
+            self._marked = running  # before the write: its reply may be lost
             self._note(running, is_alone=True)
 
     def _note(self, running: Running, *, is_alone: bool) -> bool:
-        """False when the store did not answer. A refusal is an answer: the lease is lost, or the row takes no more."""
+        """Write the evidence; False when the store did not answer. A refusal is an answer."""
         write = writes.set_apart(running.lease, is_alone=is_alone, now=self._store.clock.now())
         try:
             self._store.write_tasks([write], rejected=passed_over)
@@ -154,7 +155,7 @@ class Suspects:
         return True
 
     def _others(self, running: Running) -> list[Running]:
-        """The batch tasks beside this one whose handlers run."""
+        """The other batch tasks whose handlers run."""
         return [one for one in self._held.values() if one is not running and not (one.job.is_stream or one.settling)]
 
     def _is_only_suspect(self, running: Running) -> bool:
