@@ -1,12 +1,12 @@
 """The heartbeat: keeps all leases of an agent alive, with threads and a client of its own.
 
-One thread renews what is due and hands on what the reply tells (a cancel, a lost lease). The other judges: it stops
-handlers whose lease could not be renewed in time or whose time limit is over, also while a renewal hangs on a dead
-network. User code runs in other threads and cannot hold them up; they are started before the first claim and stopped
-after the last release.
+One thread renews the leases that are due and acts on the replies (a cancel, a lost lease). The other watches: it stops
+handlers whose lease was not renewed in time or whose time limit is over, even while a renewal hangs on a dead network.
+User code runs in other threads and cannot block them. They start before the first claim and stop after the last
+release.
 
-No answer (a throttle, a 5xx, a network that is away) is not a loss: it tries again each second until the deadline of
-the lease, which counts from before the last good renewal was sent. Past it, the handler is told to stop.
+No answer (a throttle, a 5xx, no network) is not a loss: the renewal is tried again each second until the deadline of
+the lease. The deadline counts from before the last good renewal was sent. After it, the handler is asked to stop.
 """
 
 from __future__ import annotations
@@ -40,25 +40,24 @@ from thunderagent.regions.gate import Gate
 from thunderagent.stores.tasks import Beat, Renewal, TaskStore
 
 HEARTBEAT_RETRY_S: Final = 1.0
-"""After a heartbeat that got no answer: the next attempt, until the deadline of the lease."""
+"""Pause after a renewal without an answer."""
 
 HEARTBEAT_JOIN_S: Final = 1.0
-"""Longest wait for the heartbeat to end, which holds nothing then: a reply under way is of no use any more."""
+"""Longest wait for the heartbeat to end: it holds nothing then, and needs no reply any more."""
 
 BEAT_AGAIN_S: Final = 1.0
-"""Shortest time between two renewals of one lease that rings asked for."""
+"""Shortest time between two renewals of one lease that doorbell messages asked for."""
 
 STUCK_WAIT_S: Final = 60.0
-"""Pause between warnings about a handler that runs on after its time limit or its lost lease."""
-
+"""Pause between warnings about a handler that goes on after its time limit or its lost lease."""
 
 CANCELLED: Final = "cancelled"
 
 QUIET_S: Final = 30.0
-"""Renewals that failed before, with nothing to renew for so long, say nothing of those that fail now."""
+"""A failed renewal begins a new outage after so long without one."""
 
 OVERRUN_S: Final = 1.0
-"""A handler that ends so long after its time limit is told of, though it does not run any more."""
+"""A handler that ends so long after its time limit is reported, although it has ended."""
 
 SPREAD: Final = 0.5
 """Share of the interval by which the first beat of a stream may come early."""
@@ -91,13 +90,13 @@ class Heartbeat:
         self._threads: list[threading.Thread] = []
         self._changing = threading.RLock()
         self.last_round = monotonic()
-        """Monotonic second of the last round that came to its end: the health of the agent."""
+        """Monotonic second of the last complete round."""
         self.last_error = ""
-        """What the last renewal without an answer said."""
+        """Error of the last renewal without an answer."""
         self._failing_since = self._failed_at = -math.inf
 
     def start(self) -> None:
-        """Start the threads, or start again those that have died; one that dies in each round has come to no end."""
+        """Start the threads, or restart those that have died."""
         if not self._threads:
             self.last_round = self._monotonic()
             with suppress(StoreError):  # connect before newer code brings the store to a schema that we cannot open
@@ -117,23 +116,23 @@ class Heartbeat:
 
     @property
     def dead(self) -> tuple[str, ...]:
-        """Names of the threads that have ended before their time."""
+        """Names of the threads that have died."""
         return () if self._stop.is_set() else tuple(one.name for one in self._threads if not one.is_alive())
 
     @property
     def failing_s(self) -> float | None:
-        """For how long no renewal at all has had an answer; None: they have."""
+        """Seconds for which no renewal has had an answer; None: the last one had."""
         now = self._monotonic()
         return now - self._failing_since if now - self._failed_at <= QUIET_S else None
 
     def watch(self, running: Running) -> None:
-        """Keep this lease alive from now on. The first beat of a stream comes early: hundreds are claimed together."""
+        """Keep this lease alive. The first beat of a stream comes early, as hundreds are claimed together."""
         early = SPREAD * self._rng.random() if running.job.is_stream else 0.0
         running.next_beat = running.lease.held_from + running.beat_s * (1.0 - early)
         self._held[running.lease.task_id] = running
 
     def watch_until(self, running: Running, deadline: float) -> None:
-        """Renew this lease no more, and stop its handler at this monotonic second: another agent is to go on then."""
+        """Stop renewing this lease, and stop its handler at this monotonic second: another agent goes on then."""
         lease = running.lease
         running.lease = replace(lease, held_from=lease.held_from + deadline - running.deadline)
         running.context.extended(deadline)
@@ -141,21 +140,21 @@ class Heartbeat:
         self._held[lease.task_id] = running
 
     def forget(self, running: Running) -> None:
-        """Let this lease go: it is settled or lost. The answer to a beat that is under way changes nothing any more."""
+        """Forget this lease: it is settled or lost. The reply to a beat under way is ignored."""
         with self._changing:
             self._held.pop(running.lease.task_id, None)
             self._hurries.pop(running.lease.task_id, None)
             self._hurried.pop(running.lease.task_id, None)
 
     def ended(self, running: Running) -> None:
-        """The handler has ended and is to be settled. One that ran on past its time limit is told of, if it was not."""
+        """Note that the handler has ended. One that ran past its time limit is reported, if it was not before."""
         running.settling, why, now = True, running.context.stop_reason, self._monotonic()
-        is_told = running.warned != running.told_at
-        if isinstance(why, TimeLimitExceeded) and not is_told and 0 < running.told_at < now - OVERRUN_S:
+        is_reported = running.warned != running.told_at
+        if isinstance(why, TimeLimitExceeded) and not is_reported and 0 < running.told_at < now - OVERRUN_S:
             self._overran(running, why, now)
 
     def hurry(self, task_id: str) -> None:
-        """Renew the lease of a task now, if it is held here: its row has something to tell. At most once a second."""
+        """Renew the lease of a task now, if it is held here, as its row has news. At most once a second."""
         with self._changing:
             running = self._held.get(task_id)
             if running is None or running.next_beat == math.inf:
@@ -165,7 +164,7 @@ class Heartbeat:
         self._early.set()
 
     def stop(self) -> None:
-        """End the threads; the last of the agent's to stop."""
+        """End the threads, after all other parts of the agent."""
         self._stop.set()
         self._early.set()
         until = since_boot() + HEARTBEAT_JOIN_S
@@ -174,7 +173,7 @@ class Heartbeat:
 
     @property
     def has_ended(self) -> bool:
-        """False while a thread lives, such as one that waits for a reply although it was stopped."""
+        """False while a thread lives, such as one that waits for a reply."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def round(self) -> None:
@@ -183,7 +182,7 @@ class Heartbeat:
         self.judge_all()
 
     def renew_due(self) -> None:
-        """Renew the leases whose time has come, in one call to the store."""
+        """Renew the leases that are due, in one call to the store."""
         now = self._monotonic()
         hurried = self._take_hurries(now)
         due = [
@@ -201,7 +200,7 @@ class Heartbeat:
         self.last_round = self._monotonic()
 
     def judge_all(self) -> None:
-        """Stop the handlers whose lease or time is over, and all of them without a grant of the region."""
+        """Stop handlers whose lease or time limit is over, and all of them without a grant of the region."""
         is_open = self._gate.is_open
         for running in list(self._held.values()):
             if not is_open and not running.settling and not running.lost:
@@ -209,7 +208,7 @@ class Heartbeat:
             self._judge(running, self._monotonic())
 
     def _take_hurries(self, now: float) -> set[str]:
-        """The leases to renew before their time. Asked for while a beat is under way, there is one more after it."""
+        """The leases to renew before their time. A request during a beat causes one more."""
         if not self._hurries:
             return set()
         with self._changing:
@@ -248,7 +247,7 @@ class Heartbeat:
         return renewals
 
     def _renew_bare(self, beats: list[Beat], renewals: list[Renewal]) -> tuple[list[Beat], list[Renewal]]:
-        """Renew without what rides on them the leases whose renewal the store never takes: no lease is lost for it."""
+        """Renew leases without progress and cursor where the store rejects these, so that no lease is lost."""
         again = [
             index
             for index, (beat, renewal) in enumerate(zip(beats, renewals, strict=True))
@@ -293,7 +292,7 @@ class Heartbeat:
             running.context.keep_progress(beat.progress)
 
     def _may(self, running: Running, now: float) -> bool:
-        """Whether the lease is to be renewed.
+        """Whether to renew a lease.
 
         Not that of a stream that makes no progress: it is left to another agent, and that is said once. Nor one whose
         time is over, as after a machine has slept: another agent may have taken the slot that the handler had with it.
@@ -332,7 +331,7 @@ class Heartbeat:
         self._bus.emit(events.TaskOverran(**about(running.lease), reason=str(why), seconds=seconds))
 
     def _lose(self, running: Running, reason: str) -> None:
-        """Tell the handler to stop; the agent forgets the lease when the handler has ended."""
+        """Ask the handler to stop; the agent forgets the lease when the handler has ended."""
         with self._changing:
             if running.lost:
                 return
@@ -342,7 +341,7 @@ class Heartbeat:
 
 
 def _beat(running: Running) -> Beat:
-    """The heartbeat with what rides on it."""
+    """A renewal, with progress and cursor."""
     context, task = running.context, running.lease.task
     return Beat(
         running.lease,

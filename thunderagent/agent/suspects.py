@@ -1,4 +1,4 @@
-"""Suspects: tasks whose agents were lost. They run apart, so that a job which kills its agent takes no other task along.
+"""Suspects: tasks whose agents were lost. They run apart, so that a job which kills its agent harms no other task.
 
 After the first loss other agents share the tasks of the lost one. From the second loss (`losses.must_run_apart`) a
 batch task has an agent to itself. The agent claims nothing until its other tasks have ended, then runs the suspect. It
