@@ -301,10 +301,10 @@ def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_a
         task = at.client.enqueue(deaf, {})
         at.record.wait(events.TaskStarted)
         at.client.cancel(task)
-        eventually(lambda: any(one.told_at for one in at.agent._in_flight.held.values()))
+        eventually(lambda: any(one.stop_seen_at for one in at.agent._in_flight.held.values()))
         [running] = at.agent._in_flight.held.values()
         assert at.agent.vitals.health().notes == (), "it may take its time"
-        running.told_at -= 6.0
+        running.stop_seen_at -= 6.0
         [note] = at.agent.vitals.entry()["notes"]
         assert note.startswith("1 handler goes on although it was told to stop (test.deaf): ")
         go_on.set()

@@ -177,7 +177,7 @@ def test_the_agent_knows_which_handlers_go_on() -> None:
     store = memory_store()
     agent = Agent(store, Registry(a_job()), settings())
     deaf = running(a_lease(), a_job())
-    deaf.told_at = store.monotonic() - 70.0
+    deaf.stop_seen_at = store.monotonic() - 70.0
     quick = running(a_lease(task_id="b"), a_job("test.quick"))
     over = running(a_lease(task_id="c"), a_job())
     over.settling = True

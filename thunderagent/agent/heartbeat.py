@@ -149,8 +149,8 @@ class Heartbeat:
     def ended(self, running: Running) -> None:
         """Note that the handler has ended. One that ran past its time limit is reported, if it was not before."""
         running.settling, why, now = True, running.context.stop_reason, self._monotonic()
-        is_reported = running.warned != running.told_at
-        if isinstance(why, TimeLimitExceeded) and not is_reported and 0 < running.told_at < now - OVERRUN_S:
+        is_reported = running.warned != running.stop_seen_at
+        if isinstance(why, TimeLimitExceeded) and not is_reported and 0 < running.stop_seen_at < now - OVERRUN_S:
             self._overran(running, why, now)
 
     def hurry(self, task_id: str) -> None:
@@ -294,8 +294,8 @@ class Heartbeat:
     def _may(self, running: Running, now: float) -> bool:
         """Whether to renew a lease.
 
-        Not that of a stream that makes no progress: it is left to another agent, and that is said once. Nor one whose
-        time is over, as after a machine has slept: another agent may have taken the slot that the handler had with it.
+        A stream without progress is left to another agent, with one event. A lease that is over stays so, as after
+        a machine has slept: another agent may hold the permit of the handler.
         """
         reason = None if running.settling else running.context.not_renewable()
         self._wedged(running, reason)
@@ -321,7 +321,7 @@ class Heartbeat:
         if why is None or running.settling:
             return
         if not running.warned:
-            running.warned = running.told_at = now
+            running.warned = running.stop_seen_at = now
         elif now - running.warned >= STUCK_WAIT_S:
             running.warned = now
             self._overran(running, why, now)

@@ -34,7 +34,7 @@ class Running:
     lost: bool = False
     wedged: bool = False
     warned: float = 0.0
-    told_at: float = 0.0
+    stop_seen_at: float = 0.0
     """Monotonic second at which the heartbeat first saw that the handler was told to stop; 0: it was not."""
     outcome: Outcome | None = None
     """What came of the handler, once it has ended."""

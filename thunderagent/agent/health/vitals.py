@@ -95,7 +95,7 @@ class Vitals:
         """The tasks that the agent holds, and how long their handlers have ignored a request to stop."""
         now = self._monotonic()
         running = [one for one in list(self._in_flight.held.values()) if not one.settling]
-        return [Held(one.job.name, now - one.told_at if one.told_at else 0.0) for one in running]
+        return [Held(one.job.name, now - one.stop_seen_at if one.stop_seen_at else 0.0) for one in running]
 
     def wake(self) -> None:
         """Wake the loop, which starts dead threads again."""
@@ -138,7 +138,7 @@ class Vitals:
         )
 
     def _queues(self, now: float) -> Iterator[QueueFacts]:
-        leaked = [one for one in list(self._in_flight.held.values()) if one.told_at and not one.settling]
+        leaked = [one for one in list(self._in_flight.held.values()) if one.stop_seen_at and not one.settling]
         for poller in self._pollers.values():
             refused = poller.lost_claims.longest(now - self.limits.pause_s - AGAIN_S)
             ours = [one for one in leaked if _is_of(one, poller)]
@@ -150,7 +150,7 @@ class Vitals:
                 refused_s=refused[1] if refused else None,
                 refused_task=refused[0].task_id if refused else "",
                 oldest_s=self._clock.now() - refused[0].created_at if refused else 0.0,
-                leaked_s=tuple(now - one.told_at for one in ours),
+                leaked_s=tuple(now - one.stop_seen_at for one in ours),
                 leaked_jobs=tuple(one.job.name for one in ours),
             )
 
