@@ -415,7 +415,7 @@ def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: i
         beats = stage.agent._heartbeat.last_round
         eventually(lambda: stage.agent._heartbeat.last_round > beats + 1.0)  # its lease is due five times meanwhile
         assert not stage.record.of(events.StoreFailed)
-        assert stage.agent.vitals.told()["store_answers"] is True
+        assert stage.agent.vitals.entry()["store_answers"] is True
         assert stage.client.get(task.id).status is Status.RUNNING
         if later > 1:
             stage.agent.gate.grant = no_grant("the region eu-west-1 has the grant", 2)
