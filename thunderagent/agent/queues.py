@@ -97,6 +97,6 @@ def tick_s(jobs: Registry, settings: Settings) -> float:
 
 
 def _queues(jobs: Registry, settings: Settings) -> Mapping[str, int]:
-    """Queues to serve and their slots: of the settings, else of the jobs and the default queue; and of built-in ones."""
+    """Queues to serve with slots: of the settings, else of the jobs and the default queue; and of built-in ones."""
     queues = settings.queues or dict.fromkeys((*jobs.queues, DEFAULT_QUEUE), settings.slots)
     return {**queues, BUILT_IN_QUEUE: BUILT_IN_SLOTS} if BUILT_IN_QUEUE in jobs.queues else queues
