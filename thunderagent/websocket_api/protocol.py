@@ -126,11 +126,7 @@ class Chunk:
 
 
 def read_chunk(message: Mapping[str, Any]) -> Chunk:
-    """The chunk in a message.
-
-    Raises:
-        ChunkRefused: it is none.
-    """
+    """The chunk in a message; raises `ChunkRefused` if it is none."""
     chunk_id, index, of, data = (message.get(name) for name in ("id", "index", "of", "data"))
     if not isinstance(chunk_id, str) or not _CHUNK_ID.fullmatch(chunk_id):
         raise ChunkRefused("a chunk needs an id of up to 64 letters, digits, '_' or '-'")
@@ -142,11 +138,7 @@ def read_chunk(message: Mapping[str, Any]) -> Chunk:
 
 
 class Joiner:
-    """Joins the chunks that a connection receives.
-
-    Args:
-        most: messages that may be incomplete at once; one more drops the oldest.
-    """
+    """Joins the chunks that a connection receives. One incomplete message over `most` drops the oldest."""
 
     def __init__(self, most: int = 4) -> None:
         self._most = most

@@ -70,11 +70,7 @@ class ManagementApi:
         return self._ask(lambda api: api.post_to_connection(ConnectionId=connection, Data=text.encode()))
 
     def end(self, connection: str) -> bool:
-        """Close a connection. False: it is gone.
-
-        Raises:
-            ThunderAgentError: as `post`.
-        """
+        """Close a connection. False: it is gone. It raises what `post` raises."""
         return self._ask(lambda api: api.delete_connection(ConnectionId=connection))
 
     def _ask(self, request: Callable[[Any], object]) -> bool:
@@ -129,7 +125,6 @@ class Broadcast:
     Args:
         post: sends a text to a connection by its id. False: it is gone.
         timeout_s: longest time for all connections together.
-        monotonic: seconds.
     """
 
     def __init__(
@@ -147,13 +142,7 @@ class Broadcast:
         self._pid = 0
 
     def send(self, connections: Engine, user: str, texts: Sequence[str], *, but: str | None = None) -> int:
-        """Send texts, in their order, to every connection of a user.
-
-        Args:
-            connections: the table of connections.
-            user: the owner of the connections.
-            texts: one frame each.
-            but: a connection that is left out.
+        """Send texts of one frame each, in their order, to every connection of a user but one.
 
         Returns:
             The number of connections that took them.
@@ -225,8 +214,6 @@ class Pusher:
     Args:
         post: sends a text to a connection by its id. False: it is gone.
         connections: opens the table of connections.
-        timeout_s: longest time of a push.
-        monotonic: seconds.
     """
 
     def __init__(

@@ -116,11 +116,7 @@ class Account(Doctor):
             yield error.finding(name)
 
     def ask(self, service: str, action: str, **arguments: Any) -> dict[str, Any]:
-        """One request, answered within seconds.
-
-        Raises:
-            Unanswered: it was refused, or there is no answer.
-        """
+        """One request, answered within seconds; raises `Unanswered` if it is refused or has no answer."""
         return ask(self._client_of, service, action, arguments)
 
     def _client_of(self, service: str) -> Any:

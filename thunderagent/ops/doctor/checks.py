@@ -398,11 +398,7 @@ def probe_row(now: float) -> Row:
 
 
 def run_laps(engine: Engine) -> tuple[list[float], list[float]]:
-    """Seconds of `LAPS` reads and of `LAPS` writes, of a row that is deleted afterwards.
-
-    Raises:
-        StoreError: the store did not answer, or refused.
-    """
+    """Seconds of `LAPS` reads and of `LAPS` writes, of a row that is deleted afterwards."""
     row = probe_row(engine.clock.now())
     name = row["taskId"]
     touch = Write(verb="probe", task_id=name, increase={"fence": 1}, require=[Present("taskId")])

@@ -82,11 +82,7 @@ class Unanswered(Exception):
 
 
 def ask(clients: Clients, service: str, action: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One request, such as `DescribeAlarms` of `cloudwatch`.
-
-    Raises:
-        Unanswered: it was refused, or there is no answer.
-    """
+    """One request, such as `DescribeAlarms` of `cloudwatch`; raises `Unanswered` if it is refused or has no answer."""
     try:
         reply: dict[str, Any] = getattr(clients(service), xform_name(action))(**arguments)
     except (ClientError, BotoCoreError) as error:

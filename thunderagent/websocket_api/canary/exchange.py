@@ -41,7 +41,6 @@ class Conversation:
         Raises:
             Throttled: the peer takes no more for now.
             Unexpected: the answer is an error or of another kind, or there were too many other messages.
-            websockets.exceptions.ConnectionClosed: the connection ended.
         """
         number = f"canary-{next(self._ids)}"
         await self._connection.send(encode({"action": action, "id": number, **members}))

@@ -215,11 +215,8 @@ def secret_text(name: str, *, region: str | None = None, endpoint: str | None = 
         endpoint: of a local engine; None: AWS.
 
     Raises:
-        AccessDenied: `secretsmanager:GetSecretValue` is not allowed.
         ConfigurationError: there is no such secret, it is no text, or no region is known.
-        CredentialsMissing: there are no credentials.
-        CredentialsExpired: the credentials have expired.
-        StoreError: Secrets Manager did not answer.
+        ThunderAgentError: as `stores.aws.translate` says.
     """
     # boto3 is slow to import, and few canaries need it
     from botocore.exceptions import BotoCoreError, ClientError

@@ -189,12 +189,7 @@ class CanaryWatch:
 
 
 class Judge:
-    """The judgement of each target after each attempt.
-
-    Args:
-        targets: their names.
-        observer: named in events.
-    """
+    """The judgement of each target after each attempt."""
 
     def __init__(self, targets: Iterable[str], observer: str) -> None:
         self._observer = observer

@@ -44,10 +44,7 @@ class CanaryWork:
     Args:
         targets: URLs by name.
         prober: tries them; not shared, because it belongs to one event loop at a time.
-        store: of the agent.
-        enqueuer: puts the task.
-        bus: gets the attempt at the queue.
-        sender: tells agents of the task at once.
+        store, enqueuer, bus, sender: of the agent.
         budget_s: longest time of the task.
     """
 

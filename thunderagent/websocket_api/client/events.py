@@ -182,13 +182,7 @@ class Subscription:
 
 
 class Publisher:
-    """Gives each event to all subscriptions.
-
-    Args:
-        replica: its state is published.
-        limit: events that wait in one subscription.
-        clock: epoch seconds.
-    """
+    """Gives each event, and each new state of the replica, to all subscriptions. `limit`: events that wait in one."""
 
     def __init__(self, replica: Replica, limit: int, clock: Callable[[], float]) -> None:
         self._replica = replica

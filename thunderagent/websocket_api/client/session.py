@@ -39,18 +39,7 @@ _BYTES: Final = 8 << 20
 
 
 class Session:
-    """Keeps a connection, with the machinery of streams.
-
-    Args:
-        url: asked for each attempt.
-        token: asked for each attempt.
-        options: every number.
-        replica: gets states.
-        publisher: gets events.
-        governor: gives turns to connect.
-        again: called when changes must be sent again.
-        rng: jitter of pauses.
-    """
+    """Keeps a connection, with the machinery of streams. `again` is called when changes must be sent again."""
 
     def __init__(
         self,
@@ -103,11 +92,7 @@ class Session:
         return self._live.is_set()
 
     async def connection(self) -> Connection:
-        """Wait for a live connection.
-
-        Raises:
-            ClientClosed: the session has ended.
-        """
+        """Wait for a live connection; raises `ClientClosed` when the session ends."""
         while True:
             self.check()
             if self.pump.connection is not None and self._live.is_set():
@@ -247,14 +232,9 @@ class Session:
 
 
 class Beats:
-    """Pings that the functions of the API answer, for the watch of a connection.
+    """Pings that the functions of the API answer, for the watch of a connection. `heard` gets the seconds of an answer.
 
-    A ping of the WebSocket protocol would be answered by the gateway, whether its functions are alive or not.
-
-    Args:
-        talk: sends the requests.
-        connection: the connection that is watched.
-        heard: gets the seconds that an answer took.
+    The gateway would answer a ping of the WebSocket protocol, even without functions.
     """
 
     __slots__ = ("_connection", "_heard", "_talk")
@@ -265,11 +245,7 @@ class Beats:
         self._heard = heard
 
     async def ping(self) -> Awaitable[float]:
-        """Send a ping; the answer is awaited for the pong.
-
-        Raises:
-            websockets.exceptions.ConnectionClosed: the connection has ended.
-        """
+        """Send a ping; the answer is awaited for the pong."""
         request = self._talk.begin(self._connection)
         sent_at = asyncio.get_running_loop().time()
         try:

@@ -36,11 +36,7 @@ Settled = Callable[[Change, int | Exception], None]
 class Submitter:
     """Sends the head of the tail until it is cancelled.
 
-    Args:
-        replica: has the tail.
-        session: has the connection.
-        settled: called for each change with its version, or with the error of its final refusal.
-        rng: jitter of pauses.
+    `settled` is called for each change with its version, or with the error of its final refusal.
     """
 
     def __init__(self, replica: Replica, session: Session, *, settled: Settled, rng: random.Random) -> None:

@@ -87,11 +87,7 @@ def local_regions(
 
 
 async def serve(regions: Sequence[LocalRegion], started: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then close within seconds.
-
-    Args:
-        regions: what is served.
-        started: called when all regions listen.
+    """Serve until SIGINT or SIGTERM, then close within seconds. `started` is called when all regions listen.
 
     Raises:
         ConfigurationError: a port is taken.

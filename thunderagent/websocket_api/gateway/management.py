@@ -35,13 +35,6 @@ class Sockets(Protocol):
 
 
 class Management:
-    """The listener.
-
-    Args:
-        sockets: the connections.
-        port: 0: a free one.
-    """
-
     def __init__(self, sockets: Sockets, port: int) -> None:
         self.port = port
         self._sockets = sockets

@@ -26,13 +26,7 @@ class Unauthorized(Exception):
 
 
 class Authorizer:
-    """Decides who may connect.
-
-    Args:
-        verifier: checks tokens.
-        query_token: take one in the query string too.
-        bus: gets the refusals with their reasons.
-    """
+    """Decides who may connect. `bus` gets the refusals with their reasons."""
 
     def __init__(self, verifier: Verifier, *, query_token: bool = False, bus: EventBus | None = None) -> None:
         self.bus = bus or EventBus()

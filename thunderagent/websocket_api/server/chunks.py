@@ -35,12 +35,7 @@ _HALVES = "!"
 
 
 class Chunks:
-    """The incomplete messages of one region.
-
-    Args:
-        engine: the table of connections.
-        now: epoch seconds.
-    """
+    """The incomplete messages of one region, in its table of connections."""
 
     def __init__(self, engine: Engine, now: Callable[[], float]) -> None:
         self._engine = engine

@@ -41,7 +41,7 @@ _TRIES: Final = 5
 
 
 class Connections:
-    """The lists of connections of one region.
+    """The lists of connections of one region. Its methods raise `StoreError` when the store does not answer.
 
     Args:
         engine: the table of connections.
@@ -73,7 +73,6 @@ class Connections:
 
         Raises:
             Throttled: the user connects too often.
-            StoreError: the store did not answer; the connection may be listed.
         """
         now = self._now()
         if (left := self._until.get(user, 0.0) - now) > 0:
@@ -127,11 +126,7 @@ class Connections:
             self._engine.apply([forget_connection(connection, user)])
 
     def flooded(self, user: str) -> None:
-        """Charge the user `FLOOD_CONNECTS` for a connection that was closed for flooding.
-
-        Raises:
-            StoreError: the store did not answer.
-        """
+        """Charge the user `FLOOD_CONNECTS` for a connection that was closed for flooding."""
         now = self._now()
         for was_full in (True, False):
             write = spend(
@@ -141,20 +136,12 @@ class Connections:
                 return
 
     def close(self, connection: str, user: str) -> None:
-        """Take a connection out of the list. A repeated call changes nothing.
-
-        Raises:
-            StoreError: the store did not answer.
-        """
+        """Take a connection out of the list. A repeated call changes nothing."""
         for applied in self._engine.apply([remove_connection(user, connection), forget_connection(connection, user)]):
             _checked(applied)
 
     def of(self, user: str) -> frozenset[str]:
-        """The connections that are listed. Some may have ended.
-
-        Raises:
-            StoreError: the store did not answer.
-        """
+        """The connections that are listed. Some may have ended."""
         row_id = connections_id(user)
         return holders_of(self._engine.get([row_id]).get(row_id))
 

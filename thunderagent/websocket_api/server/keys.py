@@ -36,12 +36,7 @@ class KeysUnavailable(StoreUnavailable):
 
 
 class Keys:
-    """The keys of an issuer by their `kid`. Safe in threads.
-
-    Args:
-        fetch: reads the JWKS as text; see `fetch_url`.
-        monotonic: seconds.
-    """
+    """The keys of an issuer by their `kid`, of a JWKS that `fetch` reads as text. Safe in threads."""
 
     def __init__(self, fetch: Callable[[], str], *, monotonic: Callable[[], float] = since_boot) -> None:
         self._fetch = fetch

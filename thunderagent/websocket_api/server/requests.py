@@ -35,11 +35,7 @@ class SetState(Message):
 
 
 def read(text: str) -> dict[str, Any]:
-    """The message in a text.
-
-    Raises:
-        Refusal: the text is too large or no JSON object.
-    """
+    """The message in a text; raises `Refusal` for a text that is too large or no JSON object."""
     if (found := size(text)) > MESSAGE_BYTES:
         raise Refusal(Problem.TOO_LARGE, f"the message has {found} bytes; at most {MESSAGE_BYTES} are taken")
     try:
@@ -52,11 +48,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def id_of(data: dict[str, Any]) -> MessageId:
-    """The id of a message, which its reply repeats.
-
-    Raises:
-        Refusal: it is none.
-    """
+    """The id of a message, which its reply repeats; raises `Refusal` for a wrong one."""
     found = data.get("id")
     if found is None or (isinstance(found, str) and len(found) <= ID_LETTERS) or _is_whole(found):
         if isinstance(found, str) and not found.isascii():
@@ -66,11 +58,7 @@ def id_of(data: dict[str, Any]) -> MessageId:
 
 
 def typed(kind: type[M], data: dict[str, Any], message_id: MessageId) -> M:
-    """The message as the type of its action.
-
-    Raises:
-        Refusal: a field is missing or wrong.
-    """
+    """The message as the type of its action; raises `Refusal` for a missing or wrong field."""
     try:
         message = kind.model_validate(data)
     except (ValidationError, RecursionError) as error:

@@ -52,11 +52,7 @@ class ApiSettings(BaseSettings):
 
 
 def load(kind: type[S]) -> S:
-    """The settings of the environment.
-
-    Raises:
-        ConfigurationError: a setting is missing or wrong.
-    """
+    """The settings of the environment; raises `ConfigurationError` for a missing or wrong one."""
     try:
         return kind()
     except ValidationError as error:
@@ -65,11 +61,7 @@ def load(kind: type[S]) -> S:
 
 
 def make_verifier(settings: AuthorizerSettings) -> Verifier:
-    """The verifier of an issuer's tokens.
-
-    Raises:
-        ConfigurationError: the keys are missing or cannot work.
-    """
+    """The verifier of an issuer's tokens; raises `ConfigurationError` for missing or wrong keys."""
     if bool(settings.jwks) == bool(settings.jwks_url):
         raise ConfigurationError(f"set either {PREFIX}JWKS_URL or {PREFIX}JWKS: the public keys of the issuer")
     if settings.jwks:

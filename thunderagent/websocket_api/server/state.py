@@ -52,13 +52,7 @@ class TooLarge:
 
 
 class States:
-    """The states of users.
-
-    Args:
-        engine: the table of states.
-        region: the writer of states.
-        now: epoch seconds.
-    """
+    """The states of users, and the region that writes them."""
 
     def __init__(self, engine: Engine, region: str, now: Callable[[], float]) -> None:
         self._engine = engine

@@ -67,14 +67,7 @@ class _Count:
 
 
 class Throttle:
-    """The limits of messages in one instance of the function. Safe in threads.
-
-    Args:
-        engine: the table of connections.
-        now: epoch seconds.
-        rate: messages of a user in a second; one connection may send half of them.
-        burst: messages of a user at one moment, at least 3 times the rate; one connection may send half of them.
-    """
+    """The limits of messages in one instance of the function. Safe in threads. A burst is at least 3 times the rate."""
 
     def __init__(self, engine: Engine, now: Callable[[], float], *, rate: float, burst: float) -> None:
         self._engine = engine

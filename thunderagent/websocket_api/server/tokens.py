@@ -43,13 +43,7 @@ class Identity:
 
 
 class Verifier:
-    """Checks tokens. Safe in threads.
-
-    Args:
-        keys: of the issuer.
-        issuer: the `iss` of good tokens.
-        audience: one of the `aud` of good tokens.
-        now: epoch seconds.
+    """Checks tokens by the keys, the `iss` and the `aud` of an issuer. Safe in threads.
 
     Raises:
         ConfigurationError: issuer or audience is empty.
