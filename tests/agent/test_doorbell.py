@@ -156,7 +156,7 @@ def test_a_forged_job_or_status_wins_nothing(at: Setting) -> None:
     assert at.store.claim(wanted, owner="me") == []
 
 
-def test_doubled_rings_of_a_task_are_one_claim(at: Setting) -> None:
+def test_a_message_that_comes_twice_is_one_claim(at: Setting) -> None:
     assert at.ring(*[at.due()] * 5) == ["a"]
 
 
@@ -171,7 +171,7 @@ def test_a_queue_or_a_job_that_is_not_served_here_is_nothing(at: Setting) -> Non
     assert at.woken() == []
 
 
-def test_a_ring_to_look_wakes_the_pollers_of_its_queue_at_its_time(at: Setting) -> None:
+def test_a_message_to_look_wakes_the_pollers_of_its_queue_at_its_time(at: Setting) -> None:
     at.ring(DoorbellMessage.look("default"), DoorbellMessage.look("other", at.clock.now() + 5))
     assert at.woken() == ["default batch", "default stream"]
     at.clock.advance(5.01)
@@ -179,12 +179,12 @@ def test_a_ring_to_look_wakes_the_pollers_of_its_queue_at_its_time(at: Setting) 
     assert at.woken() == ["default batch", "default stream", "other batch"]
 
 
-def test_streams_are_left_to_the_one_who_shares_them_out(at: Setting) -> None:
+def test_streams_are_left_to_the_agent_that_shares_them_out(at: Setting) -> None:
     assert at.ring(at.due(job="test.stream", kind=STREAM)) == []
     assert at.woken() == ["default stream"]
 
 
-def test_a_ring_of_yesterday_is_a_look(at: Setting) -> None:
+def test_an_old_message_is_a_look(at: Setting) -> None:
     assert at.ring(at.due(in_s=-STALE_S - 1)) == []
     assert at.woken() == ["default batch"]
 
@@ -201,7 +201,7 @@ def test_a_full_agent_leaves_the_task_to_its_poller(at: Setting) -> None:
     assert at.woken() == ["default batch"], "the next free slot looks"
 
 
-def test_rings_fill_the_last_slot_and_then_the_pollers_turn_comes(at: Setting) -> None:
+def test_messages_fill_the_last_slot_and_then_the_pollers_turn_comes(at: Setting) -> None:
     """Else a queue with a long pause would not notice that a slot is free while tasks wait."""
     for _ in range(SLOTS):
         assert at.woken() == []
@@ -210,7 +210,7 @@ def test_rings_fill_the_last_slot_and_then_the_pollers_turn_comes(at: Setting) -
     assert at.woken() == ["default batch"]
 
 
-def test_of_a_ring_that_all_hear_each_leaves_the_others_their_share(at: Setting) -> None:
+def test_of_a_message_that_all_receive_each_agent_leaves_the_others_their_share(at: Setting) -> None:
     at.inbox.is_shared = True
     claims = []
     for rank in range(3):
@@ -223,7 +223,7 @@ def test_of_a_ring_that_all_hear_each_leaves_the_others_their_share(at: Setting)
     assert at.woken() == ["default batch", "default stream"], "what its agent did not take is looked for later"
 
 
-def test_many_rings_for_others_are_one_look(at: Setting) -> None:
+def test_many_messages_for_others_are_one_look(at: Setting) -> None:
     at.inbox.is_shared, at.batch.share = True, (0, 1000)
     at.ring(*[at.due(f"t{number}") for number in range(500)])
     assert len(at.inbox._held) == 1
@@ -249,7 +249,7 @@ def test_a_store_that_does_not_answer_is_not_hurried(at: Setting) -> None:
     assert at.round() == []
 
 
-def test_a_full_agent_wants_no_rings_unless_it_serves_the_queue_alone(at: Setting) -> None:
+def test_a_full_agent_accepts_no_messages_unless_it_serves_the_queue_alone(at: Setting) -> None:
     assert at.inbox.has_room(at.due())
     for _ in range(SLOTS):
         at.batch.began()
@@ -260,7 +260,7 @@ def test_a_full_agent_wants_no_rings_unless_it_serves_the_queue_alone(at: Settin
     assert not at.inbox.has_room(at.due(job="test.unknown"))
 
 
-def test_an_agent_wants_no_more_rings_at_once_than_it_has_room_for(at: Setting) -> None:
+def test_an_agent_accepts_no_more_messages_at_once_than_it_has_slots(at: Setting) -> None:
     at.batch.share = (0, 2)
     assert [at.inbox.has_room(at.due(f"t{number}")) for number in range(5)] == [True] * SLOTS + [False] * 2
     at.round()
@@ -305,7 +305,7 @@ def test_a_stretched_poll_looks_ahead_and_comes_again_when_a_task_is_due(at: Set
     assert [one.candidate.task_id for one in at.batch.look()] == ["soon"]
 
 
-def test_of_several_agents_the_one_whose_share_it_is_comes_first(at: Setting) -> None:
+def test_of_several_agents_the_agent_whose_share_it_is_comes_first(at: Setting) -> None:
     put(at.store, "soon", created_at=at.clock.now() + 30.0)
     at.batch.stretch(60.0)
     waits = []
@@ -377,7 +377,7 @@ def test_a_beat_that_is_rung_for_while_another_is_under_way_is_not_lost() -> Non
     assert store.sent == [["a", "b"], ["a"]]
 
 
-def test_a_lease_that_is_to_end_is_not_renewed_for_a_ring() -> None:
+def test_a_lease_that_is_to_end_is_not_renewed_for_a_message() -> None:
     clock, store, heart = a_heart()
     one = heart._held["a"]
     heart.watch_until(one, clock.monotonic() + 20)
@@ -508,7 +508,7 @@ def test_attempts_to_listen_come_ever_more_rarely_while_it_is_broken(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_died_is_told_and_started_again(ears: Ears) -> None:
+def test_a_thread_that_died_is_reported_and_started_again(ears: Ears) -> None:
     ears.listener.start()
     ears.until(RARE)
     ears.bell.problem = SystemExit()
@@ -573,7 +573,7 @@ def test_a_retry_and_a_snooze_are_looked_for_when_they_are_due() -> None:
     ears.listener.close()
 
 
-def test_tasks_that_are_given_back_are_told_to_the_others(ears: Ears) -> None:
+def test_tasks_that_are_given_back_are_passed_on(ears: Ears) -> None:
     ears.listener.start()
     for queue in ("default", "other", "default"):
         ears.at.bus.emit(events.TaskReleased(**{**ABOUT, "queue": queue}))
@@ -582,7 +582,7 @@ def test_tasks_that_are_given_back_are_told_to_the_others(ears: Ears) -> None:
     assert ears.bell.closed.is_set()
 
 
-def test_a_child_for_which_there_is_no_room_here_is_told_to_the_others_once_a_second(ears: Ears) -> None:
+def test_a_child_for_which_there_is_no_room_here_is_passed_on_once_a_second(ears: Ears) -> None:
     ears.listener.start()
     child = queue_events.ChildUnparked(task_id="b", parent_id="a", queue="other")
     ears.at.bus.emit(child)
@@ -625,12 +625,12 @@ def told() -> Told:
     return Told()
 
 
-def test_an_enqueue_rings_with_what_a_claim_needs(told: Told) -> None:
+def test_an_enqueue_sends_what_a_claim_needs(told: Told) -> None:
     task = told.client.enqueue("test.job", {"a": 1}, delay_s=5.0, queue="reports")
     assert told.take() == [DoorbellMessage.task(task)]
 
 
-def test_a_task_that_waits_for_others_is_not_rung_for_until_it_is_free(told: Told) -> None:
+def test_a_task_that_waits_for_others_has_no_message_until_it_is_free(told: Told) -> None:
     parent = told.client.enqueue("test.job")
     told.client.enqueue("test.job", depends_on=[parent], on_parent_failure="run", queue="reports")
     told.take()
@@ -638,7 +638,7 @@ def test_a_task_that_waits_for_others_is_not_rung_for_until_it_is_free(told: Tol
     assert told.take() == [DoorbellMessage.look("reports")]
 
 
-def test_few_of_many_tasks_are_rung_for_by_id_and_more_by_a_few_looks(told: Told) -> None:
+def test_few_tasks_are_sent_by_id_and_more_by_a_few_looks(told: Told) -> None:
     told.client.enqueue_many("test.job", [{}] * 3)
     assert [ring.verb for ring in told.take()] == [Verb.TASK] * 3
     told.client.enqueue_many("test.job", [{}] * 60, delay_s=30.0)
@@ -649,13 +649,13 @@ def test_few_of_many_tasks_are_rung_for_by_id_and_more_by_a_few_looks(told: Told
     assert len(told.take()) == 10
 
 
-def test_where_all_hear_a_ring_one_look_is_enough() -> None:
+def test_where_all_receive_a_message_one_look_is_enough() -> None:
     told = Told(is_local=True)
     told.client.enqueue_many("test.job", [{}] * 60)
     assert len(told.take()) == 1
 
 
-def test_a_cancel_and_a_stop_ring_for_the_agent_that_runs_the_task_each_time(told: Told) -> None:
+def test_a_cancel_and_a_stop_notify_the_agent_that_runs_the_task_each_time(told: Told) -> None:
     task = told.client.enqueue("test.job")
     told.run(task)
     told.take()
@@ -670,14 +670,14 @@ def test_a_cancel_and_a_stop_ring_for_the_agent_that_runs_the_task_each_time(tol
     assert told.take() == [DoorbellMessage.beat(following.id, "agent-2")] * 2
 
 
-def test_a_cancel_of_a_task_that_waits_rings_for_nobody(told: Told) -> None:
+def test_a_cancel_of_a_task_that_waits_notifies_no_agent(told: Told) -> None:
     task = told.client.enqueue("test.job")
     told.take()
     told.client.cancel(task)
     assert told.take() == []
 
 
-def test_a_retry_and_a_start_ring(told: Told) -> None:
+def test_a_retry_and_a_start_notify(told: Told) -> None:
     task = told.client.enqueue("test.job")
     told.client.cancel(task)
     told.take()
@@ -690,7 +690,7 @@ def test_a_retry_and_a_start_ring(told: Told) -> None:
     assert told.take() == [DoorbellMessage.task(again)]
 
 
-def test_the_end_of_a_pause_rings_for_the_agents_that_serve_the_queue(told: Told) -> None:
+def test_the_end_of_a_pause_notifies_the_agents_that_serve_the_queue(told: Told) -> None:
     told.store.announce("agent-1", {"queues": {"reports": 3}, "jobs": ["test.job"]}, lives_s=60.0)
     told.client.pauses.pause(queue="reports")
     told.take()
@@ -698,7 +698,7 @@ def test_the_end_of_a_pause_rings_for_the_agents_that_serve_the_queue(told: Told
     assert told.take() == [DoorbellMessage.look("reports")]
 
 
-def test_who_has_no_doorbell_rings_nowhere() -> None:
+def test_without_a_doorbell_nothing_is_sent() -> None:
     sender = DoorbellSender(None)
     sender.tasks([])
     sender.looks(["a"])

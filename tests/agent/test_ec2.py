@@ -87,7 +87,7 @@ def test_a_token_is_renewed_when_it_is_refused(service: MetadataService) -> None
         (TOKEN, 0, "--http-put-response-hop-limit 2"),
     ],
 )
-def test_a_service_that_refuses_is_told_with_the_remedy(
+def test_a_service_that_refuses_is_reported_with_the_remedy(
     service: MetadataService, path: str, status: int, words: str
 ) -> None:
     service.refusals[path] = status
@@ -139,7 +139,7 @@ class Watch:
         return self.record.of(kind)
 
 
-def test_a_recommendation_is_told_once_and_again_after_it_was_withdrawn(service: MetadataService) -> None:
+def test_a_recommendation_is_reported_once_and_again_after_it_was_withdrawn(service: MetadataService) -> None:
     watch = Watch(service)
     for answers, number in (({}, 0), ({REBALANCE: "{}"}, 1), ({REBALANCE: "{}"}, 1), ({}, 1), ({REBALANCE: "{}"}, 2)):
         service.answers = answers
@@ -148,7 +148,7 @@ def test_a_recommendation_is_told_once_and_again_after_it_was_withdrawn(service:
     assert (watch.retired, watch.held) == ([], [])
 
 
-def test_a_service_that_does_not_answer_is_told_once_and_asked_less_often(service: MetadataService) -> None:
+def test_a_service_that_does_not_answer_is_reported_once_and_asked_less_often(service: MetadataService) -> None:
     watch = Watch(service)
     service.refusals[TOKEN] = 403
     watch.notices.look()

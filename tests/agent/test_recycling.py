@@ -128,7 +128,7 @@ def test_tasks_still_count_where_memory_does_not() -> None:
     assert at.look() == ["it has run 11 tasks (THUNDERAGENT_RECYCLE_TASKS)"]
 
 
-def test_the_memory_of_this_process_is_told_by_the_kernel(tmp_path: Path) -> None:
+def test_the_memory_of_this_process_comes_from_the_kernel(tmp_path: Path) -> None:
     before = resident_mib()
     ballast = bytearray(64 * 1024 * 1024)
     ballast[::4096] = b"x" * len(ballast[::4096])
@@ -162,7 +162,7 @@ def test_what_the_kernel_killed_in_our_control_group(tmp_path: Path, group: str,
 # Threads
 
 
-def test_handlers_that_go_on_for_a_minute_after_they_were_told_to_stop_are_counted() -> None:
+def test_handlers_that_go_on_for_a_minute_after_they_were_asked_to_stop_are_counted() -> None:
     at = At(recycle_threads=2)
     at.held = [Held("report.build", 61.0), Held("report.build", 59.9), Held("mail.send")]
     assert at.look() == []

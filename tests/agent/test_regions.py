@@ -76,7 +76,7 @@ def running(*stages: Stage) -> Iterator[None]:
         yield
 
 
-def test_one_region_works_and_the_other_takes_over_when_it_is_not_heard_of(tmp_path: Path) -> None:
+def test_one_region_works_and_the_other_takes_over_when_it_is_silent(tmp_path: Path) -> None:
     here, there = Stage(tmp_path, HERE), Stage(tmp_path, THERE)
     with running(here, there):
         here.told.wait(fleet_events.GrantBegan)
@@ -94,7 +94,7 @@ def test_one_region_works_and_the_other_takes_over_when_it_is_not_heard_of(tmp_p
     assert [event.won for event in there.told.events if isinstance(event, fleet_events.GrantAsked)] == [True]
 
 
-def test_a_region_whose_table_does_not_answer_lets_its_grant_go(tmp_path: Path) -> None:
+def test_a_region_whose_table_does_not_answer_gives_up_its_grant(tmp_path: Path) -> None:
     here = Stage(tmp_path, HERE)
     faulty = FaultyEngine(here.agent.store.engine.behind)  # type: ignore[attr-defined]
     here.watch._authority._table._store.engine.behind = faulty
@@ -108,7 +108,7 @@ def test_a_region_whose_table_does_not_answer_lets_its_grant_go(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_asks_the_arbiter_and_dies_is_told_and_started_again(
+def test_a_thread_that_asks_the_arbiter_and_dies_is_reported_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = Stage(tmp_path, HERE)
@@ -129,7 +129,7 @@ def test_a_thread_that_asks_the_arbiter_and_dies_is_told_and_started_again(
         here.told.wait(fleet_events.GrantBegan)
 
 
-def test_settings_of_regions_that_cannot_work_are_told_together() -> None:
+def test_settings_of_regions_that_cannot_work_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_settings(
             store="dynamodb://T?region=eu-central-1",
@@ -143,7 +143,7 @@ def test_settings_of_regions_that_cannot_work_are_told_together() -> None:
         assert words in text
 
 
-def test_an_arbiter_that_was_made_anew_goes_on_behind_the_epochs_that_the_tasks_know(tmp_path: Path) -> None:
+def test_an_arbiter_that_was_made_again_goes_on_behind_the_epochs_that_the_tasks_know(tmp_path: Path) -> None:
     there, here = Stage(tmp_path, THERE), Stage(tmp_path, HERE)
     gate = Gate(THERE)
     gate.grant = Grant(epoch=7)
@@ -162,7 +162,7 @@ def test_an_arbiter_that_was_made_anew_goes_on_behind_the_epochs_that_the_tasks_
         client.store.engine.close()
 
 
-def test_an_arbiter_that_cannot_be_opened_is_told_and_ends_no_thread(tmp_path: Path) -> None:
+def test_an_arbiter_that_cannot_be_opened_is_reported_and_ends_no_thread(tmp_path: Path) -> None:
     here = Stage(tmp_path, HERE, region_arbiter=f"sqlite:///{tmp_path}/missing/arbiter.db")
     with running(here):
         [failed] = here.told.wait(events.StoreFailed)

@@ -105,7 +105,7 @@ def test_an_agent_that_can_or_should_take_none_is_left_out(out: AgentInfo) -> No
         {"streams": {"held": 1, "max": 5}, "health": None, "jobs": None},
     ],
 )
-def test_the_row_of_another_version_or_made_by_hand_stops_nobody(row: dict[str, Any]) -> None:
+def test_the_row_of_another_version_or_made_by_hand_stops_no_agent(row: dict[str, Any]) -> None:
     made = a_fleet("a", [told("a"), told("odd", **row)], jobs={"j"})
     assert made.size == 1
     assert made.is_ours("s")
@@ -132,7 +132,7 @@ def test_agents_without_one_of_our_streams_are_none_of_our_fleet() -> None:
     assert a_fleet("a", [told("a"), told("b", jobs=["other", "j"])], jobs={"j"}).size == 2
 
 
-def test_when_nobody_should_anybody_may() -> None:
+def test_when_no_agent_should_any_may() -> None:
     full = [told("a", 5, 5), told("b", 5, 5)]
     assert all(names == [] for names in takers(full).values())
     made = a_fleet("a", full)
@@ -243,7 +243,7 @@ class At:
         return [one.candidate.task_id for one in wanted]
 
 
-def test_a_stream_is_left_to_the_agent_whose_it_is_and_after_two_seconds_to_nobody() -> None:
+def test_a_stream_is_left_to_the_agent_whose_it_is_and_after_two_seconds_to_no_agent() -> None:
     at = At()
     at.meet()
     for one in IDS[:40]:
@@ -256,7 +256,7 @@ def test_a_stream_is_left_to_the_agent_whose_it_is_and_after_two_seconds_to_nobo
     assert sorted(at.look()) == sorted(IDS[:40])
 
 
-def test_what_was_handed_off_for_the_balance_is_taken_back_only_when_nobody_has_wanted_it() -> None:
+def test_what_was_handed_off_for_the_balance_is_taken_back_only_when_no_agent_has_wanted_it() -> None:
     at = At()
     at.meet()
     put(at.store, "s", job="test.stream", kind="stream")

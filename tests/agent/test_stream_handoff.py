@@ -324,7 +324,7 @@ def test_a_successor_that_dies_before_it_is_ready_is_a_lost_agent_like_any_other
     show.check()
 
 
-def test_the_one_who_offered_may_die_and_its_late_word_does_not_set_the_cursor_back(show: Show) -> None:
+def test_the_agent_that_offered_may_die_and_its_late_word_does_not_set_the_cursor_back(show: Show) -> None:
     job = follower(show.log, exclusive=False)
     old = show.agents.add(job, **SHORT)
     task = show.begin(job)
@@ -431,7 +431,7 @@ def slow_to_subscribe(log: Log) -> Job[Any]:
 
 
 @pytest.mark.parametrize("command", ["stop", "cancel"])
-def test_a_command_reaches_the_successor_and_the_one_who_offered(show: Show, command: str) -> None:
+def test_a_command_reaches_the_successor_and_the_agent_that_offered(show: Show, command: str) -> None:
     job = slow_to_subscribe(show.log)
     old = show.agents.add(job, **LONG)
     task = show.begin(job)

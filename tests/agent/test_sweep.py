@@ -183,7 +183,7 @@ def test_without_a_usable_clock_only_standing_still_for_a_whole_lease_counts(at:
     assert at.find(lost) == ["a"]
 
 
-def test_without_a_usable_clock_every_beat_starts_the_wait_anew(at: Setting) -> None:
+def test_without_a_usable_clock_every_beat_starts_the_wait_again(at: Setting) -> None:
     lease = claimed(at.store, lease_s=300)
     lost = at.observer(at.elsewhere(Unusable()))
     for _ in range(5):
@@ -198,7 +198,7 @@ def test_without_a_usable_clock_every_beat_starts_the_wait_anew(at: Setting) -> 
     assert at.find(lost) == ["a"]
 
 
-def test_a_new_fence_is_a_new_holder_who_gets_a_whole_lease(at: Setting) -> None:
+def test_a_new_fence_is_a_new_holder_that_gets_a_whole_lease(at: Setting) -> None:
     claimed(at.store, lease_s=300)
     lost = at.observer(at.elsewhere(Unusable()))
     assert at.find(lost) == []
@@ -331,7 +331,7 @@ def test_the_memory_of_beats_has_a_bound_and_each_has_its_turn_in_it(at: Setting
     assert found == {"r00003", "r00004", "r00005"}
 
 
-def test_leases_that_nobody_can_take_over_do_not_keep_the_others_from_being_looked_at(at: Setting) -> None:
+def test_leases_that_no_agent_can_take_over_do_not_keep_the_others_from_being_looked_at(at: Setting) -> None:
     many_running(at, RECHECKED + 100, lock_time=LIVES)
     assert len(at.find()) == 0
     at.clock.advance(303.0)
@@ -359,7 +359,7 @@ def test_a_lost_agents_task_is_taken_over_and_stays_running(at: Setting) -> None
     assert (event.task_id, event.lost_agent, event.attempt, event.fence) == ("a", "lost-agent", 2, 2)
 
 
-def test_who_was_taken_for_lost_cannot_write_any_more(at: Setting) -> None:
+def test_an_agent_taken_for_lost_cannot_write_any_more(at: Setting) -> None:
     first = claimed(at.store, lease_s=300, owner="only-slow")
     at.clock.advance(303)
     [_] = at.rescuer.take_over(LANES, anything)
@@ -482,7 +482,7 @@ def test_where_no_agent_may_be_lost_the_first_loss_is_the_last_whatever_ran_besi
     assert {at.row(name).status for name in ("a", "beside")} == {Status.FAILED}
 
 
-def test_a_lease_that_ran_out_while_its_agent_lives_is_told_so(at: Setting) -> None:
+def test_a_lease_that_ran_out_while_its_agent_lives_is_reported_as_such(at: Setting) -> None:
     """A handler that holds the interpreter keeps the heartbeat from being sent, and the agent is still there."""
     claimed(at.store, owner="agent-0")
     for number in range(4):
@@ -520,7 +520,7 @@ def test_an_agent_on_this_host_is_known_by_its_process(at: Setting) -> None:
     child.communicate()
 
 
-def test_children_of_a_task_that_is_given_up_are_told(at: Setting) -> None:
+def test_children_of_a_task_that_is_given_up_are_notified(at: Setting) -> None:
     claimed(at.store, "parent", owner="agent-0", crash_count=15)
     child = put(
         at.store,
@@ -565,7 +565,7 @@ def many_blocked(at: Setting, number: int) -> None:
     at.engine.put([replace(task, task_id=name, created_at=one / 1000).to_row() for one, name in enumerate(names)])
 
 
-def test_a_child_behind_ten_thousand_others_is_told_whichever_agent_has_the_turn(at: Setting) -> None:
+def test_a_child_behind_ten_thousand_others_is_notified_whichever_agent_has_the_turn(at: Setting) -> None:
     many_blocked(at, 10_150)
     put(at.store, "child", status=Status.BLOCKED, depends_on=("gone",), waiting_for=frozenset({"gone"}))
     at.rescuer.heal(LANES)
@@ -598,7 +598,7 @@ def blocked(at: Setting, *parents: str, name: str = "child") -> Task:
     )
 
 
-def test_a_child_that_was_not_told_of_its_parents_end_is_told_by_the_sweep(at: Setting) -> None:
+def test_a_child_that_missed_its_parents_end_is_notified_by_the_sweep(at: Setting) -> None:
     parent = claimed(at.store, "parent")
     blocked(at, "parent")
     now = at.clock.now()
@@ -624,7 +624,7 @@ def test_a_child_whose_parent_is_gone_fails(at: Setting) -> None:
     assert at.row("child").error == "parent gone no longer exists"
 
 
-def test_a_child_that_waits_for_nobody_is_unparked(at: Setting) -> None:
+def test_a_child_that_waits_for_no_parent_is_unparked(at: Setting) -> None:
     put(at.store, "child", status=Status.BLOCKED, depends_on=("p",))
     at.rescuer.heal(LANES)
     assert at.row("child").status is Status.PENDING
@@ -683,7 +683,7 @@ def test_a_task_that_ended_meanwhile_is_not_given_up(at: Setting, monkeypatch: p
     assert at.record.of(events.TaskGivenUp) == []
 
 
-def test_while_nobody_waits_a_sweep_writes_nothing(at: Setting) -> None:
+def test_while_no_task_waits_a_sweep_writes_nothing(at: Setting) -> None:
     """A turn is a write of every agent in every sweep; to see that the line is empty is a read."""
     at.rescuer.heal(LANES)
     assert at.store.engine.get(["turn:blocked"]) == {}

@@ -39,7 +39,7 @@ def test_work_is_repeated_until_the_end_and_the_last_piece_is_done_then() -> Non
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_one_that_dies_is_told_and_started_again_but_not_all_the_time() -> None:
+def test_one_that_dies_is_reported_and_started_again_but_not_all_the_time() -> None:
     clock, bus = FakeClock(), EventBus()
     record = Recorder(bus)
     rounds: list[int] = []
@@ -137,7 +137,7 @@ class Refused(RepeatingThread):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_one_that_cannot_begin_again_is_told_and_tried_later() -> None:
+def test_one_that_cannot_begin_again_is_reported_and_tried_later() -> None:
     clock, bus = FakeClock(), EventBus()
     record = Recorder(bus)
     one = Refused("test", 0.001, lambda: 1 / 0)

@@ -186,7 +186,7 @@ def test_no_metric_names_a_task_or_an_agent(bench: Bench) -> None:
     assert "secret" not in json.dumps(bench.wire.bodies)
 
 
-def test_what_was_refused_is_in_the_next_minute_and_told_once(bench: Bench) -> None:
+def test_what_was_refused_is_in_the_next_minute_and_reported_once(bench: Bench) -> None:
     bench.export.turn()
     bench.wire.refuse = "AccessDeniedException"
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_what_was_refused_is_in_the_next_minute_and_told_once(bench: Bench) -> N
     assert len(bench.record.of(fleet_events.ExportFailed)) == 2
 
 
-def test_another_problem_is_told_again(bench: Bench) -> None:
+def test_another_problem_is_reported_again(bench: Bench) -> None:
     bench.export.turn()
     for problem in ("AccessDeniedException", "UnrecognizedClientException", "ThrottlingException"):
         bench.wire.refuse = problem
@@ -303,13 +303,13 @@ def test_the_end_waits_for_a_minute_that_is_on_its_way_and_sends_nothing_twice(b
     assert bench.wire.sum_of("TasksSucceeded") == 7
 
 
-def test_a_region_that_nobody_knows_is_a_problem_with_a_remedy(bench: Bench) -> None:
+def test_an_unknown_region_is_a_problem_with_a_remedy(bench: Bench) -> None:
     to = CloudWatch("Test", now=lambda: EPOCH)
     with pytest.raises(ConfigurationError, match="set AWS_DEFAULT_REGION"):
         to.put([])
 
 
-def test_without_credentials_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     bus = EventBus()

@@ -34,7 +34,7 @@ def test_widgets_fill_the_grid_and_none_covers_another() -> None:
         taken |= cells
 
 
-def test_what_is_told_apart_is_searched_for_in_the_namespace() -> None:
+def test_values_of_a_dimension_are_searched_for_in_the_namespace() -> None:
     for metric, widget in zip(METRICS, WIDGETS, strict=True):
         if metric.dimension is None or metric is metrics.COST:
             continue

@@ -180,7 +180,7 @@ def test_dollars_are_those_of_the_last_minute(bus: EventBus, meter: Meter) -> No
     assert minute(0, 5.0, 0.0) is None
 
 
-def test_without_units_nothing_is_said_about_dollars(bus: EventBus, meter: Meter) -> None:
+def test_without_units_nothing_is_reported_about_dollars(bus: EventBus, meter: Meter) -> None:
     bus.emit(events.TaskSucceeded(**about(), seconds=0.5))
     bus.emit(events.Counted(running=0, slots=10, skew_s=None))
     assert (metrics.COST, "") not in meter.read().gauges

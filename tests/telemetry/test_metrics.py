@@ -84,7 +84,7 @@ def _any(kind: type[Event]) -> Event:
     return kind(**{one.name: values.get(str(one.annotation), "a") for one in fields})
 
 
-def test_only_events_that_are_told_are_counted() -> None:
+def test_only_events_that_are_reported_are_counted() -> None:
     assert [kind.__name__ for kind in _NOTES if kind not in LEVELS and kind.__name__ not in ("Polled", "Counted")] == []
 
 

@@ -111,7 +111,7 @@ def test_one_agent_of_the_fleet_measures_each_minute(store: TaskStore, clock: Fa
     assert TURN_S < measuring.MEASURE_S
 
 
-def test_the_backlog_is_what_is_ready_in_all_queues_and_is_told_when_it_is_nothing(
+def test_the_backlog_is_what_is_ready_in_all_queues_and_is_reported_when_it_is_nothing(
     store: TaskStore, clock: FakeClock
 ) -> None:
     bus = EventBus()
@@ -127,7 +127,7 @@ def test_the_backlog_is_what_is_ready_in_all_queues_and_is_told_when_it_is_nothi
     assert meter.read().gauges[metrics.BACKLOG, ""] == 3
 
 
-def test_a_store_that_does_not_answer_is_told_and_asked_again(clock: FakeClock) -> None:
+def test_a_store_that_does_not_answer_is_reported_and_asked_again(clock: FakeClock) -> None:
     engine = FaultyEngine(memory_store(clock=clock).engine)
     store, bus = TaskStore(engine, monotonic=clock.monotonic), EventBus()
     record = Recorder(bus)
@@ -147,7 +147,7 @@ def test_a_store_that_does_not_answer_is_told_and_asked_again(clock: FakeClock) 
 # What an agent's settings ask for
 
 
-def test_an_agent_whose_metrics_nobody_reads_counts_and_measures_nothing() -> None:
+def test_an_agent_whose_metrics_are_not_read_counts_and_measures_nothing() -> None:
     with serving(a_job()) as stage:
         assert make_meter(stage.agent) is None
         assert "measure" not in {one.name for one in equip(stage.agent)}

@@ -154,7 +154,7 @@ def test_an_agent_that_works_is_healthy_and_its_row_says_so() -> None:
         assert told["heartbeat_alive"], "what older versions read is still there"
 
 
-def test_a_store_that_is_away_is_told_with_its_error_and_forgotten_when_it_answers() -> None:
+def test_a_store_that_is_away_is_reported_with_its_error_and_forgotten_when_it_answers() -> None:
     engine = Moody(MEMORY)
     with ward(engine=engine) as at:
         at.works()
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_is_told_with_its_error_and_forgotten_when_it_answe
         at.works()
 
 
-def test_secrets_in_an_error_of_the_store_are_hidden_wherever_health_is_told() -> None:
+def test_secrets_in_an_error_of_the_store_are_hidden_wherever_health_is_reported() -> None:
     class Telling(Moody):
         def _perhaps_away(self) -> None:
             if self.mood == "away":
@@ -270,7 +270,7 @@ def test_a_queue_that_was_full_for_long_is_not_taken_for_forgotten() -> None:
     stage.store.engine.close()
 
 
-def test_slots_that_handlers_keep_after_they_were_told_to_stop_turn_an_agent_red() -> None:
+def test_slots_that_handlers_keep_after_they_were_asked_to_stop_turn_an_agent_red() -> None:
     go_on = threading.Event()
 
     @job("test.deaf")
@@ -290,7 +290,7 @@ def test_slots_that_handlers_keep_after_they_were_told_to_stop_turn_an_agent_red
         at.works()
 
 
-def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_are_left() -> None:
+def test_a_handler_that_goes_on_after_it_was_asked_to_stop_is_noted_while_slots_are_left() -> None:
     go_on = threading.Event()
 
     @job("test.deaf")
@@ -311,7 +311,7 @@ def test_a_handler_that_goes_on_after_it_was_told_to_stop_is_noted_while_slots_a
         at.works()
 
 
-def test_a_doorbell_that_was_not_tried_yet_is_not_said_to_fail() -> None:
+def test_a_doorbell_that_was_not_tried_yet_is_not_reported_as_failed() -> None:
     stage = Ward(doorbell=MemoryDoorbell(MemoryHub()))
     stage.agent._housekeeping._announce()
     [row] = stage.client.agents.list()
@@ -481,7 +481,7 @@ def dying(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @ignoring_deaths
 @pytest.mark.parametrize("thread", ["heartbeat", "lease-watch", "exporter"])
-def test_a_dead_thread_is_told_while_the_loop_that_starts_it_again_stands_still(
+def test_a_dead_thread_is_reported_while_the_loop_that_starts_it_again_stands_still(
     thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("thunderagent.agent.threads.RESTART_AFTER_S", 0.0)
@@ -588,7 +588,7 @@ def test_an_error_out_of_the_loop_or_of_the_drain_is_loud_and_gives_everything_b
         assert not [thread.name for thread in threading.enumerate() if thread.name in ("monitor", "heartbeat")]
 
 
-def test_several_reasons_to_retire_at_once_are_one_stop_and_hurry_nobody() -> None:
+def test_several_reasons_to_retire_at_once_are_one_stop_and_hurry_no_task() -> None:
     with ward(a_job()) as at:
         other = threading.Thread(target=at.agent.retire, args=("another",))
 

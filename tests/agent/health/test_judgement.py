@@ -22,7 +22,7 @@ def names(health: Health) -> list[str]:
     return [reason.name for reason in health.reasons]
 
 
-def test_an_agent_that_gets_on_is_healthy_and_says_nothing() -> None:
+def test_an_agent_that_makes_progress_is_healthy_and_says_nothing() -> None:
     health = judged(loop_s=9.0, answered_s=31.0, round_s=1.0, tick_s=0.5, held=3, queues=(BUSY, FREE), doorbell=True)
     assert health == Health(healthy=True, alive=True)
     assert health.entry() == {"healthy": True, "alive": True, "state": "ok", "reasons": [], "notes": []}
@@ -42,7 +42,7 @@ def test_an_outage_of_a_moment_is_waited_out() -> None:
     assert judged(answered_s=59.0, outage_s=58.0, store_error="throttled").healthy
 
 
-def test_a_store_that_answers_everything_but_the_work_is_told_as_that() -> None:
+def test_a_store_that_answers_everything_but_the_work_is_reported_as_that() -> None:
     starved = replace(FREE, refused_s=75.0, oldest_s=80.0)
     health = judged(answered_s=3.0, outage_s=75.0, store_error="not allowed: dynamodb:Query", queues=(starved,))
     assert names(health) == ["work"]
@@ -50,7 +50,7 @@ def test_a_store_that_answers_everything_but_the_work_is_told_as_that() -> None:
     assert health.alive
 
 
-def test_a_loop_that_waits_for_the_store_is_told_once() -> None:
+def test_a_loop_that_waits_for_the_store_is_reported_once() -> None:
     assert names(judged(loop_s=100.0, answered_s=101.0, outage_s=100.0)) == ["store"]
     assert names(judged(loop_s=100.0, answered_s=101.0, loop_asks=True)) == ["store"]
     assert names(judged(loop_s=100.0, answered_s=101.0)) == ["loop"], "nobody knows that the store fails"
@@ -136,7 +136,7 @@ def test_an_agent_that_others_are_ahead_of_is_healthy(queue: QueueFacts) -> None
     assert judged(queues=(queue,)).healthy
 
 
-def test_a_queue_that_nobody_looks_at_any_more_is_told() -> None:
+def test_a_queue_that_is_not_looked_at_any_more_is_reported() -> None:
     assert names(judged(queues=(replace(FREE, unlooked_s=71.0),))) == ["unlooked:reports"]
     assert names(judged(queues=(replace(FREE, unlooked_s=71.0),), answered_s=61.0)) == ["store"]
 
@@ -153,7 +153,7 @@ def test_paused_and_draining_are_healthy_and_said() -> None:
     assert judged(paused=True, answered_s=500.0).state == "not healthy", "a pause does not hide an outage"
 
 
-def test_slots_that_handlers_do_not_give_back_are_told_when_none_is_left() -> None:
+def test_slots_that_handlers_do_not_give_back_are_reported_when_none_is_left() -> None:
     three = replace(BUSY, leaked_s=(70.0, 80.0, 90.0), leaked_jobs=("report.build",) * 3)
     assert judged(queues=(three,)).healthy
     four = replace(BUSY, leaked_s=(70.0, 80.0, 90.0, 61.0), leaked_jobs=("report.build", "report.send") * 2)
@@ -174,7 +174,7 @@ def test_a_doorbell_that_does_not_work_is_worth_a_note() -> None:
     assert judged(doorbell=None).notes == ()
 
 
-def test_handlers_that_go_on_after_they_were_told_to_stop_are_worth_a_note() -> None:
+def test_handlers_that_go_on_after_they_were_asked_to_stop_are_worth_a_note() -> None:
     one = replace(BUSY, leaked_s=(6.0, 4.0), leaked_jobs=("report.build", "report.send"))
     [note] = judged(queues=(one,)).notes
     assert note.startswith("1 handler goes on although it was told to stop (report.build): ")

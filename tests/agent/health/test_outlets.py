@@ -85,7 +85,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 # systemd
 
 
-def test_systemd_hears_that_the_agent_is_ready_how_it_is_and_while_it_is_alive(manager: Manager) -> None:
+def test_systemd_is_notified_that_the_agent_is_ready_how_it_is_and_that_it_is_alive(manager: Manager) -> None:
     patient, bus = Patient(), EventBus()
     patient.is_ready = False
     environ = {**manager.environ, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
@@ -118,7 +118,7 @@ def test_systemd_hears_that_the_agent_is_ready_how_it_is_and_while_it_is_alive(m
         ({}, None, 1.0),
     ],
 )
-def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(
+def test_the_watchdog_is_notified_twice_as_often_as_it_asks(
     environ: dict[str, str], watchdog_s: float | None, every_s: float
 ) -> None:
     systemd = Systemd({"NOTIFY_SOCKET": "/nowhere", **environ})
@@ -126,7 +126,7 @@ def test_the_watchdog_hears_of_it_twice_as_often_as_it_must(
     assert Monitor("me", Patient(), EventBus(), systemd=systemd).every_s == every_s
 
 
-def test_without_systemd_nothing_is_told() -> None:
+def test_without_systemd_nothing_is_sent() -> None:
     for environ in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}, {"WATCHDOG_USEC": "1000"}):
         systemd = Systemd(environ)
         assert systemd.watchdog_s is None
@@ -149,7 +149,7 @@ def test_a_status_of_many_lines_is_no_other_fact(manager: Manager) -> None:
 # The monitor
 
 
-def test_a_change_of_health_is_told_once_and_numbers_that_grow_are_no_change() -> None:
+def test_a_change_of_health_is_reported_once_and_numbers_that_grow_are_no_change() -> None:
     patient, bus = Patient(), EventBus()
     record = Recorder(bus)
     monitor = Monitor("me", patient, bus)
@@ -179,7 +179,7 @@ def test_the_loop_is_woken_for_a_thread_that_has_died() -> None:
     assert woken.acquire(blocking=False)
 
 
-def test_a_file_that_cannot_be_written_is_told_once_and_tried_again(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_once_and_tried_again(tmp_path: Path) -> None:
     bus = EventBus()
     record = Recorder(bus)
     folder = tmp_path / "health"
@@ -336,7 +336,7 @@ def test_the_port_answers_with_metrics_if_there_are_some_and_to_nothing_else(ope
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
 
 
-def test_metrics_that_raise_are_told_and_the_port_goes_on(opened: Open) -> None:
+def test_metrics_that_raise_are_reported_and_the_port_goes_on(opened: Open) -> None:
     def broken() -> bytes:
         raise LookupError("nobody expected this")
 
