@@ -21,7 +21,7 @@ from tests.support.stands import Stand, patience
 from thunderagent.model.clock import DateClock
 from thunderagent.model.errors import AccessDenied
 from thunderagent.ops.doctor.checks import Doctor, probe_row
-from thunderagent.ops.doctor.dynamo import ADD, look_at_table, try_actions
+from thunderagent.ops.doctor.dynamo import look_at_table, try_actions
 from thunderagent.ops.doctor.findings import Finding, State
 from thunderagent.ops.doctor.services import identify, look_at_bucket, look_at_metrics, look_at_queue
 from thunderagent.ops.iam import INDEX_ACTIONS, TABLE_ACTIONS, Role
@@ -174,7 +174,7 @@ def test_each_denied_action_is_named_with_the_line_that_the_policy_lacks(
     found, *left = try_actions(engine, probe_row(time.time()))
     assert found.state is State.WRONG
     assert f"dynamodb:{action} is denied" in found.found
-    statement = json.loads(found.remedy.removeprefix(f"{ADD}: "))
+    statement = json.loads(found.remedy.partition(": ")[2])
     resource = "arn:aws:dynamodb:eu-central-1:*:table/TaskTable"
     index = "/index/status-createdAt-index" if action == "Query" else ""
     assert statement == {"Effect": "Allow", "Action": f"dynamodb:{action}", "Resource": resource + index}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.errors import AccessDenied, StoreError, StoreUnavailable, TableMissing, ThunderAgentError
 from thunderagent.model.task import Row, Status
-from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.ops.doctor.findings import Finding, State, allow_line
 from thunderagent.stores.aws import is_loopback
 from thunderagent.stores.dynamo import expressions
 from thunderagent.stores.dynamo.engine import DynamoEngine
@@ -137,14 +137,10 @@ def try_actions(engine: DynamoEngine, row: Row) -> Iterator[Finding]:
         yield Finding("permissions", State.OK, f"{', '.join(allowed)}: {how}")
 
 
-ADD: Final = "add to the policy, which `thunderagent iam agent` prints whole"
-
-
 def policy_line(action: str, place: Place) -> str:
-    """The missing statement of a policy."""
     table = f"arn:aws:dynamodb:{place.region or '*'}:*:table/{place.table}"
     resource = f"{table}/index/{INDEX}" if action == "Query" else table
-    return f'{ADD}: {{"Effect": "Allow", "Action": "dynamodb:{action}", "Resource": "{resource}"}}'
+    return allow_line(f"dynamodb:{action}", resource)
 
 
 def _denial(action: str, error: AccessDenied) -> str:

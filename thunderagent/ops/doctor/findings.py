@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,6 +42,12 @@ Findings = Iterable[Finding]
 class Check:
     name: str
     work: Callable[[], Findings]
+
+
+def allow_line(action: str, resource: str, **more: object) -> str:
+    """The remedy for a denied action: the missing statement of a policy."""
+    statement = json.dumps({"Effect": "Allow", "Action": action, "Resource": resource, **more})
+    return f"add to the policy, which `thunderagent iam agent` prints whole: {statement}"
 
 
 def worst(findings: Sequence[Finding]) -> State:

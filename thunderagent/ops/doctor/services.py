@@ -15,7 +15,7 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, InvalidRegionError
 
-from thunderagent.ops.doctor.findings import Finding, State
+from thunderagent.ops.doctor.findings import Finding, State, allow_line
 from thunderagent.stores.aws import LOCAL_REGION, build, code_of, is_denial, is_expiry, is_loopback, new_session
 from thunderagent.stores.dynamo.errors import Place
 
@@ -185,8 +185,7 @@ def look_at_queue(url: str, clients: Clients) -> Iterator[Finding]:
         yield Finding("wake queue", State.WARNING, f"{url} does not answer: {error}", remedy)
         return
     for action in denied:
-        statement = f'{{"Effect": "Allow", "Action": "{action}", "Resource": "{_queue_arn(url)}"}}'
-        yield Finding("wake queue", State.WRONG, f"{action} is denied", f"add to the policy: {statement}")
+        yield Finding("wake queue", State.WRONG, f"{action} is denied", allow_line(action, _queue_arn(url)))
     if not denied:
         yield Finding("wake queue", State.OK, f"{url}{waiting}")
 
@@ -234,14 +233,12 @@ def look_at_bucket(bucket: str, clients: Clients, prefix: str) -> Iterator[Findi
         return
     resource = f"arn:aws:s3:::{bucket}/{prefix}*"
     for action in denied:
-        statement = f'{{"Effect": "Allow", "Action": "{action}", "Resource": "{resource}"}}'
-        yield Finding("bucket", State.WRONG, f"{action} is denied on s3://{bucket}", f"add to the policy: {statement}")
+        yield Finding("bucket", State.WRONG, f"{action} is denied on s3://{bucket}", allow_line(action, resource))
     if denied:
         return
     if unsure:
         what = f"s3://{bucket} takes objects; whether s3:GetObject is allowed is unknown without s3:ListBucket"
-        statement = f'{{"Effect": "Allow", "Action": "s3:GetObject", "Resource": "{resource}"}}'
-        yield Finding("bucket", State.WARNING, what, f"the policy needs: {statement}")
+        yield Finding("bucket", State.WARNING, what, allow_line("s3:GetObject", resource))
     else:
         yield Finding("bucket", State.OK, f"s3://{bucket}: s3:PutObject and s3:GetObject are allowed")
 
@@ -256,12 +253,9 @@ def look_at_metrics(namespace: str, clients: Clients) -> Iterator[Finding]:
         clients("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])
     except ClientError as error:
         if is_denial(code_of(error)):
-            statement = (
-                '{"Effect": "Allow", "Action": "cloudwatch:PutMetricData", "Resource": "*", '
-                f'"Condition": {{"StringEquals": {{"cloudwatch:namespace": "{namespace}"}}}}}}'
-            )
-            what = f"cloudwatch:PutMetricData is denied for the namespace {namespace}"
-            yield Finding("metrics", State.WRONG, what, f"add to the policy: {statement}")
+            action, only = "cloudwatch:PutMetricData", {"StringEquals": {"cloudwatch:namespace": namespace}}
+            what = f"{action} is denied for the namespace {namespace}"
+            yield Finding("metrics", State.WRONG, what, allow_line(action, "*", Condition=only))
             return
     except BotoCoreError as error:
         remedy = "agents run without their metrics; check the route to CloudWatch, in a VPC its endpoint"
