@@ -364,7 +364,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named() -> None:
         loop = at.agent._in_flight.executors
         assert loop is not None
         assert loop.loop is not None
-        assert "called by blocks_the_loop (agent/test_health.py:" in place_of(loop.loop.thread_id)
+        assert "called by blocks_the_loop (health/test_vitals.py:" in place_of(loop.loop.thread_id)
         go_on.set()
         at.turns()
         assert at.end_of(task).status is Status.SUCCESS
