@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.outcome import about
@@ -40,6 +40,18 @@ M = TypeVar("M")
 DEFAULT_OPTIONS = StreamOptions()
 _SOFT = (AgentDraining, StreamHandedOff, StreamStopped, TaskCancelled)
 """Reasons of a stop after which the handler may finish its message, and its cursor is saved."""
+
+
+class ConnectArguments(TypedDict, total=False):
+    """Arguments of `StreamContext.connect`, which explains them."""
+
+    answer: Callable[[Any], Any] | None
+    keepalive: tuple[Any, float] | None
+    on_open: OnOpen | None
+    position: PositionOf | None
+    on_gap: OnGap
+    snapshot: Snapshot | None
+    options: StreamOptions
 
 
 class StreamContext(Context):
@@ -147,32 +159,12 @@ class StreamContext(Context):
 
     @overload
     def connect(
-        self,
-        endpoint: EndpointSource,
-        *,
-        decode: Callable[[Any], M],
-        answer: Callable[[M], Any] | None = None,
-        keepalive: tuple[Any, float] | None = None,
-        on_open: OnOpen | None = None,
-        position: PositionOf | None = None,
-        on_gap: OnGap = GapAction.CONTINUE,
-        snapshot: Snapshot | None = None,
-        options: StreamOptions = DEFAULT_OPTIONS,
+        self, endpoint: EndpointSource, *, decode: Callable[[Any], M], **arguments: Unpack[ConnectArguments]
     ) -> Feed[M]: ...
 
     @overload
     def connect(
-        self,
-        endpoint: EndpointSource,
-        *,
-        decode: None = None,
-        answer: Callable[[Any], Any] | None = None,
-        keepalive: tuple[Any, float] | None = None,
-        on_open: OnOpen | None = None,
-        position: PositionOf | None = None,
-        on_gap: OnGap = GapAction.CONTINUE,
-        snapshot: Snapshot | None = None,
-        options: StreamOptions = DEFAULT_OPTIONS,
+        self, endpoint: EndpointSource, *, decode: None = None, **arguments: Unpack[ConnectArguments]
     ) -> Feed[Any]: ...
 
     def connect(
@@ -180,13 +172,7 @@ class StreamContext(Context):
         endpoint: EndpointSource,
         *,
         decode: Callable[[Any], Any] | None = None,
-        answer: Callable[[Any], Any] | None = None,
-        keepalive: tuple[Any, float] | None = None,
-        on_open: OnOpen | None = None,
-        position: PositionOf | None = None,
-        on_gap: OnGap = GapAction.CONTINUE,
-        snapshot: Snapshot | None = None,
-        options: StreamOptions = DEFAULT_OPTIONS,
+        **arguments: Unpack[ConnectArguments],
     ) -> Feed[Any]:
         """Messages of a WebSocket over any number of connections: `async for message in ctx.connect(…)`.
 
@@ -211,18 +197,8 @@ class StreamContext(Context):
         """
         if self._governor is None:
             self._governor = Governor()
-        peer = Peer(
-            endpoint=endpoint,
-            options=options,
-            decode=decode,
-            answer=answer,
-            keepalive=keepalive,
-            on_open=on_open,
-            position=position,
-            on_gap=on_gap,
-            snapshot=snapshot,
-            overlap=not self._exclusive,
-        )
+        arguments.setdefault("options", DEFAULT_OPTIONS)
+        peer = Peer(endpoint=endpoint, decode=decode, overlap=not self._exclusive, **arguments)
         feed: Feed[Any] = Feed(
             peer, keeper=self, governor=self._governor, on_hold=self._on_hold, monotonic=self._monotonic
         )

@@ -17,30 +17,20 @@ from thunderagent.streams.connection.connection import Connection, Peer
 from thunderagent.streams.connection.ending import CAUGHT_UP, Cause, FunctionFailed, State
 from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.connection.pump import Pump, is_cancelled, seen
-from thunderagent.streams.connection.sequencer import Sequencer
-from thunderagent.streams.cursor import Cursor, Gap, GapAction, Place, place_of
+from thunderagent.streams.connection.sequencer import Ledger, Sequencer
+from thunderagent.streams.cursor import Cursor, Place, place_of
 
 M = TypeVar("M")
 
 
-class Keeper(Protocol):
+class Keeper(Ledger, Protocol):
     """The owner of a feed: has its lease and cursor, and keeps a journal."""
-
-    @property
-    def cursor(self) -> Cursor | None:
-        """The last checkpoint."""
 
     def guard(self) -> None:
         """Raise when the lease is over: no message may be handed out."""
 
     def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
         """Note that the feed is in another state."""
-
-    def found_gap(self, gap: Gap, action: GapAction) -> None:
-        """Note missing messages, and what is done about them."""
-
-    def goes_back(self, key: str | None) -> None:
-        """Let the next place of this sequence be behind the last one: the peer counts again, or sent a snapshot."""
 
     def warned(self, feed: Feed[Any], reason: str) -> None:
         """Note what looks wrong while the feed goes on."""
