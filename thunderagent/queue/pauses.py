@@ -32,8 +32,6 @@ TRIES: Final = 20
 
 
 class PauseKind(StrEnum):
-    """What can be paused."""
-
     QUEUE = "queue"
     JOB = "job"
     AGENT = "agent"
@@ -53,7 +51,6 @@ class Pause:
 
     @property
     def key(self) -> str:
-        """Name of its entry in the row."""
         return f"{self.kind}:{self.name}"
 
     def is_over(self, now: float) -> bool:
@@ -61,7 +58,6 @@ class Pause:
         return self.until is not None and self.until <= now
 
     def entry(self) -> dict[str, Any]:
-        """Its entry in the row."""
         until = None if self.until is None else timestamp(self.until)
         return {"since": self.since, "until": until, "reason": self.reason}
 
@@ -105,7 +101,6 @@ def check_pause(for_s: float | None, reason: str | None) -> None:
 
 
 def drain_entry(*, since: float, reason: str | None) -> dict[str, Any]:
-    """The content of a request to drain."""
     return {"since": timestamp(since), "reason": reason or None}
 
 
@@ -132,7 +127,6 @@ def without_old(info: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 
 def without_drains(agents: Collection[str]) -> Callable[[Row | None], dict[str, Any] | None]:
-    """The change that removes the requests to these agents."""
     keys = {f"{DRAIN}{name}" for name in agents}
 
     def change(row: Row | None) -> dict[str, Any] | None:

@@ -86,7 +86,6 @@ class KeyRow:
 
     @property
     def held_by(self) -> str:
-        """Id of the holder."""
         return str(self.row["heldBy"])
 
     @property

@@ -223,7 +223,6 @@ class StreamContext(Context):
             raise self._stop
 
     def moved(self, feed: Feed[Any], state: State, reason: str) -> None:
-        """Note that a feed is in another state."""
         self.journal.moved(self._now(), state, reason, feed=feed, wait_s=feed.wait_s)
         if state is State.BACKOFF:
             self._tell(events.StreamDisconnected(**about(self.lease), reason=reason))
@@ -252,7 +251,6 @@ class StreamContext(Context):
 
     @property
     def is_connected(self) -> bool:
-        """True while at least one connection is open."""
         return any(feed.connection is not None for feed in self._feeds)
 
     @property
@@ -352,7 +350,6 @@ class StreamContext(Context):
             await asyncio.wait(closing)
 
     def abort(self) -> None:
-        """Cut all connections."""
         for feed in self._feeds:
             feed.abort()
 

@@ -125,7 +125,6 @@ class Cursor:
             )
 
     def to_map(self) -> dict[str, Any]:
-        """As the attribute `lastSeq` keeps it."""
         values: dict[str, Any] = {"seq": self.seq, "epoch": self.epoch, "token": self.token, "key": self.key}
         kept = {name: value for name, value in values.items() if value is not None}
         if self.others:
@@ -134,7 +133,6 @@ class Cursor:
 
     @classmethod
     def from_map(cls, kept: Mapping[str, Any] | None) -> Cursor | None:
-        """The cursor that an attribute `lastSeq` keeps, None without one."""
         if not kept:
             return None
         others = {
@@ -206,7 +204,6 @@ class Span:
 
     @property
     def beginning(self) -> Cursor:
-        """The place of its first number."""
         return Cursor(self.first, self.epoch, None, self.key)
 
     @property
@@ -226,7 +223,6 @@ class Gap:
 
     @property
     def key(self) -> str | None:
-        """The sequence in which they are missing."""
         return self.before.key
 
     @property
@@ -266,5 +262,4 @@ PositionOf = Callable[[Any], Position]
 
 
 def place_of(value: Position) -> Place | None:
-    """The answer of a `PositionOf` as a place."""
     return Cursor(value) if isinstance(value, int) else value

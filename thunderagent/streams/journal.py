@@ -149,7 +149,6 @@ class Journal:
         )
 
     def missed(self, gap: Missed) -> None:
-        """Add a gap."""
         with self._guard:
             self._gaps.append(gap)
             del self._gaps[:-GAPS_KEPT]
@@ -186,7 +185,6 @@ def _since(link: Link) -> float:
 
 
 def _after(link: Link | None, at: float, state: str, reason: str, wait_s: float) -> Link:
-    """The link after a move of its feed."""
     if state == State.PAUSED or (state == State.LIVE and reason == CAUGHT_UP):
         return link or Link(True, at)
     if state == State.LIVE:
@@ -221,7 +219,6 @@ def read_cursor(task: Task) -> Cursor | None:
 
 
 def journal_id(task_id: str, fence: int) -> str:
-    """Id of the row of a run's journal."""
     return f"journal:{task_id}#{fence}"
 
 

@@ -39,11 +39,9 @@ class FastLoop(asyncio.SelectorEventLoop):
 
     @property
     def jumps(self) -> int:
-        """How often the clock jumped."""
         return self._clock.jumps
 
     def time(self) -> float:
-        """Seconds of the clock that jumps."""
         return time.monotonic() + self._clock.ahead_s
 
     def limit(self, real_s: float) -> None:

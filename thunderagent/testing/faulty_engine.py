@@ -160,11 +160,9 @@ class FaultyEngine:
 
     @property
     def behind(self) -> Engine:
-        """The engine without faults."""
         return self._engine
 
     def calm(self) -> None:
-        """Remove all faults."""
         self._down.clear()
         self._script.clear()
         self._chances.clear()

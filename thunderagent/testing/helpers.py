@@ -69,7 +69,6 @@ class FakeClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self._now += seconds
         self._monotonic += seconds
 
@@ -321,7 +320,6 @@ def _join(thread: threading.Thread, client: Client, timeout_s: float) -> None:
 
 
 def _endless(event: events.TaskStarted, runs: int, client: Client) -> str:
-    """The message about a task that does not end."""
     task = client.store.peek([event.task_id]).get(event.task_id)
     tried = f", with {task.retry_count} retries, the last after {task.error!r}" if task and task.error else ""
     return (

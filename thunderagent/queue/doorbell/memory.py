@@ -24,14 +24,12 @@ class MemoryHub:
         self._listeners: tuple[queue.Queue[str | None], ...] = ()
 
     def join(self) -> queue.Queue[str | None]:
-        """Add a listener; returns its inbox."""
         inbox: queue.Queue[str | None] = queue.Queue(INBOX)
         with self._guard:
             self._listeners = (*self._listeners, inbox)
         return inbox
 
     def leave(self, inbox: queue.Queue[str | None]) -> None:
-        """Remove a listener."""
         with self._guard:
             self._listeners = tuple(one for one in self._listeners if one is not inbox)
 

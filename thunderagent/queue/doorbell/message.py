@@ -79,7 +79,6 @@ class DoorbellMessage:
 
     @property
     def candidate(self) -> Candidate:
-        """The index entry that the message names."""
         return Candidate(self.task_id, self.status_value, self.at, self.job, self.kind)
 
 

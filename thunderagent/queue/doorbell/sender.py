@@ -52,7 +52,6 @@ class DoorbellSender:
             self._wake()
 
     def looks(self, queues: Iterable[str]) -> None:
-        """Ask agents to look into queues."""
         self._send([DoorbellMessage.look(queue) for queue in queues])
 
     def beat(self, task: Task) -> None:
@@ -66,7 +65,6 @@ class DoorbellSender:
             self.looks([event.queue])
 
     def close(self) -> None:
-        """Close the doorbell."""
         if self._bell is not None:
             self._bell.close()
 

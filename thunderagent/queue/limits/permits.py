@@ -51,7 +51,6 @@ def limit_of(task: Task, job: Job[Any] | None) -> Limit | None:
 
 
 def job_limit(job: Job[Any]) -> Limit | None:
-    """The limit that a job sets for all its tasks."""
     return Limit(job.limit_key or job.name, job.limit) if job.limit is not None else None
 
 
@@ -331,7 +330,6 @@ def _is_idle(row: Row) -> bool:
 
 
 def rows_of(store: TaskStore, keys: Iterable[str]) -> dict[str, Row]:
-    """The rows of limits, by their keys."""
     names = {limit_id(key): key for key in keys}
     return {names[row_id]: row for row_id, row in store.engine.get(list(names)).items()} if names else {}
 

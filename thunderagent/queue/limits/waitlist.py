@@ -126,7 +126,6 @@ def waiting_tasks(store: TaskStore, key: str, lane: Lane, *, number: int = PAGE)
 
 
 def candidate_of(task: Task) -> Candidate:
-    """The index entry of a task."""
     return Candidate(task.task_id, task.status_value, task.created_at, task.job_value, task.kind)
 
 

@@ -20,21 +20,6 @@ class Buffer:
         on_full: what happens to a message without room.
     """
 
-    __slots__ = (
-        "_begins",
-        "_bytes",
-        "_gone",
-        "_items",
-        "_max_bytes",
-        "_max_messages",
-        "_on_full",
-        "_room",
-        "_some",
-        "connection",
-        "dropped",
-        "is_closed",
-    )
-
     def __init__(self, messages: int, size: int, on_full: OnFull) -> None:
         self._max_messages = messages
         self._max_bytes = size
@@ -56,7 +41,6 @@ class Buffer:
 
     @property
     def is_full(self) -> bool:
-        """True when there is no room."""
         return len(self._items) >= self._max_messages or self._bytes >= self._max_bytes
 
     def put(self, message: Data) -> None:
@@ -82,7 +66,6 @@ class Buffer:
 
     @property
     def must_wait(self) -> bool:
-        """True when the reader must wait for room."""
         return self._on_full == "pause" and self.is_full
 
     async def wait_for_room(self) -> None:
@@ -117,11 +100,9 @@ class Buffer:
         return list(self._items)
 
     def newest(self) -> Data | None:
-        """The message that was put last; it stays."""
         return self._items[-1] if self._items else None
 
     async def wait_for_some(self) -> None:
-        """Wait for a message or the end."""
         while not self._items and not self.is_closed:
             self._some = asyncio.get_running_loop().create_future()
             await self._some
@@ -137,7 +118,6 @@ class Buffer:
         _wake(self._some)
 
     def clear(self) -> None:
-        """Drop all messages."""
         self._gone += len(self._items)
         self._items = ()
         self._bytes = 0

@@ -119,18 +119,6 @@ def encoded(value: Any) -> str | bytes:
 class Connection:
     """An open WebSocket. `on_open` gets it to authenticate and subscribe; handlers send with their feed."""
 
-    __slots__ = (
-        "_awaited",
-        "_cut",
-        "_failed",
-        "_liveness",
-        "_options",
-        "_peer",
-        "_socket",
-        "_took",
-        "is_unanswered",
-    )
-
     def __init__(
         self,
         opened: ClientConnection,
@@ -151,7 +139,6 @@ class Connection:
 
     @property
     def subprotocol(self) -> str | None:
-        """The subprotocol that the peer chose."""
         return self._socket.subprotocol
 
     @property
@@ -172,7 +159,6 @@ class Connection:
             raise ConnectionClosedError(None, None) from error
 
     async def send_json(self, value: Any) -> None:
-        """Send a value as JSON text."""
         await self.send(json.dumps(value, separators=(",", ":")))
 
     async def recv(self) -> Data:
@@ -326,7 +312,6 @@ class Connection:
         abort_connection(self._socket)
 
     def abort(self) -> None:
-        """End the connection at once."""
         abort_connection(self._socket)
 
     async def close(self) -> None:

@@ -23,8 +23,6 @@ from thunderagent.model.errors import ConfigurationError
 
 
 class State(StrEnum):
-    """The state of a feed."""
-
     RESOLVING = "resolving"
     """Asks for the endpoint, or waits for its turn to connect."""
     CONNECTING = "connecting"

@@ -42,27 +42,6 @@ class Feed(Generic[M]):
     The iteration ends with the feed, and raises `StreamFailed` when the stream cannot go on.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_closing",
-        "_decode",
-        "_flush",
-        "_handling_since",
-        "_held",
-        "_keeper",
-        "_monotonic",
-        "_position",
-        "_pump",
-        "_pumping",
-        "_sequencer",
-        "_since_progress",
-        "handled",
-        "options",
-        "since",
-        "state",
-        "unsent",
-    )
-
     def __init__(
         self,
         peer: Peer,
@@ -231,7 +210,6 @@ class Feed(Generic[M]):
         return self._closing
 
     def abort(self) -> None:
-        """End at once, without a close frame."""
         self._pump.abort()
         self._buffer.close()
         if self._pumping is not None:

@@ -38,24 +38,6 @@ class Liveness:
         cut: called with the cause and a text when the peer is given up.
     """
 
-    __slots__ = (
-        "_asking",
-        "_cut",
-        "_is_open",
-        "_listening_since",
-        "_loop",
-        "_misses",
-        "_options",
-        "_pings",
-        "_quiet_s",
-        "_since_ping_s",
-        "_slack_s",
-        "_tick_at",
-        "_tick_s",
-        "_timer",
-        "_waited_s",
-    )
-
     def __init__(self, pings: Pings, options: StreamOptions, cut: Callable[[Cause, str], None]) -> None:
         self._pings = pings
         self._options = options
@@ -72,12 +54,10 @@ class Liveness:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to watch."""
         if self._tick_s:
             self._schedule()
 
     def stop(self) -> None:
-        """End the watch."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -86,7 +66,6 @@ class Liveness:
 
     @property
     def is_listening(self) -> bool:
-        """True while the reader waits for the peer."""
         return self._listening_since is not None
 
     def listening(self) -> None:

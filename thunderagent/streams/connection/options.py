@@ -115,7 +115,6 @@ class StreamOptions:
         return profile_named(self.profile)
 
     def verdict(self, end: ConnectionEnd) -> Verdict:
-        """The verdict after this end."""
         verdict = self.classify(end) if self.classify else None
         if verdict is None:
             return verdict_of(end, self._profile)

@@ -69,27 +69,6 @@ class Pump:
         pings: makes the pings that prove a connection alive; None: pings of the WebSocket protocol.
     """
 
-    __slots__ = (
-        "_auth_failed",
-        "_begin_at",
-        "_buffer",
-        "_failures",
-        "_governor",
-        "_guard",
-        "_last_end",
-        "_moved",
-        "_options",
-        "_peer",
-        "_pings",
-        "_refusals",
-        "_refused_since",
-        "_resume",
-        "connection",
-        "connects",
-        "has_progressed",
-        "wait_s",
-    )
-
     def __init__(
         self,
         peer: Peer,
@@ -148,7 +127,6 @@ class Pump:
         self._refusals = 0
 
     def abort(self) -> None:
-        """Cut the live connection, if there is one."""
         if self.connection is not None:
             self.connection.abort()
 
@@ -230,7 +208,6 @@ class Pump:
             connection, reason = replacement, "replaced the connection before the peer's limit on its age"
 
     async def _read(self, connection: Connection) -> ConnectionEnd:
-        """Read until the connection ends."""
         try:
             end = await connection.read(self._buffer, self._paused)
         except Exception as error:

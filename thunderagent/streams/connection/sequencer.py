@@ -68,21 +68,6 @@ class Sequencer:
         ConfigurationError: the arguments cannot work together.
     """
 
-    __slots__ = (
-        "_asked_behind_gap",
-        "_buffer",
-        "_doubts",
-        "_ledger",
-        "_on_gap",
-        "_options",
-        "_place",
-        "_reader",
-        "_snapshot",
-        "_stale_from",
-        "_tracks",
-        "duplicates",
-    )
-
     def __init__(
         self,
         reader: Reader,

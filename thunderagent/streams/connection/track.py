@@ -44,12 +44,10 @@ class Track:
         """Reconnects for gaps since the last message handed out."""
 
     def is_first_of(self, connection: int) -> bool:
-        """True for the first message of this sequence by this connection."""
         is_first, self._connection = connection > self._connection, connection
         return is_first
 
     def is_passed(self, at: Place) -> bool:
-        """True for a message of an epoch that is over."""
         return self._passed is not None and at.epoch in self._passed
 
     def is_duplicate(self, at: Place) -> bool:
@@ -69,7 +67,6 @@ class Track:
         self.last, self.has_moved, self.awaits_since = to, True, None
 
     def gap_before(self, at: Place) -> Gap | None:
-        """The gap before this message."""
         last = self.last
         if last is None:
             return None
@@ -121,7 +118,6 @@ class Tracks:
 
     @property
     def are_keyed(self) -> bool:
-        """True when there are sequences with keys."""
         return any(key is not None for key in self._tracks)
 
     def dropped(self) -> None:

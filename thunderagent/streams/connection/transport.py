@@ -154,6 +154,5 @@ async def close_connection(connection: ClientConnection, options: StreamOptions,
 
 
 def abort_connection(connection: ClientConnection) -> None:
-    """Cut at once."""
     with suppress(AttributeError):  # asyncio's, when a closed transport has ended as its last bytes were flushed
         connection.transport.abort()

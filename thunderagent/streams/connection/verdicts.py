@@ -17,8 +17,6 @@ UNKNOWN_S: Final = 900.0
 
 
 class Pace(StrEnum):
-    """The wait before the next attempt."""
-
     AT_ONCE = "at once"
     """The end was ours, and planned."""
     RETRY = "retry"

@@ -19,8 +19,6 @@ _USAGES: Final = (
 
 
 class Contexts(NamedTuple):
-    """Contexts of TLS for one process."""
-
     good: ssl.SSLContext
     """For a server; `client` trusts it."""
     untrusted: ssl.SSLContext

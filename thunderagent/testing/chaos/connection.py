@@ -30,7 +30,6 @@ _TURN: Final = 32
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Let the close of this socket be a reset."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -63,7 +62,6 @@ class Stream(asyncio.StreamReaderProtocol):
         self.lost.set()
 
     def reset(self) -> None:
-        """End it with a reset."""
         if self.lost.is_set():
             return  # abort() of a transport that has flushed its last bytes and closed fails
         if not self.writer.transport.is_closing():
@@ -114,7 +112,6 @@ class Connection:
             await self._stream.lost.wait()
 
     def wake(self) -> None:
-        """Wake the sender."""
         self._moved.set()
 
     def subscribe(self, since: int | None, epoch: str | None) -> None:
@@ -176,7 +173,6 @@ class Connection:
         return ending is not None and self._sent >= ending.after_messages and now >= self._since + ending.after_s
 
     def _next(self) -> bytes | None:
-        """The next frame for this connection."""
         is_time = self._taken == self._feed.new_epoch_after and not self._waiting and not self._epoch_changed
         if is_time and self._position:
             self._epoch_changed = True
@@ -221,7 +217,6 @@ class Connection:
                     self._hear(whole)
 
     def _hear(self, data: bytes) -> None:
-        """A message of the client."""
         key, now = self._opened.key or "", self._loop.time()
         text = data.decode(errors="replace")
         self._observations.received.append(Received(time=now, key=key, data=text))

@@ -41,7 +41,6 @@ class Frame:
     """Four bytes: a client must mask, and a server must not."""
 
     def encode(self) -> bytes:
-        """The bytes on the wire."""
         size = len(self.payload)
         masked = 0x80 if self.mask else 0
         head = bytes([(0x80 if self.last else 0) | self.reserved << 4 | self.opcode])
@@ -99,7 +98,6 @@ class FrameParser:
 
 
 def text_frame(text: str) -> bytes:
-    """A message in one frame."""
     return Frame(opcode=Opcode.TEXT, payload=text.encode()).encode()
 
 
@@ -140,7 +138,6 @@ _VIOLATIONS: Final = {
 
 
 def violating_frame(violation: Violation) -> bytes:
-    """The bytes of a frame that breaks this rule."""
     return _VIOLATIONS[violation].encode()
 
 

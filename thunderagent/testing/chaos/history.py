@@ -69,11 +69,9 @@ class History:
 
     @property
     def end(self) -> Position:
-        """The position behind all messages."""
         return Position(self.epoch, self.last_seq)
 
     def messages(self) -> list[Message]:
-        """Those that are kept."""
         return list(self._kept.values())
 
     def extend(self, many: Iterable[Any]) -> None:

@@ -28,8 +28,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A request to be fed."""
-
     time: float
     key: str
     since: int | None
@@ -74,7 +72,6 @@ class Observations:
         return len(self._sockets)
 
     def open_of(self, key: str) -> int:
-        """Open WebSockets of a stream."""
         return sum(one.key == key for one in self._sockets)
 
     async def wait_for(self, predicate: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -107,7 +104,6 @@ class Observations:
                 waiter.set_result(None)
 
     def came(self) -> OpenSocket:
-        """A socket was accepted."""
         one = OpenSocket()
         self._sockets.add(one)
         self.notify()
@@ -120,6 +116,5 @@ class Observations:
         self.notify()
 
     def went(self, one: OpenSocket) -> None:
-        """It ended."""
         self._sockets.discard(one)
         self.notify()

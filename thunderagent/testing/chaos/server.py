@@ -98,7 +98,6 @@ class ChaosServer(Observations):
 
     @property
     def url(self) -> str:
-        """Where it listens: `ws://127.0.0.1:PORT/`, or `wss` with TLS."""
         return f"{'wss' if self._contexts else 'ws'}://{_HOST}:{self._port}/"
 
     @property
@@ -108,7 +107,6 @@ class ChaosServer(Observations):
 
     @property
     def epoch(self) -> str:
-        """The name of the current epoch."""
         return self._history.epoch
 
     @property
@@ -158,7 +156,6 @@ class ChaosServer(Observations):
         self._listener = self._bound()
 
     def listen_again(self) -> None:
-        """Accept on the same port as before."""
         if not self._is_listening:
             assert self._listener, "the server is not in its `async with`"
             self._listener.listen(_BACKLOG)

@@ -112,7 +112,6 @@ class Replica:
             return images
 
     def vanished(self) -> list[str]:
-        """Rows that time to live has deleted."""
         living = [item_id for item_id in self._stamps if item_id not in self._gone and item_id not in self._texts]
         left = self.engine.get(living)
         return [item_id for item_id in living if item_id not in left]
@@ -138,7 +137,6 @@ class Replica:
 
     @property
     def tombstones(self) -> int:
-        """Deleted items that are remembered."""
         return len(self._gone)
 
     def forget_tombstones(self) -> None:

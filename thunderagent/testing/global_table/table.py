@@ -45,7 +45,6 @@ class _Sent(NamedTuple):
 
 
 def in_memory(region: str, clock: SharedClock) -> Engine:
-    """An engine in memory for the rows of a region."""
     return SqliteEngine(MEMORY, clock=clock)
 
 
@@ -118,7 +117,6 @@ class GlobalTableSim:
         self._for_engines = Links(self._check, self._refusal, self._note, self._clock_of, expires=mode == "MREC")
 
     def engine(self, region: str) -> RegionEngine:
-        """The engine of one region."""
         self._known(region)
         return RegionEngine(self._replicas[region], region, self._for_engines)
 
@@ -193,7 +191,6 @@ class GlobalTableSim:
         return self.deliver(math.inf)
 
     def pending(self) -> int:
-        """Images on their way."""
         with self._guard:
             return sum(map(len, self._links.values()))
 
