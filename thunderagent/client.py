@@ -1,4 +1,4 @@
-"""The client: what applications import to enqueue tasks and to look after them."""
+"""The client: applications enqueue tasks with it and look after them."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:  # a client that only enqueues begins sooner without
 P = TypeVar("P")
 
 BULK: Final = 500
-"""Tasks that `enqueue_many` gives to the store in one call."""
+"""Tasks that `enqueue_many` puts in one call."""
 
 
 class Client(Commands):
-    """Enqueues tasks, looks them up, and changes their fate. Safe in threads.
+    """Enqueues tasks, looks them up and changes them. Safe in threads.
 
-    `client.schedules`, `client.pauses`, `client.agents` and `client.streams` have the commands that concern those.
+    Commands on schedules, pauses, agents and streams are at `schedules`, `pauses`, `agents` and `streams`.
 
     Args:
         store: where the tasks are.
         settings: defaults of new tasks.
-        on_enqueue: called after each enqueue, for example `agent.wake` of an agent in the same process.
-        doorbell: tells agents in other processes; `close` closes it.
+        on_enqueue: called after each enqueue, such as `agent.wake` of an agent in the same process.
+        doorbell: notifies agents in other processes; `close` closes it.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Client(Commands):
         return cls(store, settings, doorbell=open_doorbell(settings))
 
     def close(self) -> None:
-        """Let go of the connections of the store, and of the doorbell."""
+        """Close the connections of the store and the doorbell."""
         self._sender.close()
         self.store.engine.close()
 
@@ -126,33 +126,33 @@ class Client(Commands):
         """Put a task into its queue.
 
         Args:
-            job: a job, whose payload type is checked here; or the name of one whose code is not at hand.
+            job: a job, whose payload type is checked here; or a name, where the code of the job is elsewhere.
             payload: the input of the handler.
-            task_id: an idempotency id. Enqueued twice with the same job and payload, there is one task.
-            depends_on: tasks that must succeed first. They must exist.
-            on_parent_failure: what happens when one of them does not: "fail", "cancel" or "run".
+            task_id: idempotency id: the same id, job and payload twice are one task.
+            depends_on: parents: existing tasks that must succeed first.
+            on_parent_failure: what happens when a parent does not succeed: "fail", "cancel" or "run".
             delay_s: seconds until the task may run.
             run_at: epoch seconds at which the task may run, instead of a delay.
             max_retry: retries after errors of the handler, instead of the job's.
             queue: name of the queue, instead of the job's.
-            unique_key: of the tasks of this job with this key, at most one is open. While one is, it is the answer,
-                whatever the payload.
-            unique_scope: how long the key is held: "until_done", or "until_start" so that the next task may be
-                enqueued while this one runs.
-            limit_key: tasks with this key count together against `limit`; None: the job's, else the name of the job.
+            unique_key: at most one task of this job with this key is open. An open one is returned, whatever the
+                payload.
+            unique_scope: how long the key is held: "until_done", or "until_start": the next task may be enqueued
+                while this one runs.
+            limit_key: tasks with this key share `limit`; None: the job's key, else its name.
             limit: how many of them run at once in the whole fleet, instead of the job's.
 
         Returns:
-            the task in the store: the new one, or the one that has the id or the unique key already.
+            the task in the store: the new one, or the one that already has the id or the unique key.
 
         Raises:
             PayloadInvalid: the payload does not fit the job, or is not JSON data.
             PayloadTooLarge: the payload is over 350 KB and there is no bucket for it.
-            DuplicateTask: the id is taken by a task with another job or payload.
-            ParentNotFound: a task in `depends_on` does not exist.
-            TooManyDependents: too many tasks wait for one of them, or this one for too many.
-            NotAllowed: the task that has the unique key was asked to stop and has not ended: wait for its end.
-            ConfigurationError: there is no such option, or it cannot be what it is.
+            DuplicateTask: a task with another job or payload has the id.
+            ParentNotFound: a parent does not exist.
+            TooManyDependents: too many tasks wait for one parent, or this task waits for too many.
+            NotAllowed: the task with the unique key was asked to stop and has not ended: wait for its end.
+            ConfigurationError: an option does not exist, or its value is invalid.
             StoreError: the store did not take it.
         """
         check_names("enqueue", options, EnqueueOptions.__annotations__)
@@ -177,13 +177,13 @@ class Client(Commands):
         Args:
             job: as for `enqueue`.
             payloads: one for each task; read as needed.
-            task_ids: an idempotency id for each; None: random ones, which is faster.
-            on_progress: called after each batch with the number of tasks handled so far.
-            options: of `enqueue`, the same for all: depends_on, on_parent_failure, delay_s, run_at, max_retry, queue,
-                limit_key and limit.
+            task_ids: an idempotency id for each; None: random ids, which are faster.
+            on_progress: called after each batch with the number of tasks so far.
+            options: as for `enqueue`, the same for all tasks: depends_on, on_parent_failure, delay_s, run_at,
+                max_retry, queue, limit_key and limit.
 
         Returns:
-            one outcome for each payload, in order: an `error` there concerns that task alone.
+            one outcome for each payload, in order; an `error` concerns that task alone.
         """
         check_names("enqueue_many", options, BulkOptions.__annotations__)
         new = NewTask.of(job, **options)
@@ -203,10 +203,10 @@ class Client(Commands):
     # Look
 
     def wait(self, task_id: str | Task, *, timeout_s: float = 300.0) -> Task:
-        """Wait until a task has ended, whatever its end.
+        """Wait until a task has ended: SUCCESS, FAILED, or DONE, which is closed on purpose.
 
         Raises:
-            WaitTimeout: it has not within the time; it goes on.
+            WaitTimeout: it has not ended in time, and goes on.
             TaskNotFound: there is none.
         """
         check(seconds_problem("timeout_s", timeout_s, most=math.inf))
@@ -246,13 +246,13 @@ class Client(Commands):
         """Tasks in the order of `created_at`, read page by page as they are asked for.
 
         Args:
-            status: only these; None: every status.
-            queue: only these; None: every queue.
+            status: only this one; None: all. DONE tasks were closed on purpose.
+            queue: only this one; None: all.
             newest_first: or oldest first.
-            limit: at most so many; None: all.
+            limit: most tasks; None: all.
 
         Raises:
-            ConfigurationError: one of them cannot be what it is.
+            ConfigurationError: an argument is invalid.
         """
         _check_listing(status, queue, limit)
         wanted = list(Status) if status is None else [Status(status)]
@@ -273,22 +273,22 @@ class Client(Commands):
     def purge(
         self, status: Status | str, *, queue: str | None = None, older_than_s: float = 0.0, limit: int | None = None
     ) -> int:
-        """Delete ended tasks of a status, with their texts and the rows of unique keys that still name them.
+        """Delete ended tasks of a status, with their texts and the rows of their unique keys.
 
-        Tasks with a unique key stay for a minute after their end, as one with the same id may just be on its way.
+        Tasks with a unique key stay for a minute after their end: a task with the same id may be on its way.
 
         Args:
-            status: SUCCESS, FAILED or DONE.
+            status: SUCCESS, FAILED, or DONE (closed on purpose).
             queue: only of this queue.
-            older_than_s: only those that ended so many seconds ago.
-            limit: at most so many.
+            older_than_s: least seconds since their end.
+            limit: most tasks.
 
         Returns:
-            how many were deleted.
+            the number of deleted tasks.
 
         Raises:
             NotAllowed: tasks of this status have not ended.
-            ConfigurationError: one of the arguments cannot be what it is.
+            ConfigurationError: an argument is invalid.
         """
         _check_listing(status, queue, limit)
         check(choice_problem("status", status, Status), seconds_problem("older_than_s", older_than_s))
@@ -349,7 +349,7 @@ def _zipped(payloads: Iterable[Any], task_ids: Iterable[Any]) -> Iterator[tuple[
         if payload is missing or task_id is missing:
             fewer = "payloads" if payload is missing else "task_ids"
             check(f"{fewer} has only {number} members: give one id for each payload; those before it may be put")
-        yield payload, "" if task_id is None else task_id  # a missing id is none that the caller would find again
+        yield payload, "" if task_id is None else task_id  # with a random id the caller would not find the task again
 
 
 def _check_listing(status: object, queue: object, limit: object) -> None:

@@ -15,16 +15,16 @@ from thunderagent.settings import Settings
 from thunderagent.stores.tasks import TaskStore
 
 TRIES: Final = 5
-"""How often a command is tried on a task that changes under it."""
+"""Attempts of a command on a task that changes meanwhile."""
 
 
 class Commands:
-    """What changes the fate of a task: `Client` has these, and an agent cancels with them.
+    """Commands on tasks: `Client` has these, and an agent cancels with them.
 
     Args:
         store: where the tasks are.
         settings: defaults of new tasks.
-        sender: announces what changed to the agents.
+        sender: notifies the agents.
     """
 
     def __init__(self, store: TaskStore, settings: Settings, sender: DoorbellSender) -> None:
@@ -45,16 +45,16 @@ class Commands:
         """The task as it is now.
 
         Raises:
-            TaskNotFound: there is none, or its time to live is over.
+            TaskNotFound: there is none, or it has expired.
             TaskUnreadable: this version cannot read its row.
         """
         return current(self.store, task_id)
 
     def cancel(self, task_id: str | Task) -> Task:
-        """Close a task that waits as DONE, with its children; ask the agent of a running one to stop it.
+        """Close a waiting task as DONE, on purpose, with its children; ask the agent of a running one to stop it.
 
-        A running handler is told at once where a doorbell reaches its agent, else with the next heartbeat, see
-        `ctx.check()`. Cancelling twice is harmless.
+        A doorbell reaches the agent at once, else the next heartbeat does; see `ctx.check()`. Cancelling twice is
+        harmless.
 
         Raises:
             NotAllowed: it has ended already.
@@ -101,12 +101,7 @@ class Commands:
 
 
 def current(store: TaskStore, task_id: str | Task) -> Task:
-    """The task as it is now.
-
-    Raises:
-        TaskNotFound: there is none, or its time to live is over.
-        TaskUnreadable: this version cannot read its row.
-    """
+    """The task as it is now; errors are those of `Commands.get`."""
     name = id_of(task_id)
     row = store.engine.get([name]).get(name, {})
     [task] = store.large_texts.inflate([Task.from_row(row)]) if "job" in row else [None]

@@ -1,4 +1,4 @@
-"""Tells the tasks that wait for a task how it ended, all the way down the graph."""
+"""Settles the tasks that wait for a task when it has ended, all the way down the graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 99
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A task that has ended, and who waits for it."""
+    """A task that has ended, and the tasks that wait for it."""
 
     task_id: str
     status: Status | None
@@ -30,7 +30,7 @@ class Ended:
 
 
 class Dependents:
-    """Settles children after their parents. Every step may be repeated by anybody: the writes are conditional."""
+    """Settles children after their parents. Every step may be repeated: the writes are conditional."""
 
     def __init__(self, store: TaskStore, bus: EventBus, *, keep_success_s: float, keep_failed_s: float) -> None:
         self._store = store
@@ -39,13 +39,13 @@ class Dependents:
         self._keep = {Status.DONE: keep_success_s, Status.FAILED: keep_failed_s}
 
     def rejected(self, write: Write, error: StoreRejected) -> None:
-        """Say that the store does not take a write of one task; those beside it go on."""
+        """Report that the store refuses the write of one task; the others go on."""
         self._bus.emit(queue_events.WriteRejected(task_id=write.task_id, verb=write.verb, error=str(error)))
 
     def tell(self, ended: Sequence[Ended]) -> None:
-        """Tell all children of tasks that have ended, and the children of those that end by it.
+        """Settle the children of tasks that have ended, and their children in turn.
 
-        A parent that was retried by hand meanwhile is open again: its children wait for its next end.
+        Children of a parent that was retried meanwhile wait for its next end.
 
         Raises:
             StoreError: the store did not answer. What is undone is found by the sweep.
@@ -61,13 +61,13 @@ class Dependents:
                 open_ends += self.judge(list(rows.values()), {parent.task_id: status})
 
     def ended(self, task: Task) -> None:
-        """Do what follows the end of a task that no agent ran: keep its texts, tell its children, free its key."""
+        """Follow the end of a task that no agent ran: keep its texts, settle its children, release its key."""
         self._store.large_texts.outlive_all([task], now=self._store.clock.now())
         self.tell([Ended(task.task_id, task.status, task.dependents)])
         self._keys.release([task])
 
     def judge(self, children: Sequence[Task], parents: Mapping[str, Status | None]) -> list[Ended]:
-        """Act on what is known of parents; the answer is the children that have ended by it."""
+        """Settle children by the status of their parents, and return those that have ended by it."""
         done: list[tuple[Task, str]] = []
         doomed: list[tuple[Task, Status, str]] = []
         for child in children:
@@ -87,7 +87,7 @@ class Dependents:
         return self._doom(doomed)
 
     def _go(self, done: Sequence[tuple[Task, str]], ready: Sequence[Task]) -> None:
-        """Take parents off the lists; who waits for nobody any more goes to its queue."""
+        """Take parents off the lists; a child without any goes to its queue."""
         now = self._store.clock.now()
         batch = [writes.parent_done(child, parent_id) for child, parent_id in done]
         left = self._store.write_tasks(batch, rejected=self.rejected) if done else []
@@ -126,11 +126,11 @@ class Dependents:
 
 
 def statuses_of(names: Iterable[str], rows: Mapping[str, Task | Unreadable]) -> dict[str, Status | None]:
-    """What is known of parents: None for one that is gone. One whose row cannot be read is left out, and waited for."""
+    """Status of each parent, None for a lost one. An unreadable parent is left out: children wait for it."""
     found = {name: rows.get(name) for name in names}
     return {name: None if one is None else one.status for name, one in found.items() if not isinstance(one, Unreadable)}
 
 
 def _is_ready(child: Task) -> bool:
-    """It waits for no parent any more, and not for a slot of its limit either."""
+    """Whether it waits neither for a parent nor for a permit of its limit."""
     return child.status is Status.BLOCKED and not child.waiting_for and child.waitlist is None

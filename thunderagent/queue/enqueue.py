@@ -1,4 +1,4 @@
-"""The way in: makes new tasks, puts them into the store, and parks those that wait for others."""
+"""Makes new tasks, puts them into the store, and blocks those that wait for others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from thunderagent.telemetry.traces import trace_of_new
 Parent = TypeVar("Parent")
 
 LATEST_DUE: Final = 10_000_000_000.0
-"""The year 2286. A later due time is one in milliseconds, or an infinite delay."""
+"""The year 2286: a later due time was given in milliseconds, or is infinite."""
 
 
 class BulkOptions(TypedDict, Generic[Parent], total=False):
@@ -101,7 +101,7 @@ def check_names(of: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Check that there are such options.
 
     Raises:
-        ConfigurationError: there is none of this name; it says which may be meant.
+        ConfigurationError: there is none of this name; the error says which may be meant.
     """
     for name in options:
         if name not in known:
@@ -118,7 +118,6 @@ class NewTask:
 
     @classmethod
     def of(cls, job: Job[Any] | str, **given: Unpack[EnqueueOptions[Task | str]]) -> NewTask:
-        """The options that are given, and the defaults of the others."""
         if not isinstance(job, Job):
             check(job_name_problem(wanted_job(job)[0] if isinstance(job, str) else job))
         options = DEFAULTS | given
@@ -126,21 +125,20 @@ class NewTask:
 
     @property
     def name_and_version(self) -> tuple[str, int]:
-        """Of the job. By its name alone, a task is one of version 1.
+        """Name and version of the job; a name alone is version 1.
 
         Raises:
-            ConfigurationError: the name ends like a version, and is none.
+            ConfigurationError: the name ends like a version and has none.
         """
         return wanted_job(self.job) if isinstance(self.job, str) else (self.job.name, self.job.version)
 
     @property
     def name(self) -> str:
-        """The name of the job."""
         return self.job if isinstance(self.job, str) else self.job.name
 
     @property
     def number(self) -> int | None:
-        """How many run at once by the limit of the job. No task keeps it, as the job may say otherwise later."""
+        """The limit of the job; no row keeps it, as a later version of the job may change it."""
         return None if isinstance(self.job, str) else self.job.limit
 
 
@@ -154,17 +152,7 @@ class Enqueuer:
         self._keys = UniqueKeys(store)
 
     def put(self, new: NewTask, payload: Any) -> Task:
-        """Put one task; the answer is the task in the store.
-
-        Raises:
-            PayloadInvalid: the payload does not fit the job or is not JSON data, or the id cannot be one.
-            ConfigurationError: one of the options cannot be what it is.
-            DuplicateTask: the id is taken by a task with another job or payload.
-            ParentNotFound: a parent does not exist.
-            TooManyDependents: too many tasks wait for a parent, or this one for too many.
-            NotAllowed: its unique key is held by a task that was asked to stop, or changes hands all the time.
-            StoreError: the store did not take it.
-        """
+        """Put one task and return the task in the store; errors are those of `Client.enqueue`."""
         _check_options(new)
         task_id = new.options["task_id"]
         task = self._made(new, task_id, payload)
@@ -181,7 +169,7 @@ class Enqueuer:
         return self.introduce([task])[0] if _is_waiting(task) else task
 
     def put_many(self, new: NewTask, batch: Sequence[tuple[Any, str | None]], *, fresh: bool) -> list[Enqueued]:
-        """Put tasks of one job, each with its payload and id; one outcome for each."""
+        """Put tasks of one job, each with its payload and id, and return one outcome for each."""
         _check_options(new)
         made: list[tuple[Task, PayloadError | ParentNotFound | TooManyDependents | None]] = []
         for payload, task_id in batch:
@@ -205,13 +193,13 @@ class Enqueuer:
         return [next(answers) if error is None else Enqueued(task, created=False, error=error) for task, error in made]
 
     def introduce(self, children: Sequence[Task]) -> list[Task]:
-        """Make BLOCKED tasks known to their parents, and act on those that have ended meanwhile.
+        """Register BLOCKED tasks with their parents, and follow parents that have ended meanwhile.
 
-        The children were put before: a parent that ends before it learns of them is seen here, one that ends later
-        tells them. What a crash in between leaves undone is found by the sweep. A parent learns of all in one write.
+        The children are in the store already. A parent that has ended is seen here, and one that ends later notifies
+        them. The sweep repairs what a crash in between leaves. Each parent takes one write.
 
         Returns:
-            the tasks as they are then.
+            the tasks after that.
 
         Raises:
             StoreError: the store did not answer.
@@ -223,7 +211,9 @@ class Enqueuer:
             parent.task_id: [child.task_id for child in children if parent.task_id in child.waiting_for]
             for parent in known
         }
-        known = [parent for parent in known if most_dependents(parent, waiting[parent.task_id])]  # else the sweep tells
+        known = [
+            parent for parent in known if most_dependents(parent, waiting[parent.task_id])
+        ]  # of the others the sweep follows the end
         told = self._store.write_tasks([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
         if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
             parents = {name: one for name, one in parents.items() if name not in ended} | self._store.read(ended)
@@ -237,7 +227,7 @@ class Enqueuer:
         return [now.get(child.task_id, child) for child in children]
 
     def revive(self, task: Task) -> Task | None:
-        """Put a FAILED or DONE task back into its queue with fresh retries; None: it has changed meanwhile.
+        """Put a FAILED or DONE task back into its queue with fresh retries; None if it has changed meanwhile.
 
         Raises:
             NotAllowed: its payload is gone, a parent has not succeeded, or another task has its unique key.
@@ -253,7 +243,7 @@ class Enqueuer:
         return self.introduce([after])[0] if after is not None and after.status is Status.BLOCKED else after
 
     def _made(self, new: NewTask, task_id: str | None, payload: Any) -> Task:
-        """The task as it will be put. The options were checked, once for a batch."""
+        """The task to put; its options are checked before, once for a batch."""
         options, now = new.options, self._store.clock.now()
         task_id = new_task_id(now) if task_id is None else task_id
         _check_id(task_id)
@@ -292,7 +282,7 @@ class Enqueuer:
         )
 
     def _introduced(self, enqueued: Sequence[Enqueued]) -> list[Enqueued]:
-        """The outcomes once the parents know the children; without an answer the sweep makes them known."""
+        """The outcomes after the children are registered; without an answer of the store the sweep does it."""
         children = [one.task for one in enqueued if one.error is None and _is_waiting(one.task)]
         try:
             now = {task.task_id: task for task in self.introduce(children)} if children else {}
@@ -324,7 +314,7 @@ class Enqueuer:
         )
 
     def _waiting(self, tasks: Sequence[Task], depends_on: Sequence[str]) -> list[Task]:
-        """The tasks as BLOCKED, unless all their parents have succeeded."""
+        """The tasks, BLOCKED unless all their parents have succeeded."""
         parents = self._store.read(depends_on)
         if missing := [name for name in depends_on if name not in parents]:
             raise ParentNotFound(f"depends_on names tasks that do not exist: {', '.join(missing)}")
@@ -351,7 +341,7 @@ class Enqueuer:
 
 
 def _is_waiting(task: Task) -> bool:
-    """It waits for parents, which must know it."""
+    """Whether the task waits for parents, which must know it."""
     return bool(task.waiting_for) and task.status is Status.BLOCKED
 
 
@@ -365,7 +355,7 @@ def _check_id(task_id: str) -> None:
 
 
 def _limit(new: NewTask) -> Limit | None:
-    """What the enqueue asks for, else what the job has."""
+    """The limit of the enqueue, else of the job."""
     job = None if isinstance(new.job, str) else new.job
     key, number = new.options["limit_key"], new.options["limit"]
     of_job = job_limit(job) if job is not None else None
@@ -395,7 +385,6 @@ def _check_options(new: NewTask) -> None:
 
 
 def _ids(depends_on: Sequence[Task | str]) -> tuple[str, ...]:
-    """Ids of the parents that a caller names."""
     parents = [depends_on] if isinstance(depends_on, (str, Task)) else depends_on  # a text is a sequence of letters
     return tuple(dict.fromkeys(map(id_of, iterated("depends_on", parents))))
 

@@ -1,4 +1,4 @@
-"""Queues in numbers, at a bounded price: where each entry that is counted is billed, a count stops at a cap."""
+"""Queues in numbers, at a bounded price: where a counted entry is billed, counts stop at a cap."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from thunderagent.queue.limits.waitlist import open_waitlists, waitlist_value
 from thunderagent.stores.tasks import AgentInfo, TaskStore
 
 NAMED: Final = 1000
-"""Ready entries of a queue that `stats` looks through for jobs that no agent has."""
+"""Ready entries of a queue that are searched for jobs that no agent has."""
 
 WAITLISTS_COUNTED: Final = 100
-"""Lines of limits in whose lanes tasks are counted, where counts are capped: each takes a request for each lane."""
-
+"""Waitlists that are counted where counts are capped: each takes a request for each lane."""
 
 LATE_S: Final = 120.0
-"""Rows that are overdue for so long are told of: agents look for them every ten seconds."""
+"""Age at which rows that should be deleted are reported: agents look for them every ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class QueueStats:
     delayed: int
     running: int
     blocked: int
-    """Tasks that wait for others, or stand in the line of a limit."""
+    """Tasks that wait for others, or on the waitlist of a limit."""
     failed: int
     oldest_ready_s: float | None
     agents: int
@@ -38,22 +37,21 @@ class QueueStats:
     unknown_jobs: tuple[str, ...]
     """Jobs of ready tasks that no live agent of the queue has."""
     at_least: tuple[str, ...] = ()
-    """Which of the numbers stand for so many or more, as their count stopped at a cap."""
+    """Numbers whose count stopped at the cap: so many or more."""
 
     @property
     def is_capped(self) -> bool:
-        """True when a count stopped at its cap."""
         return bool(self.at_least)
 
     def text(self, name: str) -> str:
-        """One of the numbers for people; with a plus behind it when there are so many or more."""
+        """One of the numbers for people, with a plus where the count stopped."""
         return f"{getattr(self, name)}{'+' if name in self.at_least else ''}"
 
 
 def queue_stats(store: TaskStore) -> list[QueueStats]:
     """Every queue that ever held a task or has an agent.
 
-    Exact on SQLite. On DynamoDB each number stops at 10,000, and tasks are counted in the lines of 100 limits.
+    Exact on SQLite. On DynamoDB each number stops at 10,000, and tasks on the waitlists of 100 limits are counted.
 
     Raises:
         StoreError: the store did not answer.
@@ -75,7 +73,7 @@ def queue_stats(store: TaskStore) -> list[QueueStats]:
 
 
 def overdue_text(store: TaskStore) -> str | None:
-    """What is to be said of rows whose time to live is over and that nobody deletes; None while all is well.
+    """A sentence on rows that should have been deleted; None while all is well.
 
     Raises:
         StoreError: the store did not answer.
@@ -88,7 +86,7 @@ def overdue_text(store: TaskStore) -> str | None:
 
 
 def count_all(store: TaskStore, values: Iterable[str], *, until: float | None = None, so_far: int = 0) -> int:
-    """Entries of the index with one of these status values, and those counted before, up to the cap of the engine."""
+    """Entries of the index with one of these status values, plus `so_far`, up to the cap of the engine."""
     most, total = store.engine.most_counted, so_far
     for value in values:
         left = None if most is None else most - total

@@ -1,4 +1,4 @@
-"""Commands on streams: stop one, start it again, and see what happened to it."""
+"""Commands on streams: stop one, start it again, see its runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thunderagent.stores.tasks import TaskStore
 from thunderagent.streams.journal import Run, read_journals
 
 MOST_RUNS: Final = 10_000
-"""Runs of a stream that are asked for at once."""
+"""Most runs of a stream in one call."""
 
 
 class StreamCommands:
@@ -37,9 +37,9 @@ class StreamCommands:
         self._sender = sender
 
     def stop(self, task_id: str | Task) -> Task:
-        """Stop a stream: its agent is told with the next heartbeat, saves the cursor and closes it as DONE.
+        """Stop a stream: with the next heartbeat its agent saves the cursor and closes it as DONE, on purpose.
 
-        Stopping twice is harmless. A stopped stream is kept as long as a FAILED task, and goes on where it stopped.
+        Stopping twice is harmless. A stopped stream is kept as long as a FAILED task; `start` continues it.
 
         Raises:
             NotAllowed: it has ended otherwise, or is no stream.
@@ -68,9 +68,9 @@ class StreamCommands:
         raise NotAllowed(f"the task {id_of(task_id)!r} changes all the time: try again")
 
     def start(self, task_id: str | Task, *, timeout_s: float = 30.0) -> Task:
-        """Start a stream that was stopped, or has failed, where its cursor is.
+        """Start a stopped or FAILED stream at its cursor.
 
-        A stream that its agent is about to stop is waited for; one that runs or is queued is left as it is.
+        The call waits while its agent is stopping it, and leaves a running or queued stream as it is.
 
         Raises:
             NotAllowed: it is no stream, or its agent has not stopped it within the time.
@@ -98,11 +98,11 @@ class StreamCommands:
                 break
             time.sleep(delay)
         raise NotAllowed(
-            f"the stream {task.task_id!r} was told to stop and still runs after {timeout_s:g} s: try again"
+            f"the stream {task.task_id!r} was asked to stop and still runs after {timeout_s:g} s: try again"
         )
 
     def runs(self, task_id: str | Task, *, number: int = 10) -> Sequence[Run]:
-        """What happened to a stream: its last runs, oldest first, each with its moves and its gaps.
+        """The last runs of a stream, oldest first, each with its moves and its gaps.
 
         Raises:
             TaskNotFound: there is none.

@@ -1,4 +1,4 @@
-"""What routes answer with, and what the router answers with."""
+"""Answers of routes, and answers of the router."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from thunderagent.router.enqueue import Enqueue
 from thunderagent.router.problems import listing, problems_of
 
 Tasks = Enqueue | Sequence[Enqueue] | None
-"""What a route answers with: one task, several, or None for an event that is not wanted."""
+"""Answer of a route: one task, several, or None for an event that is ignored."""
 
 RETRY_AFTER_S: Final = 5
-"""What a caller is told to wait when the store does not answer."""
+"""Seconds in the header `retry-after` when the store does not answer."""
 
 _FOR_CALLERS: Final[Mapping[type[Exception], str]] = {
     PayloadInvalid: "what was sent makes no payload that fits",
@@ -25,7 +25,7 @@ _FOR_CALLERS: Final[Mapping[type[Exception], str]] = {
     DuplicateTask: "there is another task with this id",
     TooManyDependents: "too many tasks wait for the same task",
 }
-"""The answer to a caller for exceptions that name jobs and tasks. The log has all of it."""
+"""Answers for exceptions that name jobs and tasks, which only the log shows."""
 
 
 def wanted(answer: object, name: str) -> list[Enqueue]:
@@ -48,7 +48,7 @@ def wanted(answer: object, name: str) -> list[Enqueue]:
 
 
 def rejection(error: Exception) -> EventRejected | None:
-    """The rejection that an exception amounts to; None if the event is not to blame."""
+    """The rejection for an exception; None if the event is not the cause."""
     if isinstance(error, EventRejected):
         return error
     if isinstance(error, ValidationError):  # the route made a model of its input that does not fit
@@ -64,51 +64,45 @@ def rejection(error: Exception) -> EventRejected | None:
 
 
 def without_names(rejected: EventRejected, error: Exception) -> EventRejected:
-    """The rejection for a caller over HTTP, without the names of jobs and tasks."""
+    """The rejection for an HTTP caller, without names of jobs and tasks."""
     text = next((text for kind, text in _FOR_CALLERS.items() if isinstance(error, kind)), None)
     return rejected if text is None else EventRejected(text, status=rejected.status)
 
 
 def told(error: EventRejected) -> dict[str, Any]:
-    """A rejection as data."""
     return {"error": str(error)} | ({"problems": list(error.problems)} if error.problems else {})
 
 
 def taken(tasks: Sequence[Task]) -> dict[str, Any]:
-    """The answer to an event that was taken."""
     return {"task_ids": [task.task_id for task in tasks]}
 
 
 def http_taken(tasks: Sequence[Task], answer: object) -> dict[str, Any]:
-    """The answer to a request: of one task its id, of a list a list, and no content if nothing was wanted."""
+    """The answer to a request: the id of one task, a list for a list, or no content."""
     if answer is None:
         return {"statusCode": 204, "headers": {"cache-control": "no-store"}, "body": "", "isBase64Encoded": False}
     return http(202, {"task_id": tasks[0].task_id} if isinstance(answer, Enqueue) else taken(tasks))
 
 
 def http_rejected(error: EventRejected) -> dict[str, Any]:
-    """The answer to a request that was rejected."""
     return http(error.status if 400 <= error.status < 500 else 400, told(error))
 
 
 def http_parent_missing() -> dict[str, Any]:
-    """The answer to a request whose task depends on one that does not exist (yet)."""
     return http(409, {"error": "a task that this one depends on does not exist"})
 
 
 def http_unavailable() -> dict[str, Any]:
-    """The answer while the store does not answer."""
     error = {"error": "the task could not be stored; try again"}
     return http(503, error, {"retry-after": str(RETRY_AFTER_S)})
 
 
 def http_failed(request_id: str) -> dict[str, Any]:
-    """The answer when it is nobody's fault but ours."""
     return http(500, {"error": "internal error", "request_id": request_id})
 
 
 def http(status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """An answer as API Gateway and function URLs take it, in both payload formats."""
+    """An answer for API Gateway and function URLs, in both payload formats."""
     return {
         "statusCode": status,
         "headers": {"content-type": "application/json", "cache-control": "no-store", **(headers or {})},

@@ -1,4 +1,4 @@
-"""The road of an event or a message through a router: it becomes tasks once, or Lambda is to deliver it again."""
+"""Events and messages: each becomes tasks once, or Lambda delivers it again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thunderagent.router.routes import EventBridgeRoute, InvokeRoute, S3Route, S
 Delivery = EventBridgeEvent | SnsRecord | SqsMessage | S3Event | Invocation
 AnyRoute = EventBridgeRoute | SnsRoute | SqsRoute | S3Route | InvokeRoute
 Found = tuple[str, Delivery, Sequence[AnyRoute]]
-"""Where a delivery is from, what it is, and the routes of which one is for it."""
+"""Source of a delivery, the delivery, and routes of which one is for it."""
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], SnsRecord | SqsMessage | S3Event]]] = {
     "sns": shapes.read_sns,
@@ -33,19 +33,19 @@ _LONGEST_ID: Final = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """What becomes of events and messages. Requests over HTTP have a road of their own."""
+    """Handles all events but requests over HTTP."""
 
     client: Callable[[], Client]
     bus: EventBus
     drops: bool
-    """A rejection is an answer, and no exception."""
+    """Whether a rejection is an answer instead of an exception."""
     reports: bool
-    """Messages of SQS that must come again are named in the answer."""
+    """Whether the answer names the messages of SQS to deliver again."""
 
     def event(
         self, data: Mapping[str, Any], routes: Sequence[EventBridgeRoute], s3: Sequence[S3Route]
     ) -> dict[str, Any]:
-        """Handle an event of EventBridge, which may be one of S3."""
+        """Handle an event of EventBridge, maybe one of S3."""
 
         def read() -> Found:
             event = shapes.read_eventbridge(data)
@@ -63,14 +63,12 @@ class Deliveries:
     def records(
         self, kind: Literal["sns", "sqs", "s3"], records: Sequence[Mapping[str, Any]], routes: Sequence[AnyRoute]
     ) -> dict[str, Any]:
-        """Handle each record; one that becomes no task does not keep those behind it from becoming some.
-
-        Of a FIFO queue that holds for other groups alone: in its group, all behind it come again with it.
+        """Handle each record; one without a task does not stop those behind it, except in its group of a FIFO queue.
 
         Raises:
             EventRejected: a record was rejected.
-            StoreError: the store did not answer; nothing behind it has a better chance.
-            Exception: what a route raised.
+            StoreError: the store did not answer; the records behind it are not tried.
+            Exception: a route raised it.
         """
         taken: list[dict[str, Any]] = []
         again: list[object] = []
@@ -129,7 +127,7 @@ def _found(kind: str, record: Mapping[str, Any], routes: Sequence[AnyRoute]) -> 
 
 
 def _name_of(kind: str, record: Mapping[str, Any]) -> object:
-    """What the sender calls a record, however malformed it is."""
+    """The sender's id of a record, however malformed it is."""
     if kind == "sns":
         return record["Sns"].get("MessageId")
     return record.get("messageId") if kind == "sqs" else shapes.part(record, "responseElements").get("x-amz-request-id")

@@ -1,4 +1,4 @@
-"""What a route answers with: the tasks that an event is to become, and the ids that make a redelivery harmless."""
+"""Tasks of an event, and the ids that make a redelivery harmless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thunderagent.queue.enqueue import EnqueueOptions, check_names
 P = TypeVar("P")
 
 _KEPT: Final = "-_.~:@/= "
-"""Kept as they are in an id, beside letters and digits; not '+', which stands before the number of a further task."""
+"""Characters kept in an id beside letters and digits; '+' begins the number of a further task."""
 
 
 Options: TypeAlias = "EnqueueOptions[Task | str | Enqueue]"
@@ -26,13 +26,13 @@ Options: TypeAlias = "EnqueueOptions[Task | str | Enqueue]"
 
 
 class Enqueue:
-    """A task to be put: a job with its payload, and options of `Client.enqueue`.
+    """A task to enqueue: a job with its payload, and options of `Client.enqueue`.
 
     Args:
-        job: a job, whose payload type is checked; or the name of one whose code is not at hand.
-        payload: the input of the handler. Make it of the event alone: a redelivery must give the same.
-        options: as for `Client.enqueue`. `depends_on` may also name an `Enqueue` that stands before this one in the
-            list of the same answer. A `task_id` replaces the one that is made of the event's id.
+        job: a job, whose payload type is checked; or a name, where the code of the job is elsewhere.
+        payload: the input of the handler, made from the event alone: a redelivery must give the same.
+        options: those of `Client.enqueue`. `depends_on` may name an `Enqueue` before this one in the same answer.
+            A `task_id` replaces the id that is made from the event.
 
     Raises:
         ConfigurationError: there is no such option.
@@ -58,15 +58,15 @@ class Enqueue:
         self.options: Mapping[str, Any] = options
 
     def __repr__(self) -> str:
-        return f"Enqueue({self.name!r})"  # without the payload, which may be a secret
+        return f"Enqueue({self.name!r})"  # the payload may be a secret
 
     @property
     def name(self) -> str:
-        """The name of the job, whatever its version: redeliveries give the same ids before and after a deploy."""
+        """The job's name without a version: a redelivery after a deploy gives the same ids."""
         return plain_job(self.job) if isinstance(self.job, str) else self.job.name
 
     def check(self) -> None:
-        """Check the payload; nothing is written.
+        """Check the payload.
 
         Raises:
             PayloadInvalid: it does not fit the job or is not JSON data.
@@ -78,17 +78,16 @@ class Enqueue:
 
 
 def put_all(client: Client, tasks: Sequence[Enqueue], event_key: str | None, *, may_differ: bool) -> list[Task]:
-    """Put the tasks of one event, in order; the answer holds those in the store, new or there before.
+    """Put the tasks of one event, in order, and return the tasks in the store.
 
-    All payloads are checked before the first task is put. A failure in between leaves the tasks before it; the next
-    delivery finds them by their ids and goes on.
+    All payloads are checked first. After a failure in between, the next delivery finds the tasks before it by their
+    ids and goes on.
 
     Args:
         client: puts them.
-        tasks: what the route answered with.
-        event_key: names the event among all others; None: each task gets a new id.
-        may_differ: a task that has the id already is the answer though its payload is another, as after a change of
-            the route between two deliveries.
+        tasks: the answer of the route.
+        event_key: identifies the event; None: each task gets a new id.
+        may_differ: accept an existing task with another payload, as after a change of the route between deliveries.
 
     Raises:
         PayloadError: a payload does not fit its job, is not JSON data, or is too large.
@@ -119,15 +118,14 @@ def put_all(client: Client, tasks: Sequence[Enqueue], event_key: str | None, *, 
 
 
 def event_key(source: str, event_id: str) -> str:
-    """What names an event in the ids of its tasks, printable whatever the event's id is."""
+    """The part of task ids that identifies an event, printable whatever the event's id is."""
     return f"{source}:{quote(event_id, safe=_KEPT, errors='replace')}"
 
 
 def _task_ids(tasks: Sequence[Enqueue], key: str | None) -> Iterator[str | None]:
     """`job@key` for the first task of each job, `job@key+2` for the second.
 
-    With the job in it, two functions that listen to the same event do not get into each other's way, and a route may
-    be given a further job without moving the ids of the others.
+    With the job in the id, two functions may take the same event, and a further job changes no other id.
     """
     seen = Counter[str]()
     for one in tasks:

@@ -25,19 +25,19 @@ S3: Final = "aws.s3"
 """Source of the events of S3 in EventBridge."""
 
 S3Kind = Literal["created", "deleted"]
-"""What happened to an object of S3. S3 has one word for it in its own notifications, and another in EventBridge."""
+"""What happened to an object of S3. Its own notifications and EventBridge use different words."""
 
 KINDS: Final[Mapping[S3Kind, tuple[str, ...]]] = {
     "created": ("Object Created", "ObjectCreated:"),
     "deleted": ("Object Deleted", "ObjectRemoved:", "LifecycleExpiration:"),
 }
-"""For each kind its detail type in EventBridge, and how its names in a notification begin."""
+"""For each kind the detail type in EventBridge, and prefixes of its names in a notification."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class Shape(BaseModel):
-    """Of what comes, the parts that are of use; AWS adds more over the years."""
+    """The parts of an event that are used; AWS adds others over the years."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -57,7 +57,6 @@ class EventBridgeEvent(Shape):
 
     @property
     def key(self) -> str:
-        """Names the event among all others of its kind."""
         return self.id
 
     def __str__(self) -> str:
@@ -74,11 +73,10 @@ class SnsRecord(Shape):
     subject: str | None = Field(default=None, alias="Subject", repr=False)
     timestamp: datetime | None = Field(default=None, alias="Timestamp")
     attributes: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Message attributes by name, as the texts that they were sent as."""
+    """Message attributes by name, as texts."""
 
     @property
     def key(self) -> str:
-        """Names the message among all others of its kind."""
         return self.message_id
 
     def __str__(self) -> str:
@@ -94,16 +92,15 @@ class SqsMessage(Shape):
     """ARN of the queue."""
     body: str = Field(repr=False)
     group: str | None = Field(default=None, repr=False)
-    """Of a FIFO queue: messages of one group keep their order."""
+    """Group in a FIFO queue: its messages keep their order."""
     receives: int = 1
-    """How often the message was received, this time included."""
+    """Deliveries of the message, this one included."""
     sent_at: datetime | None = None
     attributes: dict[str, str | None] = Field(default_factory=dict, repr=False)
-    """Message attributes by name, as the texts that they were sent as."""
+    """Message attributes by name, as texts."""
 
     @property
     def key(self) -> str:
-        """Names the message among all others of its kind."""
         return self.message_id
 
     def __str__(self) -> str:
@@ -111,20 +108,20 @@ class SqsMessage(Shape):
 
 
 class S3Object(Shape):
-    """An object of S3, as a route has it whichever way the news of it came."""
+    """An object of S3, the same from both senders."""
 
     bucket: str
     key: str = Field(repr=False)
-    """As the object was named, without percent signs for its letters."""
+    """The decoded name of the object."""
     size: int | None = None
     etag: str | None = None
     version_id: str | None = None
     sequencer: str | None = None
-    """Of two events of one key the later has the greater one, as text of the same length."""
+    """Orders the events of one key: the later one is greater, as text of the same length."""
 
 
 class S3Event(Shape):
-    """What happened to an object of S3, sent to Lambda by S3 itself or through EventBridge."""
+    """What happened to an object of S3, from S3 or through EventBridge."""
 
     name: str
     """In the words of the sender: `ObjectCreated:Put`, or `Object Created` through EventBridge."""
@@ -132,16 +129,16 @@ class S3Event(Shape):
     time: datetime | None = None
     region: str = ""
     event_id: str = ""
-    """Of EventBridge the id of the event, of S3 that of the request behind it."""
+    """The id of the event in EventBridge, of the request in S3."""
 
     @property
     def kind(self) -> S3Kind | None:
-        """What happened, in one word for both senders; None for what is neither."""
+        """What happened, in one word for both senders; None for other events."""
         return next((kind for kind, begins in KINDS.items() if self.name.startswith(begins)), None)
 
     @property
     def key(self) -> str:
-        """Names the event among all others of its kind, the same whichever way it came."""
+        """Identifies the event, the same from both senders."""
         what = "\0".join((self.object.key, self.object.version_id or "", self.kind or self.name))
         digest = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:16]
         return f"{self.object.bucket}:{self.object.sequencer or self.event_id}-{digest}"
@@ -151,15 +148,14 @@ class S3Event(Shape):
 
 
 class Invocation(Shape):
-    """A call of the function with an input of the caller's own, beside that input."""
+    """A call of the function with an input that the caller chose, beside that input."""
 
     request_id: str | None = None
-    """Of the call. Lambda's own retries of an asynchronous call have the same one; a new call has another."""
+    """The same in Lambda's own retries of an asynchronous call, new in each call."""
     content: Any = Field(default=None, repr=False)
 
     @property
     def key(self) -> str | None:
-        """Names the call among all others of its kind."""
         return self.request_id
 
     def __str__(self) -> str:
@@ -172,32 +168,32 @@ class HttpRequest(Shape):
     method: str
     path: str
     path_params: dict[str, str] = Field(default_factory=dict, repr=False)
-    """The parts of the path that the route names in braces."""
+    """Parts of the path that the route names in braces."""
     query: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Decoded; of a parameter that was given more than once the last."""
+    """Decoded; the last value of each parameter."""
     query_all: dict[str, tuple[str, ...]] = Field(default_factory=dict, repr=False)
-    """Decoded, with all values of each parameter in their order."""
+    """Decoded; all values of each parameter, in order."""
     raw_query: str = Field(default="", repr=False)
-    """As it was sent. Format 1.0 has it no more, so that it is made again of the decoded parameters."""
+    """As it was sent; in format 1.0 made again from the decoded parameters."""
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    """By name in small letters; one that was sent more than once has its values behind each other, with commas."""
+    """By name in small letters; several values are joined by commas."""
     cookies: dict[str, str] = Field(default_factory=dict, repr=False)
-    """As they were sent; of two of one name the first."""
+    """The first of each name."""
     body: bytes = Field(default=b"", repr=False)
-    """As it was sent, for the check of a signature."""
+    """As it was sent, to check a signature."""
     request_id: str = ""
     authorizer: Mapping[str, Any] = Field(default_factory=dict, repr=False)
-    """What the authorizer of API Gateway found out about the caller."""
+    """What the authorizer of API Gateway knows of the caller."""
 
 
 def is_http(event: Mapping[str, Any]) -> bool:
-    """True for a request of API Gateway, of a function URL or of a load balancer."""
+    """Whether it is a request of API Gateway, a function URL or a load balancer."""
     context = event.get("requestContext")
     return isinstance(context, Mapping) and ("httpMethod" in event or isinstance(context.get("http"), Mapping))
 
 
 def records_of(event: Mapping[str, Any]) -> Literal["sns", "sqs", "s3"] | None:
-    """What the records of an event are all of; None if it has none, or others."""
+    """The service that all records of an event are of; None if there are none, or of several."""
     records = event.get("Records")
     if not isinstance(records, list) or not all(isinstance(one, Mapping) for one in records):
         return None
@@ -214,12 +210,11 @@ def _record_kind(record: Mapping[str, Any]) -> Literal["sns", "sqs", "s3"] | Non
 
 
 def is_eventbridge(event: Mapping[str, Any]) -> bool:
-    """True for an event of EventBridge."""
     return "detail-type" in event and "source" in event
 
 
 def not_for_a_router(event: Mapping[str, Any]) -> EventRejected | None:
-    """What to say of events of API Gateway that look like requests over HTTP and are none."""
+    """The rejection of events of API Gateway that look like requests over HTTP and are none."""
     context = event.get("requestContext")
     if event.get("type") in ("TOKEN", "REQUEST") and {"methodArn", "routeArn"} & event.keys():
         what = "the event asks an authorizer of API Gateway: give the authorizer a function of its own"
@@ -231,7 +226,7 @@ def not_for_a_router(event: Mapping[str, Any]) -> EventRejected | None:
 
 
 def unknown(event: object) -> EventRejected:
-    """What to say of an event that is none of those: what was expected, and what it has, without values."""
+    """The rejection of an unknown event: what was expected and which names it has, without values."""
     if not isinstance(event, Mapping):
         return EventRejected(f"the event is a {type(event).__name__}; a router takes {RECOGNISED}")
     names = ", ".join(sorted(str(name)[:40] for name in event)[:12]) or "nothing"
@@ -246,20 +241,10 @@ def unknown(event: object) -> EventRejected:
 
 
 def read_eventbridge(event: Mapping[str, Any]) -> EventBridgeEvent:
-    """Read an event of EventBridge.
-
-    Raises:
-        EventRejected: it lacks what every such event has.
-    """
     return read(EventBridgeEvent, event, "event")
 
 
 def read_sns(record: Mapping[str, Any]) -> SnsRecord:
-    """Read one of the records.
-
-    Raises:
-        EventRejected: it lacks what every such record has.
-    """
     content = dict(record["Sns"])
     attributes = content.get("MessageAttributes") or {}
     if isinstance(attributes, Mapping):
@@ -268,11 +253,6 @@ def read_sns(record: Mapping[str, Any]) -> SnsRecord:
 
 
 def read_sqs(record: Mapping[str, Any]) -> SqsMessage:
-    """Read one of the records.
-
-    Raises:
-        EventRejected: it lacks what every such record has.
-    """
     system, given = part(record, "attributes"), part(record, "messageAttributes")
     names = {"group": "MessageGroupId", "receives": "ApproximateReceiveCount", "sent_at": "SentTimestamp"}
     parts: dict[str, Any] = {name: system[theirs] for name, theirs in names.items() if theirs in system}
@@ -282,11 +262,7 @@ def read_sqs(record: Mapping[str, Any]) -> SqsMessage:
 
 
 def read_s3(record: Mapping[str, Any]) -> S3Event:
-    """Read one of the records of a notification, whose keys are encoded as in a form.
-
-    Raises:
-        EventRejected: it lacks what every such record has.
-    """
+    """Read a record of a notification, whose keys are encoded as in a form."""
     bucket, thing = part(record["s3"], "bucket"), part(record["s3"], "object")
     key = thing.get("key")
     found = {
@@ -303,11 +279,7 @@ def read_s3(record: Mapping[str, Any]) -> S3Event:
 
 
 def s3_of(event: EventBridgeEvent) -> S3Event | None:
-    """The event of S3 that came through EventBridge; None for all others.
-
-    Raises:
-        EventRejected: it lacks what every such event has.
-    """
+    """The event of S3 that came through EventBridge; None for all others."""
     if event.source != S3 or not event.detail_type.startswith("Object "):
         return None
     thing = part(event.detail, "object")
@@ -328,7 +300,7 @@ def _s3_event(parts: Mapping[str, Any]) -> S3Event:
 
 
 def part(data: Any, name: str) -> Mapping[str, Any]:
-    """A mapping inside of another, empty if there is none."""
+    """A mapping inside another, empty if there is none."""
     found = data.get(name) if isinstance(data, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 

@@ -1,6 +1,6 @@
-"""The router that `infra/doorbell.yaml` deploys: an event of EventBridge that names a job and its payload is a task.
+"""The router that `infra/doorbell.yaml` deploys: an event of EventBridge with a job and its payload is a task.
 
-Whoever may put such events on the bus may enqueue any job, so the right to do so is the right to use the queue.
+The right to put such events on the bus is the right to enqueue any job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ router = Router()
 class TaskDetail(BaseModel):
     """The detail of an event: a job by its name, its payload, and options of `Client.enqueue`.
 
-    What is not known here is refused: a misspelt option would else be lost without a word.
+    Unknown options are refused: a misspelt one would be lost in silence.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -45,7 +45,7 @@ class TaskDetail(BaseModel):
 
 @router.eventbridge(detail_type=DETAIL_TYPE)
 def enqueue(detail: TaskDetail, event: EventBridgeEvent) -> Enqueue:
-    """One event, one task. Without a `task_id` the id is made of the event, so that a redelivery is no second task."""
+    """One event, one task; without a `task_id` its id is made from the event."""
     options: EnqueueOptions[str] = detail.model_dump(exclude={"job", "payload"}, exclude_none=True)  # type: ignore[assignment]
     return Enqueue(detail.job, detail.payload, **options)
 

@@ -53,10 +53,10 @@ ForHttp = Callable[[T, HttpRequest], Tasks]
 
 
 class Router:
-    """Turns events into tasks. Give its `handler` to Lambda.
+    """Turns events into tasks; its `handler` is the Lambda handler.
 
-    Each event has exactly one route; routes that could both be for the same event do not construct. The id of a task
-    is made of the job's name and the id of the event, so an event that is delivered again gives the task that exists.
+    Each event has exactly one route: two routes for the same event are refused. The id of a task consists of the job's
+    name and the id of the event, so a second delivery finds the existing task.
     """
 
     def __init__(
@@ -71,18 +71,17 @@ class Router:
         """Make a router without routes.
 
         Args:
-            client: what enqueues; None: one with the settings of the environment, made for the first event and kept.
-            on_reject: what happens to what cannot become a task and did not come over HTTP: "raise" `EventRejected`, so
-                that Lambda tries again and then keeps it in the dead letter queue; or "drop" it, and answer with the
-                reason.
-            base_path: what stands before the paths of the routes, as a custom domain of API Gateway adds it.
-            batch_item_failures: True: of messages of SQS, only those that became no task come again. Each mapping of a
-                queue to the function must have `ReportBatchItemFailures`: without it SQS deletes them. False: all of
-                the batch come again, and those that became tasks are found by their ids.
-            bus: told what happens to events; None: log lines, as agents write them with the same settings.
+            client: enqueues; None: a client with the settings of the environment, made for the first event.
+            on_reject: for what cannot become a task and did not come over HTTP: "raise" `EventRejected`, so that
+                Lambda retries and then uses its dead letter queue; or "drop" it and answer with the reason.
+            base_path: prefix of all paths, as a custom domain of API Gateway adds it.
+            batch_item_failures: True: only messages of SQS without a task are delivered again. Each mapping of a queue
+                to the function must have `ReportBatchItemFailures`, or SQS deletes them. False: the whole batch is
+                delivered again; existing tasks are found by their ids.
+            bus: receives an event for each event; None: log lines by the settings of the environment.
 
         Raises:
-            ConfigurationError: an option cannot be what it is.
+            ConfigurationError: an option is invalid.
         """
         if on_reject not in ("raise", "drop"):
             raise ConfigurationError(f"on_reject is {on_reject!r}; use 'raise' or 'drop'")
@@ -110,14 +109,14 @@ class Router:
     def eventbridge(
         self, *, source: str | None = None, detail_type: str | None = None
     ) -> Callable[[ForEventBridge[T]], ForEventBridge[T]]:
-        """A route for events of EventBridge: `(detail, event)`, the detail as the type that is annotated.
+        """A route for events of EventBridge: `(detail, event)`, the detail as the annotated type.
 
         Args:
-            source: only of this source; None: of any.
-            detail_type: only of this detail type; None: of any.
+            source: only this source; None: any.
+            detail_type: only this detail type; None: any.
 
         Raises:
-            ConfigurationError: another route can be for the same event, or the function cannot be a route.
+            ConfigurationError: another route takes the same event, or the function cannot be a route.
         """
         if source is None and detail_type is None:
             raise ConfigurationError("a route for EventBridge needs a source, a detail_type, or both")
@@ -133,15 +132,15 @@ class Router:
         return add
 
     def sns(self, *, topic: str) -> Callable[[ForSns[T]], ForSns[T]]:
-        """A route for messages of SNS: `(message, record)`, the message as JSON of the type that is annotated.
+        """A route for messages of SNS: `(message, record)`, the message as JSON of the annotated type.
 
         A function that takes `str` gets the text as it is.
 
         Args:
-            topic: the ARN of the topic; or its name alone, for any account and region.
+            topic: the ARN of the topic, or its name in any account and region.
 
         Raises:
-            ConfigurationError: another route can be for the same message, or the function cannot be a route.
+            ConfigurationError: another route takes the same message, or the function cannot be a route.
         """
         address = one_address("sns", "topic", topic)
 
@@ -153,15 +152,15 @@ class Router:
         return add
 
     def sqs(self, *, queue: str) -> Callable[[ForSqs[T]], ForSqs[T]]:
-        """A route for messages of SQS: `(message, record)`, the body as JSON of the type that is annotated.
+        """A route for messages of SQS: `(message, record)`, the body as JSON of the annotated type.
 
         A function that takes `str` gets the text as it is.
 
         Args:
-            queue: the ARN of the queue; or its name alone, for any account and region.
+            queue: the ARN of the queue, or its name in any account and region.
 
         Raises:
-            ConfigurationError: another route can be for the same message, or the function cannot be a route.
+            ConfigurationError: another route takes the same message, or the function cannot be a route.
         """
         address = one_address("sqs", "queue", queue)
 
@@ -173,16 +172,16 @@ class Router:
         return add
 
     def s3(self, *, bucket: str, kind: S3Kind | None = "created") -> Callable[[ForS3[T]], ForS3[T]]:
-        """A route for what happens to the objects of a bucket: `(object, event)`, sent by S3 itself or EventBridge.
+        """A route for the objects of a bucket: `(object, event)`, from S3 or through EventBridge.
 
-        The object is an `S3Object`, or any type that has some of its fields.
+        The object is an `S3Object`, or any type with some of its fields.
 
         Args:
             bucket: the name of the bucket.
-            kind: "created", "deleted", or None for whatever happens.
+            kind: "created", "deleted", or None for every event.
 
         Raises:
-            ConfigurationError: another route can be for the same event, or the function cannot be a route.
+            ConfigurationError: another route takes the same event, or the function cannot be a route.
         """
         if not bucket or ":" in bucket:
             raise ConfigurationError(f"{bucket!r} is no bucket; write its name, without an ARN")
@@ -200,8 +199,8 @@ class Router:
     def invoke(self) -> Callable[[ForInvoke[T]], ForInvoke[T]]:
         """The route for an input that the caller of the function chose: `(input, invocation)`.
 
-        So call EventBridge Scheduler with an `Input`, Step Functions, and `aws lambda invoke`. It gets whatever is of
-        no other kind, so annotate it with a model.
+        EventBridge Scheduler with an `Input`, Step Functions and `aws lambda invoke` call it so. It gets all that is
+        of no other kind, so annotate the input with a model.
 
         Raises:
             ConfigurationError: there is such a route, or the function cannot be one.
@@ -215,16 +214,16 @@ class Router:
         return add
 
     def http(self, method: str, path: str) -> Callable[[ForHttp[T]], ForHttp[T]]:
-        """A route for HTTP requests: `(body, request)`, the body as JSON of the type that is annotated.
+        """A route for HTTP requests: `(body, request)`, the body as JSON of the annotated type.
 
-        A function that takes `str` or `bytes` gets the body as it is, one that takes None has no body.
+        A function for `str` or `bytes` gets the body as it is, one for None has no body.
 
         Args:
             method: such as "POST".
-            path: such as "/orders" or "/orders/{order_id}"; what stands in braces is in `request.path_params`.
+            path: such as "/orders" or "/orders/{order_id}"; parts in braces are in `request.path_params`.
 
         Raises:
-            ConfigurationError: another route can be for the same request, or the function cannot be a route.
+            ConfigurationError: another route takes the same request, or the function cannot be a route.
         """
         method, path = one_http_path(method, path)
 
@@ -241,13 +240,13 @@ class Router:
         """Handle one invocation of Lambda.
 
         Returns:
-            of EventBridge and a bare input the ids of the tasks, of SNS, SQS and S3 those of each record, or the
-            messages of SQS that must come again, of HTTP an answer for the caller.
+            the ids of the tasks, for SNS, SQS and S3 of each record; or the messages of SQS to deliver again; or an
+            HTTP answer for the caller, which is the answer to each failure of a request too.
 
         Raises:
-            EventRejected: it is no event that a router knows, or one that cannot become a task; not of HTTP.
-            StoreError: the store did not answer; not of HTTP.
-            Exception: what the route raised; not of HTTP.
+            EventRejected: the event is unknown, or cannot become a task.
+            StoreError: the store did not answer.
+            Exception: the route raised it.
         """
         self._start_log()
         # Lambda always names a trace; one that X-Ray does not record would keep the spans of the task from being sent.
@@ -277,23 +276,19 @@ class Router:
         raise shapes.unknown(event)
 
     def use(self, client: Client) -> None:
-        """Enqueue with this client from now on; for tests of routes that a module defines."""
+        """Enqueue with this client from now on, for tests of the routes of a module."""
         with self._guard:
             self._client, self._logs = client, False
 
     def client(self) -> Client:
-        """The client, made once.
-
-        Raises:
-            ConfigurationError: the settings of the environment cannot work.
-        """
+        """The client, made once; a ConfigurationError says why the settings of the environment cannot work."""
         with self._guard:
             if self._client is None:
                 self._client = Client.from_settings()
             return self._client
 
     def _start_log(self) -> None:
-        """Write log lines from now on. Settings that cannot work are told when the client is made."""
+        """Write log lines from now on. Invalid settings are reported when the client is made."""
         with self._guard:
             if self._logs:
                 self._logs = False

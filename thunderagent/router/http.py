@@ -24,7 +24,7 @@ from thunderagent.router.events import HttpRequest, Shape, read
 from thunderagent.router.routes import AS_IT_IS, HttpRoute
 
 BODY_LIMIT: Final = 256 * 1024
-"""Bytes of the body of an HTTP request, after base64."""
+"""Most bytes of a body, after base64."""
 
 KEY_HEADER: Final = "idempotency-key"
 LONGEST_KEY: Final = 255
@@ -34,7 +34,7 @@ _JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """Answers requests: every step may end one with an answer, none with a traceback."""
+    """Answers requests; no step ends with a traceback."""
 
     routes: Sequence[HttpRoute]
     base_path: str
@@ -42,7 +42,7 @@ class Requests:
     bus: EventBus
 
     def serve(self, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request: 202 with the id of its task, 4xx with what is wrong with it, 503 or 500 when we are."""
+        """Answer a request: 202 with the id of its task, 4xx with what is wrong, 503 or 500 for a failure of ours."""
         return in_its_form(event, self._answer(event))
 
     def _answer(self, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class _Context(Shape):
 class Envelope(Shape):
     """A request in one of the payload formats.
 
-    Format 1.0 has `httpMethod` and `path`, and so has a load balancer, which adds `elb`; 2.0 has `http` and `rawPath`.
+    Format 1.0 has `httpMethod` and `path`, as has a load balancer, which adds `elb`; 2.0 has `http` and `rawPath`.
     """
 
     context: _Context = Field(alias="requestContext")
@@ -132,7 +132,7 @@ class Envelope(Shape):
     is_base64: bool | None = Field(default=None, alias="isBase64Encoded")
 
     def request(self, base_path: str) -> HttpRequest:
-        """The request without its body, with the path as the routes have it."""
+        """The request without its body; its path begins after `base_path`."""
         method, path = self.method or "", self.path or "/"
         if self.context.http:
             method, path = self.context.http.method, self.raw_path or "/"
@@ -163,7 +163,7 @@ class Envelope(Shape):
         return headers
 
     def _query(self) -> tuple[str, list[tuple[str, str]]]:
-        """As it was sent, and its parameters, decoded and in their order."""
+        """The query as it was sent, and its decoded parameters in order."""
         if self.raw_query:
             return self.raw_query, parse_qsl(self.raw_query, keep_blank_values=True)
         several = {name: [value] for name, value in (self.query or {}).items()} | dict(self.multiple_query or {})
@@ -175,9 +175,9 @@ class Envelope(Shape):
 
 
 def in_its_form(event: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer as whatever sent the event takes it.
+    """The answer in the form of the sender.
 
-    A load balancer wants a description of the status, and headers with lists of values if it sent such.
+    A load balancer needs a description of the status, and lists of header values if it sent such.
     """
     if event["requestContext"].get("elb") is None:
         return answer
@@ -189,11 +189,6 @@ def in_its_form(event: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, A
 
 
 def read_http(event: Mapping[str, Any]) -> Envelope:
-    """Read a request of either payload format.
-
-    Raises:
-        EventRejected: it lacks what every such request has.
-    """
     return read(Envelope, event, "request")
 
 
@@ -201,7 +196,7 @@ def body_of(envelope: Envelope) -> bytes:
     """The body of a request.
 
     Raises:
-        EventRejected: it is too large, or not what it claims to be.
+        EventRejected: it is too large, or not base64.
     """
     body, encoded = envelope.body or "", bool(envelope.is_base64)
     if len(body) > (BODY_LIMIT * 4 // 3 + 4 if encoded else BODY_LIMIT):
@@ -235,12 +230,12 @@ def _too_large() -> EventRejected:
 
 
 def trace_of(headers: Mapping[str, str]) -> str | None:
-    """The trace that a request belongs to: of its `traceparent`, else of the header that AWS puts in."""
+    """The trace of a request: its `traceparent`, else the header of AWS."""
     return checked(headers.get("traceparent")) or from_xray(headers.get("x-amzn-trace-id"))
 
 
 def _check_type(headers: Mapping[str, str]) -> None:
-    """JSON only, also because a page of another site may send all that needs no such header."""
+    """Take JSON only: a page of another site may send what needs no such header."""
     kind, _, rest = headers.get("content-type", "").lower().partition(";")
     is_json = kind.strip() == _JSON or (kind.startswith("application/") and kind.strip().endswith("+json"))
     charset = rest.partition("charset=")[2].partition(";")[0].strip(' "')
@@ -251,7 +246,7 @@ def _check_type(headers: Mapping[str, str]) -> None:
 
 
 def _key(request: HttpRequest, route: HttpRoute) -> str | None:
-    """What names the request among all others: its key with its route, so that a key counts for one route alone."""
+    """Identifies the request: its idempotency key with its route, so that a key counts for one route."""
     given = request.headers.get(KEY_HEADER)
     if given is None:
         return None

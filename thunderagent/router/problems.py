@@ -1,4 +1,4 @@
-"""What is wrong with an input, as field paths and messages; its values are never told, as they may be secrets."""
+"""What is wrong with an input, as field paths and messages, without its values, which may be secrets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from pydantic_core.core_schema import ErrorType
 
 MOST: Final = 20
-"""Problems that are told; of more, the number."""
+"""Problems that are listed; of the others only their number."""
 
 _LONGEST: Final = 120
-"""Letters of one part of a field path: names of unknown fields are the sender's."""
+"""Longest part of a field path: the sender chooses names of unknown fields."""
 
 _OF_VALIDATORS: Final = frozenset({"value_error", "assertion_error"})
 _OF_PYDANTIC: Final = frozenset(get_args(ErrorType)) - _OF_VALIDATORS
@@ -23,7 +23,7 @@ _OF_PYDANTIC: Final = frozenset(get_args(ErrorType)) - _OF_VALIDATORS
 def problems_of(error: ValidationError, root: str) -> list[dict[str, str]]:
     """Each problem as its field path below `root` and pydantic's message, without values.
 
-    What a validator wrote is kept unless it quotes a value of what it was about.
+    The message of a validator is kept unless it quotes a value.
     """
     found = error.errors(include_url=False)
     told = [
@@ -36,7 +36,6 @@ def problems_of(error: ValidationError, root: str) -> list[dict[str, str]]:
 
 
 def listing(problems: Sequence[Mapping[str, str]]) -> str:
-    """Problems as one line of text."""
     return "; ".join(f"{one['field']}: {one['message']}" for one in problems)
 
 

@@ -33,12 +33,15 @@ _PARAMETER: Final = re.compile(r"\{(\w{1,40})\}")
 _LONGEST_PATH: Final = 128
 
 AS_IT_IS: Final = (str, bytes)
-"""Types of a message or body that is not read as JSON."""
+"""Types that take a message or body as it is, not as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """A function of the user, with the type of its first parameter."""
+    """A function of the user, with the type of its first parameter.
+
+    Each kind of route answers `is_for(event)`, and `overlaps(other)`: whether one event can be for both.
+    """
 
     function: Callable[[Any, Any], Any]
     content: Any
@@ -46,7 +49,6 @@ class Route:
 
     @property
     def name(self) -> str:
-        """The name of the function."""
         return str(getattr(self.function, "__qualname__", self.function))
 
     def read(self, text: bytes | str, root: str) -> Any:
@@ -64,7 +66,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EventBridgeRoute(Route):
-    """For events with this source and this detail type; None is for any."""
+    """For events with this source and detail type; None is any."""
 
     source: str | None
     detail_type: str | None
@@ -73,18 +75,16 @@ class EventBridgeRoute(Route):
         return f"eventbridge(source={self.source!r}, detail_type={self.detail_type!r})"
 
     def is_for(self, event: EventBridgeEvent) -> bool:
-        """True if the event is this route's."""
         return self.source in (None, event.source) and self.detail_type in (None, event.detail_type)
 
     def overlaps(self, other: EventBridgeRoute) -> bool:
-        """True if there can be an event that is for both."""
         pairs = ((self.source, other.source), (self.detail_type, other.detail_type))
         return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
     def content_of(self, event: EventBridgeEvent) -> Any:
-        """The detail, read as the JSON text that it was: in strict models too, dates and the like are text.
+        """The detail, read from JSON text, so that a strict model takes dates and the like.
 
-        EventBridge Scheduler sends the detail as the text "{}", which holds its JSON once more.
+        EventBridge Scheduler sends the detail as a text that holds JSON.
         """
         if event.source == SCHEDULER and isinstance(event.detail, str):
             return event.detail if self.content is str else self.read(_encoded(event.detail, "detail"), "detail")
@@ -93,7 +93,7 @@ class EventBridgeRoute(Route):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class S3Route(Route):
-    """For what happens to the objects of a bucket, sent by S3 itself or through EventBridge."""
+    """For events of the objects of a bucket, from S3 or through EventBridge."""
 
     bucket: str
     kind: S3Kind | None
@@ -102,11 +102,9 @@ class S3Route(Route):
         return f"s3(bucket={self.bucket!r}, kind={self.kind!r})"
 
     def is_for(self, event: S3Event) -> bool:
-        """True if the event is this route's."""
         return self.bucket == event.object.bucket and self.kind in (None, event.kind)
 
     def overlaps(self, other: S3Route | EventBridgeRoute) -> bool:
-        """True if there can be an event that is for both."""
         if isinstance(other, S3Route):
             return self.bucket == other.bucket and (None in (self.kind, other.kind) or self.kind == other.kind)
         if other.source not in (None, S3):
@@ -115,86 +113,72 @@ class S3Route(Route):
         return name is None or (name.startswith("Object ") if self.kind is None else name in KINDS[self.kind])
 
     def content_of(self, event: S3Event) -> Any:
-        """The object, as any type that has some of its fields."""
         return self.read(_json(event.object.model_dump(), "object"), "object")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InvokeRoute(Route):
-    """For whatever is no event of another kind: the input that a caller of the function chose."""
+    """For an input that the caller of the function chose: all that is no event of another kind."""
 
     def __str__(self) -> str:
         return "invoke()"
 
     def is_for(self, event: Invocation) -> bool:
-        """True: nothing else takes it."""
         return True
 
     def overlaps(self, other: InvokeRoute) -> bool:
-        """True: there is one such route."""
         return True
 
     def content_of(self, event: Invocation) -> Any:
-        """The input, read as the JSON text that it was."""
         return self.read(_json(event.content, "input"), "input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _AddressRoute(Route):
-    """For messages of an address, given by its ARN or, for any account and region, by its name."""
+    """For messages of an address: its ARN, or its name in any account and region."""
 
     address: str
 
     def is_of(self, arn: str) -> bool:
-        """True if the ARN is that of the address."""
         return self.address in (arn, arn.rpartition(":")[2])
 
     def overlaps(self, other: _AddressRoute) -> bool:
-        """True if there can be a message that is for both."""
         if self.address.count(":") == other.address.count(":"):
             return self.address == other.address
         return self.address.rpartition(":")[2] == other.address.rpartition(":")[2]
 
     def message(self, text: str) -> Any:
-        """The message: the text itself for a function that takes `str`, else what its JSON holds."""
+        """The text itself for a function that takes `str`, else its JSON."""
         return text if self.content is str else self.read(_encoded(text, "message"), "message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SnsRoute(_AddressRoute):
-    """For messages of a topic."""
-
     def __str__(self) -> str:
         return f"sns(topic={self.address!r})"
 
     def is_for(self, record: SnsRecord) -> bool:
-        """True if the message is this route's."""
         return self.is_of(record.topic)
 
     def content_of(self, record: SnsRecord) -> Any:
-        """The message."""
         return self.message(record.message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SqsRoute(_AddressRoute):
-    """For messages of a queue."""
-
     def __str__(self) -> str:
         return f"sqs(queue={self.address!r})"
 
     def is_for(self, message: SqsMessage) -> bool:
-        """True if the message is this route's."""
         return self.is_of(message.queue)
 
     def content_of(self, message: SqsMessage) -> Any:
-        """The body of the message."""
         return self.message(message.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HttpRoute(Route):
-    """For requests with this method and a path like this one; `{name}` in it is for any one part."""
+    """For requests with this method and path; `{name}` in it is any one part."""
 
     method: str
     path: str
@@ -203,7 +187,7 @@ class HttpRoute(Route):
         return f"http({self.method!r}, {self.path!r})"
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """The parts that the path of this route names, None if the path is another. One slash at the end is none."""
+        """The named parts of a path, None if the path is another. A slash at the end does not count."""
         wanted, given = _parts(self.path), _parts(path)
         if len(wanted) != len(given):
             return None
@@ -218,7 +202,6 @@ class HttpRoute(Route):
         return found
 
     def overlaps(self, other: HttpRoute) -> bool:
-        """True if there can be a request that is for both."""
         ours, theirs = _parts(self.path), _parts(other.path)
         return (
             self.method == other.method
@@ -227,7 +210,7 @@ class HttpRoute(Route):
         )
 
     def content_of(self, request: HttpRequest) -> Any:
-        """The body: as it is for `str` and `bytes`, else what its JSON holds; an empty one is None."""
+        """The body as it is for `str` and `bytes`, else its JSON; an empty one is None."""
         if self.content is bytes:
             return request.body
         if self.content is str:
@@ -242,7 +225,7 @@ def one_http_path(method: str, path: str) -> tuple[str, str]:
     """The method and path of a route, checked.
 
     Raises:
-        ConfigurationError: no request can be like that.
+        ConfigurationError: no request can have them.
     """
     method = method.upper()
     if not _METHOD.fullmatch(method):
@@ -264,7 +247,7 @@ def parameter_types(function: Callable[..., Any], kind: type[BaseModel]) -> tupl
     """The type of the first parameter of a route's function, and how to read it.
 
     Raises:
-        ConfigurationError: the function cannot be one of a route.
+        ConfigurationError: the function cannot be a route.
     """
     name = getattr(function, "__qualname__", repr(function))
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -294,7 +277,7 @@ def parameter_types(function: Callable[..., Any], kind: type[BaseModel]) -> tupl
 
 
 def clash(new: Any, routes: Iterable[Any]) -> ConfigurationError | None:
-    """What to say when a route is for events that another has."""
+    """The error when another route takes some of the same events."""
     for other in routes:
         one, two = (other, new) if isinstance(other, S3Route) else (new, other)
         if one.overlaps(two):
