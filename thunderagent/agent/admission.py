@@ -29,7 +29,7 @@ from thunderagent.queue.limits.permits import Permits, holders_of, job_limit, li
 from thunderagent.queue.limits.waitlist import WaitlistSweep, keep_waitlist_open
 from thunderagent.queue.unique import UniqueKeys
 from thunderagent.settings import Settings
-from thunderagent.stores.tasks import TaskStore, Wanted, passed_over
+from thunderagent.stores.tasks import TaskStore, Wanted, ignore_rejection
 
 UNDECIDED_S: Final = 2.0
 """Delay of a task when the store did not say whether a permit of its limit is free."""
@@ -227,7 +227,9 @@ class Admission:
         waiting = [(limit, one) for limit, one in waiting if limit not in closed]
         now = self._store.clock.now()
         batch = [writes.join_waitlist(one, limit_key=limit.key, now=now) for limit, one in waiting]
-        for (limit, one), (won, row) in zip(waiting, self._store.write_rows(batch, rejected=passed_over), strict=True):
+        for (limit, one), (won, row) in zip(
+            waiting, self._store.write_rows(batch, rejected=ignore_rejection), strict=True
+        ):
             if won and row is not None:
                 task = read_task(row)
                 if isinstance(task, Task):

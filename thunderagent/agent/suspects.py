@@ -23,7 +23,7 @@ from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.losses import must_run_apart
 from thunderagent.model.task import Lease, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.stores.tasks import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, ignore_rejection
 
 
 class Suspects:
@@ -149,7 +149,7 @@ class Suspects:
         """Write the evidence; False when the store did not answer. A refusal is an answer."""
         write = writes.set_apart(running.lease, is_alone=is_alone, now=self._store.clock.now())
         try:
-            self._store.write_tasks([write], rejected=passed_over)
+            self._store.write_tasks([write], rejected=ignore_rejection)
         except StoreError:
             return False
         return True

@@ -141,7 +141,7 @@ class Context:
     """
 
     _guard: ClassVar = renewed(threading.Lock())  # shared, as each lock would be renewed after a fork
-    __slots__ = ("_parents", "_progress", "_push", "_stop", "_stopped", "_told", "lease", "push_place")
+    __slots__ = ("_on_stop", "_parents", "_progress", "_push", "_stop", "_stopped", "lease", "push_place")
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Context:
         """For the engine: where pushes go, for a handler in a process of its own."""
         self._stopped: threading.Event | None = None
         self._stop: TaskStopped | None = None
-        self._told: Callable[[TaskStopped], None] | None = None
+        self._on_stop: Callable[[TaskStopped], None] | None = None
         self._progress: str | None = None
 
     @property
@@ -302,11 +302,11 @@ class Context:
             if self._stop is not None:
                 return False
             self._stop = why
-            told, stopped = self._told, self._stopped
+            on_stop, stopped = self._on_stop, self._stopped
         if stopped:
             stopped.set()
-        if told:
-            told(why)
+        if on_stop:
+            on_stop(why)
         return True
 
     # What a stream answers otherwise; see `StreamContext`.
@@ -351,7 +351,7 @@ class Context:
     def when_stopped(self, call: Callable[[TaskStopped], None]) -> None:
         """For the engine: call this with the reason as soon as the handler should stop."""
         with self._guard:
-            self._told = call
+            self._on_stop = call
             why = self._stop
         if why is not None:
             call(why)

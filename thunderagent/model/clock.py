@@ -73,10 +73,10 @@ def process_start(pid: int) -> str | None:
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        told = f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {fields[19]}"
+        text = f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {fields[19]}"
     except OSError:
         return None
-    return None if fields[0] in "ZX" else hashlib.blake2s(told.encode(), digest_size=3).hexdigest()
+    return None if fields[0] in "ZX" else hashlib.blake2s(text.encode(), digest_size=3).hexdigest()
 
 
 class SharedClock(Protocol):

@@ -39,7 +39,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes import unique as unique_writes
 from thunderagent.model.writes.unique import KEY_DOUBT_S, KEY_SETTLES_S, key_id
 from thunderagent.stores.large_texts import payload_of
-from thunderagent.stores.tasks import Enqueued, TaskStore, passed_over
+from thunderagent.stores.tasks import Enqueued, TaskStore, ignore_rejection
 
 TRIES: Final = 10
 """Attempts to acquire a key that changes hands meanwhile."""
@@ -239,7 +239,7 @@ class UniqueKeys:
         )
         if owed:
             try:
-                self._store.write_rows(owed, rejected=passed_over)
+                self._store.write_rows(owed, rejected=ignore_rejection)
             except StoreError:
                 self._owed = (self._owed + owed)[-OWED:]
 
@@ -260,7 +260,7 @@ class UniqueKeys:
         left = [one for one in sorted(gone) if rows.get(one[0], {}).get("heldBy") == one[1]]
         if left:
             batch = [unique_writes.forget_key(row_id, task_id, now=now) for row_id, task_id in left]
-            self._store.write_rows(batch, rejected=passed_over)
+            self._store.write_rows(batch, rejected=ignore_rejection)
 
     def _acquire(
         self, task: Task, put: Callable[[Task], Enqueued], promise: str | None, shards: int

@@ -33,8 +33,8 @@ class Sentinel:
         Raises:
             StoreError: the table does not answer.
         """
-        told = [agent.info.get("region") for agent in self._store.agents(lost=True)]
-        regions = {self._region, *(str(one["name"]) for one in told if isinstance(one, dict) and "name" in one)}
+        entries = [agent.info.get("region") for agent in self._store.agents(lost=True)]
+        regions = {self._region, *(str(one["name"]) for one in entries if isinstance(one, dict) and "name" in one)}
         rows = self._store.engine.get([agent_writes.sentinel_id(region) for region in sorted(regions)])
         epochs = (row.get("regionEpoch") for row in rows.values())
         return max((int(epoch) for epoch in epochs if is_number(epoch)), default=0)

@@ -131,7 +131,7 @@ class AgentInfo:
     is_lost: bool = False
 
 
-def passed_over(write: Write, error: StoreRejected) -> None:
+def ignore_rejection(write: Write, error: StoreRejected) -> None:
     """Ignore a write that the store never takes, and go on with those beside it: a later look finds the row."""
 
 
@@ -479,7 +479,7 @@ class TaskStore:
         now, later = self.clock.now(), self.unread.pause_s
         ours = [row for row in rows if row.get("leaseOwner") == owner and _is_running(row)]
         batch = [writes.let_go(row, owner=owner, due=now + later, now=now) for row in ours]
-        self.write_rows(batch, rejected=passed_over)
+        self.write_rows(batch, rejected=ignore_rejection)
 
     def _whole(self, leases: list[Lease]) -> list[Lease]:
         if not any(lease.task.payload_ref for lease in leases):

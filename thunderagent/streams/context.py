@@ -313,8 +313,8 @@ class StreamContext(Context):
 
     def stop(self, why: TaskStopped) -> bool:
         is_first = super().stop(why)
-        if isinstance(why, (LeaseLost, AgentDraining)) and not is_first and self._told is not None:
-            self._told(why)  # a handler that was to end by itself has no time left
+        if isinstance(why, (LeaseLost, AgentDraining)) and not is_first and self._on_stop is not None:
+            self._on_stop(why)  # a handler that was to end by itself has no time left
         return is_first
 
     @property

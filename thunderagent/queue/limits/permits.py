@@ -21,7 +21,7 @@ from thunderagent.model.rows import Unreadable, is_number
 from thunderagent.model.task import Handoff, Lease, Row, Status, Task
 from thunderagent.model.writes import limits as limit_writes
 from thunderagent.model.writes.limits import WAITLIST_STATUS, holder, limit_id, limit_row
-from thunderagent.stores.tasks import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, ignore_rejection
 
 SEEN_S: Final = 1.0
 """Seconds in which a row that was read counts: an agent that it misleads reads again at once."""
@@ -205,7 +205,9 @@ class Permits:
             return
         self._idle = {key: at for key, at in self._idle.items() if key not in due}
         try:
-            self._store.write_rows([limit_writes.let_limit_expire(key, now=now) for key in due], rejected=passed_over)
+            self._store.write_rows(
+                [limit_writes.let_limit_expire(key, now=now) for key in due], rejected=ignore_rejection
+            )
         except StoreError:
             self._idle |= {} if is_leaving else dict.fromkeys(due, begun + IDLE_S)
 
@@ -224,7 +226,7 @@ class Permits:
         """
         now = self._store.clock.now()
         if batch := [limit_writes.mend_limit(row["taskId"], now=now) for row in rows if is_broken(row)]:
-            self._store.write_rows(batch, rejected=passed_over)
+            self._store.write_rows(batch, rejected=ignore_rejection)
 
     def _insist(self, lease: Lease, limit: Limit, member: str, row: Row | None) -> Row | None:
         """Acquire the permit of an earlier lease of the same task or of one that is over; else the row that refuses."""
@@ -301,7 +303,7 @@ def release_permits(store: TaskStore, taken: Sequence[Permit]) -> list[tuple[Lim
         freed = _release(store, taken)
         now = store.clock.now()
         if idle := [limit_writes.let_limit_expire(limit.key, now=now) for limit, row in freed if _is_idle(row)]:
-            store.write_rows(idle, rejected=passed_over)
+            store.write_rows(idle, rejected=ignore_rejection)
         return freed
     return []
 
@@ -315,11 +317,11 @@ def _release(store: TaskStore, taken: Sequence[Permit]) -> list[tuple[Limit, Row
         else limit_writes.release_permit(one.limit.key, one.member)
         for one in taken
     ]
-    rows = [row for _, row in store.write_rows(batch, rejected=passed_over)]
+    rows = [row for _, row in store.write_rows(batch, rejected=ignore_rejection)]
     left = [number for number, one in enumerate(taken) if one.member in holders_of(rows[number])]
     again = [limit_writes.release_permit(taken[number].limit.key, taken[number].member) for number in left]
     if again:
-        for number, (_, row) in zip(left, store.write_rows(again, rejected=passed_over), strict=True):
+        for number, (_, row) in zip(left, store.write_rows(again, rejected=ignore_rejection), strict=True):
             rows[number] = row
     return [(one.limit, row) for one, row in zip(taken, rows, strict=True) if row is not None]
 

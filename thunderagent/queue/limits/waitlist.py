@@ -25,7 +25,7 @@ from thunderagent.model.writes import tasks as writes
 from thunderagent.model.writes.limits import WAITLIST_STATUS, limit_id, limit_row
 from thunderagent.queue.limits.permits import Permits, holders_of, number_of, rows_of
 from thunderagent.queue.sweeps import ENTRIES_A_SWEEP, Rounds, fleet_rounds
-from thunderagent.stores.tasks import TaskStore, passed_over
+from thunderagent.stores.tasks import TaskStore, ignore_rejection
 
 PAGE: Final = 100
 """Index entries of one page of a waitlist."""
@@ -137,7 +137,7 @@ def let_out(store: TaskStore, several: Iterable[Candidate]) -> list[Task]:
     """
     now = store.clock.now()
     batch = [writes.leave_waitlist(one, now=now) for one in several]
-    return [task for task in store.write_tasks(batch, rejected=passed_over) if task is not None] if batch else []
+    return [task for task in store.write_tasks(batch, rejected=ignore_rejection) if task is not None] if batch else []
 
 
 # New tasks
@@ -273,7 +273,9 @@ class WaitlistSweep:
             if not (held := holders_of(row)) <= living
         ]
         if over:
-            self._store.write_rows(over, rejected=passed_over)  # refused where a permit was taken or released meanwhile
+            self._store.write_rows(
+                over, rejected=ignore_rejection
+            )  # refused where a permit was taken or released meanwhile
         for key, row in rows.items():
             number = numbers.get(key) or number_of(row.get("limitMax")) or 1
             free = number - len(holders_of(row) & living)
@@ -318,11 +320,11 @@ class WaitlistSweep:
         seen_at = row.get("updatedAt")
         if not is_number(seen_at):  # a row made by hand: from now on it counts
             keep = limit_writes.keep_waitlist(key, number=number, now=self._store.clock.now())
-            self._store.write_rows([keep], rejected=passed_over)
+            self._store.write_rows([keep], rejected=ignore_rejection)
         elif self._store.clock.now() - seen_at >= CLOSES_S and not self._has_tasks(key, lanes):
             is_used, now = bool(holders_of(row)), self._store.clock.now()
             close = limit_writes.close_waitlist(key, seen_at=seen_at, is_used=is_used, now=now)
-            self._store.write_rows([close], rejected=passed_over)
+            self._store.write_rows([close], rejected=ignore_rejection)
 
     def _has_tasks(self, key: str, lanes: Sequence[Lane]) -> bool:
         return any(self._store.engine.page(waitlist_value(lane, key), limit=1).entries for lane in lanes)

@@ -141,15 +141,15 @@ class Batches:
         what_for = purposes.of_put(rows[0]["taskId"])
         for delay_s in islice(batch_delays(self._random), ROUNDS):
             try:
-                told = self._insert(list(waiting.values()), what_for)
+                results = self._insert(list(waiting.values()), what_for)
             except StoreRejected:
                 return [put_one(row) for row in rows]
             except StoreThrottled as error:
-                told = [error] * len(waiting)
+                results = [error] * len(waiting)
             except StoreError as error:
                 outcomes |= dict.fromkeys(waiting, error)
                 break
-            outcomes |= zip(waiting, told, strict=True)
+            outcomes |= zip(waiting, results, strict=True)
             waiting = {name: one for name, one in waiting.items() if isinstance(outcomes[name], StoreUnavailable)}
             if not waiting:
                 break
@@ -159,10 +159,10 @@ class Batches:
     def _insert(self, statements: list[Item], what_for: purposes.RequestPurpose) -> list[Refused | StoreError | None]:
         """The outcome of each statement; None for a row that is put."""
         reply = self._connection.call("BatchExecuteStatement", what_for=what_for, Statements=statements)
-        told = [of_member(member, self._connection.place) for member in reply["Responses"]]
-        if any(isinstance(one, StoreUnavailable) for one in told):
+        results = [of_member(member, self._connection.place) for member in reply["Responses"]]
+        if any(isinstance(one, StoreUnavailable) for one in results):
             self._connection.consumed.add_throttle((LEFT_OUT,))
-        return told
+        return results
 
     def _answers(
         self, rows: Sequence[Row], outcomes: dict[str, Refused | StoreError | None], what_for: purposes.RequestPurpose

@@ -34,8 +34,8 @@ class Spent:
         return self.write_units + self.refused
 
     def add(self, action: str, reply: Mapping[str, Any]) -> None:
-        told = reply.get("ConsumedCapacity") or []
-        parts = told if isinstance(told, list) else [told]
+        capacity = reply.get("ConsumedCapacity") or []
+        parts = capacity if isinstance(capacity, list) else [capacity]
         units = sum(part.get("CapacityUnits", 0.0) for part in parts)
         self.requests += 1
         if action in _READS:
@@ -93,5 +93,5 @@ def throttle_reasons(reply: Mapping[str, Any]) -> list[str]:
     code = str(reply.get("Error", {}).get("Code", ""))
     if code not in THROTTLES:
         return []
-    told = {str(one["reason"]): None for one in reply.get("ThrottlingReasons") or () if one.get("reason")}
-    return list(told) or [code]
+    reasons = {str(one["reason"]): None for one in reply.get("ThrottlingReasons") or () if one.get("reason")}
+    return list(reasons) or [code]

@@ -213,12 +213,12 @@ def of_expiry(engine: DynamoEngine) -> Iterator[Difference]:
     except StoreError as error:
         yield Difference(f"this engine has no time to live: {error}", "delete old tasks by hand", is_warning=True)
         return
-    told = reply["TimeToLiveDescription"]
-    if told.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
+    found = reply["TimeToLiveDescription"]
+    if found.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
         yield Difference("time to live is off: ended tasks stay for ever", remedy)
-    elif told.get("AttributeName") != EXPIRY:
+    elif found.get("AttributeName") != EXPIRY:
         yield Difference(
-            f"time to live is on {told.get('AttributeName')}, not {EXPIRY}",
+            f"time to live is on {found.get('AttributeName')}, not {EXPIRY}",
             f"switch it off, wait an hour (DynamoDB asks for that), then {remedy}",
         )
 
@@ -236,8 +236,8 @@ def of_backups(engine: DynamoEngine) -> Iterator[Difference]:
     except StoreError as error:
         yield Difference(f"this engine has no point-in-time recovery: {error}", "none is needed", is_warning=True)
         return
-    told = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
-    if told.get("PointInTimeRecoveryStatus") != "ENABLED":
+    found = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
+    if found.get("PointInTimeRecoveryStatus") != "ENABLED":
         yield Difference(
             "point-in-time recovery is off", "switch it on with: thunderagent table create", is_warning=True
         )
@@ -252,7 +252,7 @@ def _pause(engine: DynamoEngine, state: str, deadline: float, sleep: Callable[[f
 def _until_active(
     engine: DynamoEngine, deadline: float, progress: Callable[[str], None], sleep: Callable[[float], None]
 ) -> None:
-    told = ""
+    shown = ""
     while True:
         table = describe(engine)
         index = index_of(table) or {}
@@ -260,9 +260,9 @@ def _until_active(
         if states == {"ACTIVE"}:
             return
         state = " and ".join(sorted(states - {"ACTIVE"}))
-        if state != told:
+        if state != shown:
             progress(f"waiting: {state}")
-        told = state
+        shown = state
         _pause(engine, state, deadline, sleep)
 
 

@@ -89,8 +89,8 @@ def _former(cursor: sqlite3.Cursor, boot_id: str) -> Iterator[str]:
     """Names of agents whose rows are of another start of the machine."""
     for row_id, text in cursor.execute('SELECT "taskId", "info" FROM tasks WHERE "status" = ?', (AGENT_STATUS,)):
         try:
-            told = json.loads(text).get("boot")
+            boot = json.loads(text).get("boot")
         except (TypeError, ValueError, AttributeError, RecursionError):
             continue
-        if told not in (None, boot_id):
+        if boot not in (None, boot_id):
             yield str(row_id).removeprefix("agent:")
