@@ -1,12 +1,9 @@
-"""What an agent holds: the tasks in its slots, from the claim to the moment their outcome is acknowledged.
+"""What an agent holds: the tasks in its slots, from the claim until the store has acknowledged their outcome.
 
-One thread, the agent's loop, calls everything here but `done`, by which executors hand over outcomes. The inbox is what
-the loop sleeps on, so that an outcome, a signal or a local enqueue wakes it.
-
-Outcomes that arrive together are written together, with the next claims behind them, in one exchange with the store
-(group commit). A slot is free for a claim when its handler has ended; while the store does not take outcomes nothing is
-claimed, so what waits to be written never exceeds the slots. An outcome whose large text cannot be written now waits
-alone: it keeps its slot and its lease, and holds up no other outcome and no claim.
+Called in the agent's loop. Outcomes that arrive together are written together, with the next claims behind them, in one
+exchange with the store (group commit). A slot is free for a claim when its handler has ended. While the store takes no
+outcomes nothing is claimed, so that never more outcomes wait than there are slots. An outcome whose large text cannot
+be written waits alone: it keeps its slot and its lease, and delays no other outcome and no claim.
 """
 
 from __future__ import annotations
@@ -57,33 +54,33 @@ from thunderagent.stores.tasks import Exchanged, Wanted
 from thunderagent.streams.context import StreamContext
 
 TEXT_WAITS_S: Final = 600.0
-"""How long an outcome waits for its text to be written; then it is written without."""
+"""How long an outcome waits for its text; then it is written without."""
 
 TEXT_WAITS_CLOSING_S: Final = 1.0
 """Longest pause between two attempts to write such a text while the agent drains."""
 
 TEXTS_FAIL_S: Final = 2.0
-"""How long texts that cannot be written may hold up one turn of the loop; the others of that turn are not begun."""
+"""How long texts that cannot be written may delay one turn of the loop; then the others wait for the next turn."""
 
 GATHER_S: Final = 0.002
-"""Longest wait of the settler for company while outcomes are arriving fast."""
+"""Longest wait for further outcomes while they arrive fast, so that they are written together."""
 
 HURRY_S: Final = 2.0
-"""How long a handler that was told to stop may take before its task is released without it."""
+"""How long a handler that was asked to stop may take before its task is released."""
 
 
 def text_delay(times: int, rng: random.Random) -> float:
-    """Wait of an outcome whose text could not be written for the `times`-th time: 0.5 s doubling to 30 s, jittered."""
+    """Pause after `times` failed writes of a text: 0.5 s doubling to 30 s, jittered."""
     return jittered(min(30.0, 0.25 * 2.0 ** min(times, 10)), rng)
 
 
 CLOSED_KEPT: Final = 1000
-"""Streams that have ended of which the last entry of the journal waits for a store that takes it."""
+"""Most ended streams whose last entry of the journal is still to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TextWait:
-    """What an outcome waits for whose text could not be written."""
+    """Failed attempts to write the text of an outcome."""
 
     since: float
     times: int
@@ -100,23 +97,23 @@ class _TextWait:
 class _Ended:
     """A handler that has ended: its outcome, and the transition once it is decided.
 
-    The decision is kept until it is acknowledged: a repetition of the same write is recognised as landed.
+    The transition is kept until the store acknowledges it: the store recognises a repetition of the same write.
     """
 
     running: Running
     outcome: Outcome
     settlement: Settlement | None = None
     is_bare: bool = False
-    """The settlement is a bare failure: what the handler had to say the store does not take."""
+    """The settlement is a failure without details, as the store rejected the first one."""
     seconds: float = 0.0
-    """How long the handler ran."""
+    """Run time of the handler."""
     wait: _TextWait | None = None
-    """Set while its text cannot be written: it has no settlement, and takes its slot again."""
+    """Set while its text cannot be written: it has no settlement, and keeps its slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What came of a commit: whether the store was asked at all, and what had no answer although other parts had."""
+    """Result of a commit: whether the store was asked, and the error of a part without an answer."""
 
     asked: bool = True
     error: StoreError | None = None
@@ -154,16 +151,16 @@ class InFlight:
             call=executors.call,
         )
         self.closed: list[Running] = []
-        """Streams that have ended since the last write of journals: theirs have a last entry."""
+        """Streams that have ended since the last write of journals."""
         self.is_closing = False
-        """True while the agent drains: what turns out to be ours is given back and not run."""
+        """True while the agent drains: tasks that turn out to be ours are released."""
         self.is_hurried = False
-        """True while what is held must go now: outcomes whose texts cannot be written are written without."""
+        """True near the end of a drain: outcomes whose texts cannot be written are written without."""
         self._store = store
         self._jobs = jobs
         self._settings = core.settings
         self._bus = bus
-        self._rng = copy(core.rng)  # of settlements alone: however often it polls, they draw the same
+        self._rng = copy(core.rng)  # settlements draw the same numbers, however often the agent polls
         self._pollers = pollers
         self._heartbeat = heartbeat
         self._dependents = dependents
@@ -187,25 +184,25 @@ class InFlight:
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing is held, nothing is handed over, and no claim is in doubt."""
+        """True when no task is held or handed over, and no claim is in doubt."""
         return not self.held and not self.doubts.ids and not self.handoffs.offered
 
     @property
     def here(self) -> set[str]:
-        """Ids of the tasks that this agent must not claim: they run here, perhaps still, or may be ours already."""
+        """Ids of the tasks that this agent must not claim: they run here, may still run here, or may be ours."""
         return {*self.held, *self.handoffs.offered, *self.doubts.ids}
 
     def is_here(self, task_id: str) -> bool:
-        """Whether it is one of `here`."""
+        """Whether a task is one of `here`."""
         return task_id in self.held or task_id in self.handoffs.offered or task_id in self.doubts.ids
 
     def is_stray(self, task: Task) -> bool:
-        """Whether a claim of ours was carried out when we had given it up: the task is ours, and never ran here."""
+        """Whether the store carried out a claim after we gave it up: the task is ours, and never ran here."""
         is_ours = (task.status, task.lease_owner) == (Status.RUNNING, self._core.name)
         return is_ours and not self.doubts.has_run(task) and not self.is_here(task.task_id)
 
     def idle_s(self) -> float:
-        """Seconds until there is something to ask the store for; not over 0 for at once."""
+        """Seconds until the next question to the store; 0 or less: at once."""
         return min(self.doubts.idle_s(), self.selector.idle_s(), self._texts_idle_s())
 
     def _texts_idle_s(self) -> float:
@@ -214,7 +211,7 @@ class InFlight:
         return due - self._store.monotonic()
 
     def gather(self, pause: float) -> None:
-        """Wait for the first handler to end, at most `pause` seconds, and under load shortly for its company."""
+        """Wait for a handler to end, at most `pause` seconds, and under load shortly for more."""
         found, inbox = 0, self._inbox.queue
         try:
             found += self._receive(inbox.get(timeout=pause) if pause > 0 else inbox.get_nowait())
@@ -231,7 +228,7 @@ class InFlight:
         self._batch = found
 
     def begin_all(self, leases: Sequence[Lease], *, how: str = "claimed") -> None:
-        """Run the handlers of tasks that were claimed or taken over, unless they are refused here."""
+        """Run the handlers of tasks that were claimed or taken over, unless one is refused."""
         refused: dict[str, Outcome] = {}
         if not self.is_closing:
             refused = self.suspects.refusals(leases)
@@ -240,7 +237,7 @@ class InFlight:
         self.suspects.start([running for running in begun if running is not None])
 
     def _hold(self, lease: Lease, *, how: str, instead: Outcome | None) -> Running | None:
-        """Hold a task that was claimed or taken over; None when it is settled with another outcome `instead`."""
+        """Hold a task that was claimed or taken over; None: it is settled with the outcome `instead`."""
         task, job = lease.task, self._jobs[lease.task.job]
         if self.is_closing:
             instead = Stopped(AgentDraining())
@@ -259,7 +256,7 @@ class InFlight:
         self.held[task.task_id] = running
         self._began(running)
         self._heartbeat.watch(running)
-        if not isinstance(instead, (Refused, Undecided)):  # those were not started after all
+        if not isinstance(instead, (Refused, Undecided)):  # these do not start
             self.admission.started(task)
         if instead is not None:
             self._inbox.done(running, instead)
@@ -273,7 +270,7 @@ class InFlight:
         self.executors.start(running)
 
     def poller_of(self, task: Task) -> QueuePoller:
-        """The poller whose slot a task takes."""
+        """The poller in whose slot a task runs."""
         return self._pollers[task.queue, self._jobs[task.job].kind]
 
     def _context(self, lease: Lease, job: Job[Any], how: str) -> Context:
@@ -296,14 +293,14 @@ class InFlight:
         return context
 
     def end(self, running: Running, outcome: Outcome) -> None:
-        """A handler has ended: its slot is free, its lease is kept until the outcome is written."""
+        """Take the outcome of a handler: its slot is free; its lease lasts until the outcome is written."""
         self._receive((running, outcome))
 
     def commit(self, *, claim: bool) -> Committed:
         """Write what has ended and claim what comes next, in one exchange with the store.
 
         Raises:
-            StoreError: nothing had an answer; it is kept for the next call.
+            StoreError: nothing had an answer; the next call tries again.
         """
         committed = self._exchange(claim=claim)
         self.admission.release()
@@ -317,7 +314,7 @@ class InFlight:
         is_open = self._gate.is_open
         claim = claim and not (is_open and any(one.settlement for one in self._backlog))
         settling = self._decide() if is_open else self._wait_for_grant()
-        # A handler that ignores its lost lease, or that we offered, may still run here: its task is for another agent.
+        # the handler of a lost or an offered task may still run here: another agent is to claim it
         chosen = self.selector.choose(self.here) if claim else Selection()
         heard = self.pauses.take_answered()
         batch = chosen.all
@@ -331,7 +328,7 @@ class InFlight:
         return Committed(error=exchanged.error, answered=exchanged.answered)
 
     def _offered(self, running: Running) -> None:
-        """A stream is in its queue again, though it is handled on here: its slot is free."""
+        """Free the slot of a stream that is in its queue again, although it is handled here for a while."""
         del self.held[running.lease.task_id]
         self._freed(running)
 
@@ -359,7 +356,7 @@ class InFlight:
         return 1
 
     def _wait_for_grant(self) -> list[_Ended]:
-        """Nothing can be written: what was done waits, as the same grant may come back; the rest is for others."""
+        """Keep completed work, as the same grant may come back; leave the rest to other agents."""
         self.handoffs.abandon()
         for ended in list(self._backlog):
             lease, was_stopped = ended.running.lease, isinstance(ended.outcome, Stopped)
@@ -371,7 +368,7 @@ class InFlight:
         return []
 
     def _decide(self) -> list[_Ended]:
-        """Turn outcomes into transitions; those that mean no write are done with, others wait for their texts."""
+        """Turn outcomes into transitions; some need no write, some wait for their texts."""
         settling, waiting = list[_Ended](), list[_Ended]()
         texts, lost_s = self._store.large_texts, 0.0
         for ended in self._backlog:
@@ -391,7 +388,7 @@ class InFlight:
         return settling
 
     def _is_decided(self, ended: _Ended, texts: LargeTexts) -> bool:
-        """Decide on an outcome; False while its text cannot be written, which concerns no other outcome."""
+        """Decide on an outcome; False while its text cannot be written."""
         wait = ended.wait
         if ended.settlement is not None:
             return True
@@ -412,7 +409,7 @@ class InFlight:
         return True
 
     def _wait_for_text(self, ended: _Ended, error: StoreUnavailable) -> None:
-        """Have an outcome wait for the next attempt, in its slot: what waits never exceeds the slots."""
+        """Let an outcome wait for the next attempt, in its slot."""
         now, wait = self._store.monotonic(), ended.wait
         times = wait.times + 1 if wait else 1
         if wait is None:
@@ -431,7 +428,7 @@ class InFlight:
         try:
             return self._settle(ended, ended.outcome, texts)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            # An answer that means nothing, such as Snooze("soon"), is its handler's error, not the agent's end.
+            # an answer without a meaning, such as Snooze("soon"), is an error of the handler
             return self._settle(ended, raised(error), texts)
 
     def _settle(self, ended: _Ended, outcome: Outcome, texts: LargeTexts) -> Settlement | None:
@@ -447,7 +444,7 @@ class InFlight:
             rng=self._rng,
             keep=lambda key, text, expire_at: texts.keep(key, text, what=what, expire_at=expire_at),
         )
-        if settlement is not None:  # a task that is put off, or kept after its end, needs its payload for as long
+        if settlement is not None:  # a task that waits, or is kept after its end, needs its payload as long
             until = settlement.write.set.get("expireAt") or settlement.write.set["createdAt"] + LEFT_S
             texts.outlive(running.lease.task, until, now=now)
         cursor = running.context.unsaved_cursor()
@@ -456,7 +453,7 @@ class InFlight:
         return replace(settlement, write=writes.with_cursor(settlement.write, cursor))
 
     def _drop(self, ended: _Ended) -> None:
-        """Let go of a task whose row may be ours for a while: its lease was lost, and nothing may be written."""
+        """Forget a task whose lease was lost; its row may be ours for a while."""
         self.doubts.ran(ended.running.lease)
         self._let_go(ended)
 
@@ -476,7 +473,7 @@ class InFlight:
             del self.closed[:-CLOSED_KEPT]
 
     def _settled(self, settling: list[_Ended], exchanged: Exchanged) -> None:
-        told, happened = list[Ended](), list[Event]()
+        parents, happened = list[Ended](), list[Event]()
         self._backlog = [ended for ended in self._backlog if ended.wait] + [
             ended
             for ended, answer in zip(settling, exchanged.settled, strict=True)
@@ -492,16 +489,16 @@ class InFlight:
             elif (status := Status(StatusValue.parse(write.set["status"]).status)).is_terminal:
                 self.admission.ended(ended.running.lease.task)
                 if answer.dependents:
-                    told.append(Ended(write.task_id, status, answer.dependents))
+                    parents.append(Ended(write.task_id, status, answer.dependents))
             elif isinstance(ended.outcome, Refused):
                 self.admission.waitlisted(ended.outcome.limit, ended.running.lease.task, write.set["createdAt"])
             happened.append(event)
         self._bus.emit_all(happened)
-        if told:
-            self._tell(told)
+        if parents:
+            self._notify(parents)
 
     def _falls_back(self, ended: _Ended, error: StoreError | None) -> bool:
-        """Fail the task barely, as the store never takes its outcome; False when that was refused for good too."""
+        """Fail the task without details, as the store rejected its outcome; False when it rejected that too."""
         lease, settlement = ended.running.lease, ended.settlement
         verb = settlement.write.verb if settlement else "settle"
         if ended.is_bare:
@@ -515,10 +512,10 @@ class InFlight:
         self._inbox.wake()
         return True
 
-    def _tell(self, told: list[Ended]) -> None:
+    def _notify(self, parents: list[Ended]) -> None:
         try:
-            self._dependents.tell(told)
-        except StoreError as error:  # the sweep finds children that were not told
+            self._dependents.tell(parents)
+        except StoreError as error:  # the sweep notifies the others
             self._bus.emit(
                 events.StoreFailed(during="telling dependents", error=str(error), next_try_s=self._settings.sweep_s)
             )
