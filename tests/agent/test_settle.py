@@ -14,13 +14,20 @@ import pytest
 from pydantic import BaseModel
 
 from thunderagent.agent.executors.threads import run_handler
-from thunderagent.agent.settle import Policy, Settlement, settle, time_limit
+from thunderagent.agent.settle import Policy, Settlement, settle
 from thunderagent.jobs.context import Cancel, Context, Fail, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, about, raised
 from thunderagent.model import errors, events
 from thunderagent.model.conditions import Write
-from thunderagent.model.errors import AccessDenied, ConfigurationError, PayloadTooLarge, StoreUnavailable, TaskStopped
+from thunderagent.model.errors import (
+    AccessDenied,
+    ConfigurationError,
+    PayloadTooLarge,
+    StoreUnavailable,
+    TaskStopped,
+    TimeLimitExceeded,
+)
 from thunderagent.model.jsondata import Unstorable
 from thunderagent.model.pacing import Backoff
 from thunderagent.model.task import Lease, Status, Task
@@ -83,7 +90,7 @@ def written(outcome: Outcome, **options: Any) -> Write:
         (Raised("ValueError: x", fatal=True), "fail", "FAILED", events.TaskFailed),
         (Stopped(errors.AgentDraining()), "release", "PENDING", events.TaskReleased),
         (Stopped(errors.TaskCancelled("by hand")), "close", "DONE", events.TaskClosed),
-        (Stopped(time_limit(5)), "retry", "PENDING", events.TaskRetried),
+        (Stopped(TimeLimitExceeded("too long")), "retry", "PENDING", events.TaskRetried),
         (Stopped(TaskStopped("why")), "retry", "PENDING", events.TaskRetried),
     ],
     ids=str,
@@ -150,8 +157,8 @@ def test_lost_agents_do_not_use_up_retries() -> None:
 
 def test_a_time_limit_is_fatal_for_a_job_that_says_so() -> None:
     one = job("test.job", fatal=(errors.TimeLimitExceeded,))(plain)
-    assert written(Stopped(time_limit(5)), one=one).verb == "fail"
-    assert "time limit of 5 s" in written(Stopped(time_limit(5))).set["error"]
+    assert written(Stopped(TimeLimitExceeded("too long")), one=one).verb == "fail"
+    assert "TimeLimitExceeded: too long" in written(Stopped(TimeLimitExceeded("too long"))).set["error"]
 
 
 # Snooze, Cancel, Fail

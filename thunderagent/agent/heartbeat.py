@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from thunderagent.agent.settle import time_limit
 from thunderagent.jobs.outcome import about
 from thunderagent.jobs.running import Running
 from thunderagent.model import events, queue_events
@@ -316,7 +315,7 @@ class Heartbeat:
             late = f"the lease could not be renewed within {running.lease.lease_s:g} s"
             self._lose(running, "another agent is to go on now" if running.next_beat == math.inf else late)
         elif limit is not None and not running.waits and now - running.started >= limit:
-            running.context.stop(time_limit(limit))
+            running.context.stop(TimeLimitExceeded(f"the time limit of {limit:g} s is over"))
         why = running.context.stop_reason
         if why is None or running.settling:
             return

@@ -1,4 +1,4 @@
-"""The single place that turns what a handler did into one transition, and tells the story of it."""
+"""The single place that turns the outcome of a handler into one transition of its task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from thunderagent.model.errors import (
     StreamStopped,
     TaskCancelled,
     ThunderAgentError,
-    TimeLimitExceeded,
 )
 from thunderagent.model.jsondata import NOT_STORED, dump_result
 from thunderagent.model.pacing import Backoff
@@ -28,7 +27,7 @@ from thunderagent.model.task import Lease, Task
 from thunderagent.model.writes import tasks as writes
 
 RAN_OVER: Final = "it ran for "
-"""The begin of the note of a task that is SUCCESS although it ran longer than its time limit."""
+"""First words of the note of a task that is SUCCESS although it ran past its time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class Policy:
 
 
 KeepResult = Callable[[str, str, float], str | None]
-"""Keeps a text that is too large for a row: (key, text, expire_at) to a reference, or None for inline."""
+"""Stores a text too large for a row (key, text, expire_at); returns its reference. None: it goes into the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,15 @@ def settle(
     rng: random.Random,
     keep: KeepResult,
 ) -> Settlement | None:
-    """The one transition that an outcome means; None when the lease is lost and nothing may be written.
+    """The one transition of an outcome; None when the lease is lost and nothing may be written.
 
-    * a value: SUCCESS, whatever was asked of the handler meanwhile, as the work is done; FAILED if it cannot be stored
-      and the job says so;
-    * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE, FAILED;
+    * a value: SUCCESS, even after a request to stop, as the work is done; FAILED if it cannot be stored and the job
+      says so;
+    * `Snooze`, `Cancel`, `Fail`: PENDING later, DONE (closed on purpose), FAILED;
     * an error: PENDING after a backoff, or FAILED when it is fatal or no retry is left;
-    * no slot of its limit was free: BLOCKED, in line; unknown, or its payload could not be read now: PENDING later,
-      nothing used up;
-    * stopped by a cancel: DONE; by the time limit: an error; by a drain: PENDING at once, nothing used up.
+    * no permit of its limit was free: BLOCKED, in the waitlist; unknown, or the payload could not be read: PENDING
+      later, no retry used;
+    * stopped by a cancel: DONE; by the time limit: an error; by a drain: PENDING at once, no retry used.
     """
     task = lease.task
     fields = about(lease)
@@ -146,25 +145,20 @@ def _failed(
 
 
 def _retries(task: Task, job: Job[Any], policy: Policy) -> int:
-    """Allowed retries: the task's own, else the job's, else the setting's."""
+    """Allowed retries: of the task, else of the job, else of the settings."""
     if task.max_retry is not None:
         return task.max_retry
     return policy.max_retry if job.max_retry is None else job.max_retry
 
 
 def _result(task: Task, value: Any, expire_at: float, keep: KeepResult) -> tuple[str | None, str | None, str | None]:
-    """Result, reference and note. A result that cannot be kept is noted; the task has succeeded all the same."""
+    """Result, reference and note. A result that cannot be stored only gets a note: the task has succeeded."""
     try:
         text = dump_result(value)
-        key = f"{task.task_id}#result.{task.fence}.{task.submitted_at:.3f}"  # after a purge, fences begin afresh
+        key = f"{task.task_id}#result.{task.fence}.{task.submitted_at:.3f}"  # a purge resets fences
         ref = None if text is None else keep(key, text, expire_at)
     except (ValueError, ThunderAgentError) as error:
         if isinstance(error, StoreUnavailable):
-            raise  # it passes: the outcome is kept and written later
+            raise  # the outcome is written later
         return None, None, f"{NOT_STORED}{error}"
     return (text, None, None) if ref is None else (None, ref, None)
-
-
-def time_limit(seconds: float) -> TimeLimitExceeded:
-    """The reason for which a handler is stopped that ran too long."""
-    return TimeLimitExceeded(f"the time limit of {seconds:g} s is over")

@@ -1,4 +1,4 @@
-"""What came of a handler: the values, and the words for them."""
+"""Outcomes of handlers: the values, and the words for them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _HERE: Final = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The handler came to its end with this value."""
+    """The handler returned this value."""
 
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The handler failed. Text only: a kept traceback would keep the handler's data alive."""
+    """The handler failed. Text only: a traceback would keep the handler's data in memory."""
 
     error: str
     fatal: bool = False
     progressed: bool = False
-    """Earlier errors do not count any more: the run had shown that it works."""
+    """The run made progress, so that earlier errors no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The handler ended because it was told to."""
+    """The handler ended because it was asked to stop."""
 
     why: TaskStopped
     progressed: bool = False
@@ -47,15 +47,14 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The handler was not run: no slot of its limit was free."""
+    """The handler was not run: no permit of its limit was free."""
 
     limit: Limit
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """The handler was not run, for a reason that may pass: nobody could say whether a slot of its limit is free, or its
-    payload could not be read."""
+    """The handler was not run, for a reason that may pass: a limit or a payload could not be read."""
 
     delay_s: float
 
@@ -86,7 +85,7 @@ def _short(filename: str) -> str:
 
 
 def outcome_of(error: BaseException, job: Job[Any], context: Context) -> Ran:
-    """What an exception of a handler means: stopped, if it had been asked to stop, else an error."""
+    """The outcome of an exception of a handler: stopped, if it was asked to stop; else an error."""
     if context.stop_reason is not None and not isinstance(error, job.fatal):
         return Stopped(context.stop_reason, progressed=context.has_progressed)
     if isinstance(error, LeaseLost):  # a stream found out by itself, before the heartbeat did
@@ -108,7 +107,7 @@ def about(lease: Lease) -> dict[str, Any]:
 
 
 def in_words(outcome: Outcome | None) -> tuple[str, str | None]:
-    """What came of a handler, in a word; and its error, or why it ended."""
+    """An outcome in a word, and the error or the reason."""
     match outcome:
         case Returned(value=Snooze()):
             return "snoozed", None
@@ -127,7 +126,7 @@ def in_words(outcome: Outcome | None) -> tuple[str, str | None]:
 
 
 def story(outcome: Outcome) -> str:
-    """What ended a run, in a line."""
+    """An outcome in a line, for the journal of a stream."""
     match outcome:
         case Stopped(why=why):
             return str(why)

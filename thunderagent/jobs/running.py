@@ -14,7 +14,7 @@ from thunderagent.model.clock import since_boot
 from thunderagent.model.task import Lease
 
 Failed = Callable[[str, str], None]
-"""Told the name of a hook, or of another part of a scope, and what went wrong in it."""
+"""Called with the name of a hook, or of another part of a scope, and its error."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,30 +30,29 @@ class Running:
     next_beat: float = 0.0
     settling: bool = False
     waits: bool = False
-    """Its handler is not started yet: it is to run apart from others."""
+    """Its handler has not started, as it is to run apart from others."""
     lost: bool = False
     wedged: bool = False
     warned: float = 0.0
     stop_seen_at: float = 0.0
-    """Monotonic second at which the heartbeat first saw that the handler was told to stop; 0: it was not."""
+    """Monotonic second at which the heartbeat first saw that the handler was asked to stop; 0: it was not."""
     outcome: Outcome | None = None
-    """What came of the handler, once it has ended."""
+    """Set once the handler has ended."""
     failed: Failed | None = None
-    """Told of hooks that fail around it in a child process."""
+    """Called for hooks that fail around it in a child process."""
 
     @property
     def deadline(self) -> float:
-        """Monotonic second at which we stop by ourselves unless the lease is renewed before."""
+        """Monotonic second at which the agent stops the handler, unless the lease is renewed before."""
         return self.lease.deadline(self.lease_margin)
 
     def outcome_of_scope(self, error: BaseException) -> Outcome:
-        """What an exception out of a scope means: what the handler did counts; without a run it is the error."""
+        """The outcome of an exception out of a scope: that of the handler if it ran, else the error."""
         return self.outcome or outcome_of(error, self.job, self.context)
 
 
 Scope = Callable[[Running], AbstractContextManager[Any]]
-"""What surrounds a handler, in its own thread or coroutine: log lines know its task, spans its time, hooks what they
-want. Entered before the handler begins; at its exit the outcome is known."""
+"""What surrounds a handler, in its thread or coroutine: log lines, a span, hooks. At its exit the outcome is known."""
 
 
 def no_scope(_: Running) -> AbstractContextManager[Any]:

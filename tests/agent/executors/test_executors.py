@@ -22,7 +22,6 @@ from thunderagent.agent.executors import Executors
 from thunderagent.agent.executors.loop import LoopExecutor
 from thunderagent.agent.executors.process import ProcessExecutor
 from thunderagent.agent.executors.threads import Executor, ThreadExecutor
-from thunderagent.agent.settle import time_limit
 from thunderagent.jobs.context import Cancel, Context, Fail, ParentFailure, ParentResults, Snooze
 from thunderagent.jobs.job import Job, job
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped
@@ -527,7 +526,7 @@ def test_a_child_is_asked_to_stop_and_may_clean_up(bench: Bench, tmp_path: Path)
 def test_the_time_limit_asks_a_child_first(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.polite, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
-    why = time_limit(0.5)
+    why = TimeLimitExceeded("too long")
     one.context.stop(why)
     assert bench.end(one) == Stopped(why)
     assert (tmp_path / "pid.cleaned").exists()
@@ -538,7 +537,7 @@ def test_the_time_limit_kills_a_child_that_ignores_every_signal(bench: Bench, tm
     one = bench.start(process_jobs.stubborn, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
     os.kill(pid, signal.SIGTERM)
-    why = time_limit(0.5)
+    why = TimeLimitExceeded("too long")
     one.context.stop(why)
     assert bench.end(one) == Stopped(why)
     assert isinstance(why, TimeLimitExceeded)

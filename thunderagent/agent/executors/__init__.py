@@ -39,13 +39,13 @@ class Executors:
             self.loop.open()
 
     def call(self, do: Callable[[], object]) -> None:
-        """Do something in the thread of the event loop; answers at once."""
+        """Call something in the thread of the event loop; returns at once."""
         if self.loop is None:
             raise LookupError("no event loop runs")
         self.loop.call(do)
 
     def start(self, running: Running) -> None:
-        """Run the handler where its job belongs; answers at once."""
+        """Run the handler where its job belongs; returns at once."""
         executor: Executor | None = self.threads
         if running.job.isolation == "process":
             executor = self.processes

@@ -28,25 +28,25 @@ from thunderagent.model.task import Lease, Task
 from thunderagent.telemetry.traces import in_child
 
 OTHER_CODE_S: Final = 60.0
-"""How long a task waits whose child process found code of an older version on the disk than its agent has."""
+"""Delay of a task whose child process found other code on the disk than its agent has."""
 
 
 def _child(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # the agent began it with them blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # they came blocked
     open_outlets()
-    told = os.fdopen(descriptor, "w", encoding="utf-8")
+    reports = os.fdopen(descriptor, "w", encoding="utf-8")
     guard = threading.Lock()
 
     def tell(message: Mapping[str, Any]) -> None:
         with guard:
-            told.write(json.dumps(message) + "\n")
-            told.flush()
+            reports.write(json.dumps(message) + "\n")
+            reports.flush()
 
     inbox = os.fdopen(os.dup(0), encoding="utf-8")
     with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)  # the handler and what it starts must not read our orders
+        os.dup2(nothing.fileno(), 0)  # the handler and what it starts must not read the orders
     orders = json.loads(inbox.readline())
     row = {name: value for name, value in orders["row"].items() if value is not None}
     task = Task.from_row(row)
@@ -58,20 +58,20 @@ def _child(descriptor: int) -> None:
         context.use_push(partial(_push, place), tuple(place))
     threading.Thread(target=_obey, args=(inbox, context), name="orders", daemon=True).start()
     tell(_answer(_run(orders, context, lambda name, error: tell({"hook": name, "error": error}))))
-    told.close()
+    reports.close()
     end_lines()
-    os._exit(0)  # threads that the handler left behind must not keep the slot
+    os._exit(0)  # threads that the handler left must not keep the slot
 
 
 def _run(orders: Mapping[str, Any], context: Context, failed: Failed) -> Outcome:
     try:
-        for package in orders["packages"]:  # what it sets up is there for handlers of other packages too
+        for package in orders["packages"]:  # its set-up serves handlers of other packages too
             importlib.import_module(package)
         job = _find(orders["module"], orders["job"])
         hooks = list(_hooks(orders["hooks"], failed))
     except Exception as error:
         return raised(error)
-    # The code on the disk may be another than that of the agent, in the middle of a deploy.
+    # in the middle of a deploy the disk may have other code than the agent
     if context.lease.task.job_value not in job.job_values:
         return Returned(Snooze(OTHER_CODE_S))
     running = Running(context.lease, job, context, lease_margin=0.0, beat_s=0.0)
@@ -99,7 +99,7 @@ class _ChildContext(Context):
 
 
 def _push(place: tuple[str, str], user_id: str, message: Any) -> int:
-    """Push from here; boto3 is read only by handlers that do."""
+    """Push from this process; only handlers that push import boto3."""
     pusher = extension("push")(*place)
     try:
         return int(pusher.push(user_id, message))
@@ -108,7 +108,7 @@ def _push(place: tuple[str, str], user_id: str, message: Any) -> int:
 
 
 def _obey(inbox: IO[str], context: Context) -> None:
-    """Pass requests to stop to the handler; end it and all that it has started when the agent is gone."""
+    """Pass requests to stop to the handler; end its process group when the agent has ended."""
     for line in inbox:
         order = json.loads(line)
         context.stop(getattr(errors, order["stop"])(order["text"]))

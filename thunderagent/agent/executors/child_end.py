@@ -1,4 +1,4 @@
-"""How a child process ended: its exit code or signal, the most memory that it had, and whether the kernel killed it."""
+"""The end of a child process: exit code or signal, peak memory, and whether the kernel killed it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Final
 from thunderagent.model.memory import kernel_kills, of_usage, peak_mib
 
 DESCENDANTS_END_S: Final = 1.0
-"""How long processes of handlers may take to end after SIGTERM when their agent ends, before they are killed."""
+"""How long processes of handlers may take to end after SIGTERM, before they are killed."""
 
 
 ROUGH_MIB: Final = 16.0
-"""The kernel counts pages roughly while threads take them: a copy of the agent may seem to have so much more."""
+"""Error of the kernel's count while threads take pages: a copy of the agent may seem so much larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class ChildEnd:
     """The end of a child process."""
 
     code: int
-    """Its exit code; of a signal the negative number."""
+    """Exit code, or the negative number of a signal."""
     peak_mib: float | None = None
-    """The most resident memory that it or a process that it waited for had; or the agent, of which it was a copy."""
+    """Peak resident memory of the child, of a process that it waited for, or of the agent of which it was a copy."""
     agent_mib: float = 0.0
-    """The most that the agent had: below that, the peak of the child is not known exactly."""
+    """Peak of the agent: below it, the peak of the child is not known exactly."""
     kernel_kills: int | None = None
-    """Processes that the kernel had killed in the control group, as memory ran out, since the child was started."""
+    """Processes of the control group that the kernel killed for memory since the start of the child."""
 
     def __str__(self) -> str:
         """For the error of its task."""
@@ -49,7 +49,7 @@ class ChildEnd:
         return f"signal {-self.code}"
 
     def memory(self, job: str) -> str:
-        """How much memory it had, for the error of a task that was killed; the empty string if that is not known."""
+        """Its peak memory, for the error of a task that was killed; empty if it is not known."""
         if self.code != -signal.SIGKILL or self.peak_mib is None:
             return ""
         if self.peak_mib > self.agent_mib + ROUGH_MIB:
@@ -58,7 +58,7 @@ class ChildEnd:
 
 
 def reap(child: subprocess.Popen[str], seconds: float, *, kills_before: int | None = None) -> ChildEnd:
-    """Wait for the end of a child, end the rest of its process group, and learn what the kernel tells of it.
+    """Wait for the end of a child, end the rest of its process group, and read what the kernel knows of it.
 
     Args:
         child: the process.
@@ -83,7 +83,7 @@ def reap(child: subprocess.Popen[str], seconds: float, *, kills_before: int | No
 
 
 def _waited(child: subprocess.Popen[str], seconds: float) -> tuple[int, float] | None:
-    """Exit code and peak memory in MiB of a child once it has ended; None when the kernel does not tell the second."""
+    """Exit code and peak memory in MiB of a child once it has ended; None if the kernel does not know the peak."""
     if child.returncode is not None or not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -106,19 +106,19 @@ def _waited(child: subprocess.Popen[str], seconds: float) -> tuple[int, float] |
 
 
 def _end_group(leader: int) -> None:
-    """Kill what a handler has started; the child, which leads a group of its own, has ended."""
+    """Kill what a handler has started, after the child that leads the group has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def end_descendants(seconds: float = DESCENDANTS_END_S) -> int:
-    """End the processes that handlers in threads of this one have started; before this process ends.
+    """End the processes that handlers in threads of this process have started.
 
-    They are asked by SIGTERM, and killed after this time. A process that has begun a session of its own is left alone,
-    and so is one whose parent has ended. Needs `/proc`.
+    They get SIGTERM, and SIGKILL after this time. Processes in a session of their own are left alone, and so are those
+    whose parent has ended. Needs `/proc`.
 
     Returns:
-        how many there were.
+        number of the processes.
     """
     found = _descendants()
     for number in (signal.SIGTERM, signal.SIGKILL) if found else ():

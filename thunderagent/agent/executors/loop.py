@@ -19,14 +19,14 @@ from thunderagent.streams.connection.governor import Governor
 from thunderagent.streams.context import StreamContext
 
 LOOP_JOIN_S: Final = 1.0
-"""Longest wait for the event loop to end after a drain: with `HURRY_S` under the 5 s that a supervisor adds to it."""
+"""Longest wait for the event loop to end; with `HURRY_S` it is under the 5 s that a supervisor adds to a drain."""
 
 LOOP_TICK_S: Final = 0.5
 """Time between two ticks of an event loop."""
 
 
 class _Handler:
-    """A handler that runs in a task, and how it is stopped. All in the thread of the loop."""
+    """Stops a handler that runs in a task. Called in the thread of the loop."""
 
     __slots__ = ("_context", "_loop", "_task", "_timer")
 
@@ -37,30 +37,30 @@ class _Handler:
         self._timer: asyncio.TimerHandle | None = None
 
     def stop(self, why: TaskStopped) -> None:
-        """Let a stream come to its end by itself, for a while; cancel anything else."""
+        """Let a stream end by itself for a while; cancel any other handler."""
         if self._task is None:
             return
-        if self._timer is None and self._context.ends_softly(why):  # asked again, it has no time left
+        if self._timer is None and self._context.ends_softly(why):  # a second request leaves no time
             self._timer = self._loop.call_later(self._context.grace_s, self._task.cancel)
             return
         if isinstance(self._context, StreamContext) and isinstance(why, LeaseLost):
-            self._context.abort()  # whether it lets itself be cancelled or not: another agent may connect now
+            self._context.abort()  # even if it ignores the cancel: another agent may connect now
         self._task.cancel()
 
     def ended(self) -> None:
-        """What comes after the handler is not to be cancelled."""
+        """Cancel nothing any more: the handler has ended."""
         self._task = None
         if self._timer is not None:
             self._timer.cancel()
 
 
 class LoopExecutor:
-    """Coroutine functions on one event loop in a thread of its own.
+    """Runs coroutine functions on one event loop in a thread of its own.
 
     A handler that blocks the loop blocks the other coroutines, never a heartbeat.
 
     Args:
-        done: told of each outcome.
+        done: called with each outcome.
         scope: what surrounds each handler.
         governor: gives turns to connect to all streams of this loop.
         new_loop: makes the loop.
@@ -81,7 +81,7 @@ class LoopExecutor:
         self._scope = scope
         self._monotonic = monotonic
         self.last_tick = monotonic()
-        """Monotonic second at which the loop last showed that it runs."""
+        """Monotonic second of the last tick of the loop."""
         self._new_loop = new_loop
         self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,11 +105,11 @@ class LoopExecutor:
 
     @property
     def thread_id(self) -> int | None:
-        """Of the thread of the loop."""
+        """Id of the thread of the loop."""
         return self._thread.ident
 
     def call(self, do: Callable[[], object]) -> None:
-        """Do something in the thread of the loop; answers at once. A loop that has ended does nothing any more."""
+        """Call something in the thread of the loop; returns at once. A loop that has ended ignores it."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(do)
 
@@ -127,12 +127,12 @@ class LoopExecutor:
         try:
             with self._scope(running):
                 running.outcome = await self._outcome(running.job, running.context)
-        except BaseException as error:  # of the scope: a slot must not be lost by it
+        except BaseException as error:  # of the scope: the slot goes on
             running.outcome = running.outcome_of_scope(error)
         self._done(running, running.outcome)
 
     async def _outcome(self, job: Job[Any], context: Context) -> Outcome:
-        """Run the handler in this task: one more for each of hundreds of streams would be 2 KiB for each."""
+        """Run the handler in this task: a second task would take 2 KiB for each of hundreds of streams."""
         try:
             payload = job.load_payload(context.lease.task.payload_text, context.lease.task.version)
         except PayloadInvalid as error:
@@ -172,7 +172,7 @@ class LoopExecutor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """End what still runs and the loop; a handler that blocks the loop is left behind."""
+        """Cancel the handlers and end the loop; a handler that blocks the loop is left behind."""
         if not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).add_done_callback(

@@ -1,9 +1,9 @@
-"""Runs a handler in a fresh child process, which can be killed: by the time limit, a cancel, or a lost lease.
+"""Runs a handler in a fresh child process, which the time limit, a cancel or a lost lease can kill.
 
-The child is a session of its own, so that a signal to the agent's process group (Ctrl-C, supervisor's `stopasgroup`)
-does not reach it: only its agent decides. What its handler starts is in its group, and ends with it. Both speak in
-lines of JSON over the child's standard input and a pipe; when the agent dies, the input and with it the child ends.
-Whatever the handler prints goes to the agent's streams.
+The child has a session of its own: a signal to the agent's process group (Ctrl-C, supervisor's `stopasgroup`) does not
+reach it. Processes that the handler starts are in its group, and end with it. Agent and child exchange lines of JSON
+over the child's standard input and a pipe. When the agent dies, the input ends, and with it the child. The child prints
+to the agent's streams.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from thunderagent.model.memory import kernel_kills
 from thunderagent.model.traceparent import CURRENT
 
 KILL_GRACE_S: Final = 5.0
-"""How long a child process may take to end after it was asked, before it is killed."""
+"""How long a child process may take to end after a request, before it is killed."""
 
 
 GROUP_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
-"""What a terminal or a supervisor sends to an agent and all of its process group."""
+"""Signals of a terminal or a supervisor to an agent and its process group."""
 _ANSWERS: Final = {"Snooze": Snooze, "Cancel": Cancel, "Fail": Fail}
 
 
 class ProcessExecutor:
-    """One child process for each task, watched by one thread each."""
+    """Runs each task in a child process, with a thread that watches it."""
 
     def __init__(
         self, slots: int, done: Done, scope: Scope = no_scope, *, traces: bool = False, jobs: Registry | None = None
@@ -68,16 +68,16 @@ class ProcessExecutor:
                     running.outcome = self._watch(running)
                 except Exception as error:
                     running.outcome = raised(error)
-        except BaseException as error:  # of the scope: a slot must not be lost by it
+        except BaseException as error:  # of the scope: the slot goes on
             running.outcome = running.outcome_of_scope(error)
         self._done(running, running.outcome)
 
     def _watch(self, running: Running) -> Outcome:
         context, kills = running.context, kernel_kills()
         reader, writer = os.pipe()
-        with os.fdopen(reader, encoding="utf-8") as told:
+        with os.fdopen(reader, encoding="utf-8") as reports:
             try:
-                with _deaf():
+                with _signals_blocked():
                     child = subprocess.Popen(
                         [sys.executable, "-m", "thunderagent.agent.executors.child", str(writer)],
                         stdin=subprocess.PIPE,
@@ -94,13 +94,13 @@ class ProcessExecutor:
                 grace_s = KILL_GRACE_S if running.job.grace_s is None else running.job.grace_s
 
                 def stop(why: TaskStopped) -> None:
-                    """Ask the child, then kill it; in a thread, so that a child that does not read holds nobody up."""
+                    """Ask the child to stop, then kill it; in a thread, as a child may not read."""
                     threading.Thread(target=_end, args=(child, why, send, over, grace_s), daemon=True).start()
 
                 with send:
                     _send(child.stdin, self._instructions(running))
                 context.when_stopped(stop)
-                outcome = _listen(told, running)
+                outcome = _listen(reports, running)
                 over.set()
                 with suppress(OSError):
                     child.stdin and child.stdin.close()
@@ -137,11 +137,11 @@ class ProcessExecutor:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """What is started inside begins without an ear for the signals of the group that it is in for a moment.
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals of the group for what is started inside.
 
-    It is born with this thread's mask into the agent's group, where the default action of these signals would end it.
-    It opens its ears once it ignores them.
+    A child begins in the agent's group with this thread's mask; the default action of these signals would end it there.
+    It unblocks them once it ignores them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
     try:
@@ -150,11 +150,11 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _listen(told: IO[str], running: Running) -> Outcome | None:
-    """The answer of the child, or None when it ended without one. What it forked may keep the pipe open for longer."""
+def _listen(reports: IO[str], running: Running) -> Outcome | None:
+    """The outcome that the child reports; None: it ended without. Its forks may keep the pipe open for longer."""
     context = running.context
     outcome: Outcome | None = None
-    for line in told:
+    for line in reports:
         message = json.loads(line)
         match message:
             case {"progress": value}:
@@ -177,7 +177,7 @@ def _listen(told: IO[str], running: Running) -> Outcome | None:
 
 
 def _send(stream: IO[str] | None, message: Mapping[str, Any]) -> None:
-    with suppress(OSError, ValueError):  # the child may be gone already: its end tells more
+    with suppress(OSError, ValueError):  # the child may have ended: its exit code says more
         if stream is not None:
             stream.write(json.dumps(message) + "\n")
             stream.flush()
@@ -186,7 +186,7 @@ def _send(stream: IO[str] | None, message: Mapping[str, Any]) -> None:
 def _end(
     child: subprocess.Popen[str], why: TaskStopped, send: threading.Lock, over: threading.Event, grace_s: float
 ) -> None:
-    """Ask the child to stop and kill it after its time; at once if another agent may run its task by now."""
+    """Ask the child to stop, and kill it after its grace; at once if another agent may run its task."""
     if not isinstance(why, LeaseLost):
         with send:
             _send(child.stdin, {"stop": type(why).__name__, "text": str(why)})

@@ -21,14 +21,14 @@ class Executor(Protocol):
     """Runs handlers of one kind."""
 
     def start(self, running: Running) -> None:
-        """Run the handler; answers at once."""
+        """Run the handler; returns at once."""
 
     def close(self) -> None:
         """Take no more; idle threads end."""
 
 
 def run_handler(job: Job[Any], context: Context) -> Ran:
-    """Run a plain handler here and now; whatever it raises becomes an outcome."""
+    """Run a plain handler in this thread; an exception becomes an outcome."""
     try:
         payload = job.load_payload(context.lease.task.payload_text, context.lease.task.version)
     except PayloadInvalid as error:
@@ -44,10 +44,10 @@ def run_handler(job: Job[Any], context: Context) -> Ran:
 
 
 class ThreadExecutor:
-    """Plain functions in threads, one for each slot, started as they are needed.
+    """Runs plain functions in threads, one for each slot, started as they are needed.
 
-    Not the pool of the standard library: that one joins its threads when the interpreter exits, so that a handler that
-    never ends would keep an agent alive past its drain. And it makes a future for each task, which nobody reads.
+    The pool of the standard library joins its threads when the interpreter exits: a handler that never ends would keep
+    an agent alive past its drain. It also makes a future for each task, which nothing reads.
     """
 
     def __init__(self, slots: int, done: Done, scope: Scope = no_scope) -> None:
@@ -69,7 +69,7 @@ class ThreadExecutor:
             try:
                 with self._scope(running):
                     running.outcome = run_handler(running.job, running.context)
-            except BaseException as error:  # of the scope: a slot must not die of it
+            except BaseException as error:  # of the scope: the slot goes on
                 running.outcome = running.outcome_of_scope(error)
             self._done(running, running.outcome)
             del running  # an idle slot keeps nothing of its last task
