@@ -227,7 +227,7 @@ def test_a_run_of_duplicates_at_the_beginning_of_each_connection_is_told_once(du
         [(at, text)] = [(number, one) for number, one in enumerate(answers, 1) if one]
         assert at == run
         assert f"the first {run} messages of the connection were dropped as duplicates" in text
-        assert '(1, behind 900): does the peer count afresh (restart="accept")' in text
+        assert '(1, behind 900): does the peer restart its numbers (restart="accept")' in text
         assert len(text.encode()) <= REASON_BYTES, "the journal has all of it"
     assert told(doubts, 3, 1) is None
     doubts.handed_out(3)

@@ -1,4 +1,4 @@
-"""Several sequences on one connection, messages that cover ranges, snapshots, and peers that count afresh."""
+"""Several sequences on one connection, messages that cover ranges, snapshots, and peers that restart their numbers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_second_sequence_without_keys_is_dropped_and_its_owner_warned() -> N
             assert len(stand.handled) == 100
             assert len(stand.keeper.warnings) == 2
             assert f"{MANY_DROPPED} of " in stand.keeper.warnings[0]
-            assert "or several sequences at once (Span(key=))?" in stand.keeper.warnings[0]
+            assert "or have several sequences (Span(key=))?" in stand.keeper.warnings[0]
 
     run(main(), fast=True)
 
@@ -247,7 +247,7 @@ def test_a_snapshot_that_is_read_belongs_to_the_sequence_of_its_gap(read: Any) -
     run(main(), fast=True)
 
 
-# A peer that counts afresh
+# A peer that restarts its numbers
 
 
 async def restarted(server: ChaosServer, stand: Any) -> None:
@@ -262,7 +262,7 @@ async def restarted(server: ChaosServer, stand: Any) -> None:
 
 
 @pytest.mark.parametrize("position", [plain, span])
-def test_a_peer_that_counts_afresh_is_followed_if_that_is_wanted(position: Any) -> None:
+def test_a_peer_that_restarts_its_numbers_is_followed_if_that_is_wanted(position: Any) -> None:
     async def main() -> None:
         async with market() as server, streaming(server, options=ACCEPT, **arguments(position=position)) as stand:
             await restarted(server, stand)
@@ -280,20 +280,20 @@ def test_a_peer_that_counts_afresh_is_followed_if_that_is_wanted(position: Any) 
     run(main(), fast=True)
 
 
-def test_a_peer_that_counts_afresh_fails_the_stream_if_that_is_wanted() -> None:
+def test_a_peer_that_restarts_its_numbers_fails_the_stream_if_that_is_wanted() -> None:
     async def main() -> None:
         options = replace(PROMPT, restart="fail")
         async with market() as server, streaming(server, options=options, **arguments()) as stand:
             await restarted(server, stand)
             error = await stand.failure()
             assert isinstance(error, StreamFailed)
-            assert "the peer counts afresh" in str(error)
+            assert "the peer restarts its numbers" in str(error)
             assert len(stand.handled) == 1
 
     run(main(), fast=True)
 
 
-def test_a_peer_that_counts_afresh_is_dropped_otherwise_and_its_owner_warned() -> None:
+def test_a_peer_that_restarts_its_numbers_is_dropped_otherwise_and_its_owner_warned() -> None:
     async def main() -> None:
         async with market() as server, streaming(server, **arguments()) as stand:
             await restarted(server, stand)
@@ -331,6 +331,6 @@ def test_what_was_read_before_the_connection_was_lost_is_no_new_beginning() -> N
     run(main(), fast=True)
 
 
-def test_a_peer_that_counts_afresh_cannot_be_told_from_a_second_connection() -> None:
+def test_a_peer_that_restarts_its_numbers_cannot_be_told_from_a_second_connection() -> None:
     with pytest.raises(ConfigurationError, match="restart='accept' needs exclusive=True"):
         a_feed("ws://peer.test/", options=ACCEPT, position=plain, overlap=True)

@@ -203,7 +203,7 @@ class StreamContext(Context):
             peer, keeper=self, governor=self._governor, on_hold=self._on_hold, monotonic=self._monotonic
         )
         over = [one for one in self._feeds if one.state in (State.CLOSED, State.FAILED)]
-        self._past += _counts(over)  # nobody waits for the handler there any more
+        self._past += _counts(over)  # of no use to the handler any more
         self._feeds = (*(one for one in self._feeds if one not in over), feed)
         if self._ends:
             feed.finish()
@@ -295,7 +295,7 @@ class StreamContext(Context):
                 return f"the handler has taken over {feed.options.handler_timeout_s:g} s for one message"
         limit = DEFAULT_OPTIONS.handler_timeout_s
         if not self._feeds and now - self._touched > limit:
-            return f"the handler has neither connected nor told its progress for {limit:g} s"
+            return f"the handler has neither connected nor made progress for {limit:g} s"
         return None
 
     def unsaved_cursor(self) -> Mapping[str, Any] | None:

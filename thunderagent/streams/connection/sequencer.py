@@ -83,7 +83,7 @@ class Sequencer:
         if overlap and options.restart is not None:
             raise ConfigurationError(
                 f"restart={options.restart!r} needs exclusive=True: a second connection begins behind the first one's "
-                "last message, as does a peer that counts afresh"
+                "last message, as does a peer that restarts its numbers"
             )
         self._reader = reader
         self._buffer = buffer
@@ -210,7 +210,7 @@ class Sequencer:
     async def _go_on_after(self, gap: Gap, track: Track) -> bool:
         """Deal with a gap; False when the message behind it comes again, or waits for a snapshot."""
         if gap.cause == RESTART and self._options.restart == "fail":
-            raise StreamFailed(f"the peer counts afresh: {gap.before} after {gap.after}, and restart is 'fail'")
+            raise StreamFailed(f"the peer restarts its numbers: {gap.before} after {gap.after}, and restart is 'fail'")
         with self._reader.asking():
             action = await self._action(gap)
             if action is GapAction.RECONNECT and track.reconnects >= RECONNECTS_A_GAP:

@@ -168,5 +168,5 @@ def _why(at: Place, last: Cursor | None) -> str:
     sequence = "" if at.key is None else f"{at.key} "
     return (  # the journal keeps 200 bytes
         f"were dropped as duplicates ({sequence}{at.last}{behind}): "
-        'does the peer count afresh (restart="accept") or several sequences at once (Span(key=))?'
+        'does the peer restart its numbers (restart="accept") or have several sequences (Span(key=))?'
     )

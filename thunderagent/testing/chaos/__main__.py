@@ -35,7 +35,7 @@ async def _feed(options: argparse.Namespace) -> None:
         auto_subscribe=options.auto_subscribe,
         keep=_KEPT,
         port=options.port,
-        epochs=f"epoch-{int(time.time())}",  # a feed that was started anew has lost its history
+        epochs=f"epoch-{int(time.time())}",  # a feed that was started again has lost its history
     )
     async with server:
         server.publish_many(options.history)

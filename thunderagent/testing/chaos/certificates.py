@@ -22,7 +22,7 @@ class Contexts(NamedTuple):
     good: ssl.SSLContext
     """For a server; `client` trusts it."""
     untrusted: ssl.SSLContext
-    """For a server; the certificate is as good, but signed by an authority that nobody knows."""
+    """For a server; its certificate is signed by an unknown authority."""
     client: ssl.SSLContext
 
 
