@@ -1,4 +1,4 @@
-"""The token of a canary: from where it comes, anew for every attempt, and never in a message."""
+"""The token of a canary: its sources; it is read again for every attempt, and is in no message."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_region_is_healthy_after_two_successes_down_after_two_failures_and_bac
     assert world.turns(6) == [False] * 4 + [True] * 2
 
 
-def test_one_failure_does_not_end_it_and_counts_start_anew(own: Api) -> None:
+def test_one_failure_does_not_end_it_and_counts_begin_again(own: Api) -> None:
     world = World({OWN: own.url})
     world.turns(4)
     assert world.watch.successes == 4

@@ -273,8 +273,8 @@ def test_more_incomplete_messages_than_may_be_are_refused_until_they_are_over(wo
     assert holders_of(row) == set()
 
 
-def test_pieces_of_a_connection_that_is_not_known_are_refused(world: World) -> None:
-    with pytest.raises(ChunkRefused, match="connect anew"):
+def test_chunks_of_an_unknown_connection_are_refused(world: World) -> None:
+    with pytest.raises(ChunkRefused, match="connect again"):
         world.add("m", 0, 2)
 
 

@@ -32,7 +32,7 @@ ISSUER = Issuer()
 
 @pytest.fixture
 def lambda_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """What the template sets, on SQLite; functions are made anew."""
+    """What the template sets, on SQLite, for new functions."""
     for name, value in {
         "STATE_STORE": f"sqlite:///{tmp_path}/states.db",
         "CONNECTION_STORE": f"sqlite:///{tmp_path}/connections.db",

@@ -337,7 +337,7 @@ def test_a_message_in_chunks_that_is_no_message_is_an_error(api: Api) -> None:
     assert reply is not None and "itself a chunk" in reply["message"]
 
 
-def test_chunks_that_the_store_does_not_take_are_told_and_the_message_is_to_be_sent_anew() -> None:
+def test_a_chunk_that_the_store_does_not_take_is_refused_and_the_message_must_be_sent_again() -> None:
     engine = FaultyEngine(SqliteEngine(MEMORY))
     api = Api(connections=engine)
     api.connect()

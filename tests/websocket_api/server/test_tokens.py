@@ -217,7 +217,7 @@ class Fetching:
         return json.dumps({"keys": [{"kty": "EC", "kid": name} for name in self.names]})
 
 
-def test_keys_are_read_once_and_anew_when_they_are_old() -> None:
+def test_keys_are_read_once_and_again_when_they_are_old() -> None:
     clock, fetch = FakeClock(), Fetching("a")
     keys = Keys(fetch, monotonic=clock.monotonic)
     for _ in range(3):

@@ -4,7 +4,7 @@
  *     import { Client } from "./client.js";
  *     const client = new Client("wss://api.example.com/live", async ({ authFailed }) => token(authFailed), {
  *         onState: (state, version) => show(state),
- *         onPush: (message) => tell(message),
+ *         onPush: (message) => show(message),
  *         fleet: 30000,
  *     });
  *     await client.set({ theme: "dark" });
@@ -425,7 +425,7 @@ function startAfresh(tries) {
 }
 
 /** A bounded queue of events for the handlers. */
-class Outlet {
+class Subscription {
     #events = [];
     #limit;
     #handle;
@@ -597,7 +597,7 @@ export class Client {
     #url;
     #token;
     #handlers;
-    #outlet;
+    #subscription;
     #replica;
     #socketClass;
     #random;
@@ -609,7 +609,7 @@ export class Client {
     #lastEnd = null;
     #answers = new Map();
     #pushes = [];
-    #told = "[0,{}]";
+    #published = "[0,{}]";
     #number = 0;
     #isClosing = false;
     #user = null;
@@ -647,7 +647,7 @@ export class Client {
         this.#url = url;
         this.#token = token;
         this.#handlers = { onPush, onState, onEvent };
-        this.#outlet = new Outlet(this.options.maxEvents, (event) => this.#handle(event));
+        this.#subscription = new Subscription(this.options.maxEvents, (event) => this.#handle(event));
         this.#replica = new Replica(this.options, (change, error) => this.#failed(change, error));
         this.#socketClass = WebSocket ?? globalThis.WebSocket;
         this.#random = random ?? Math.random;
@@ -768,7 +768,7 @@ export class Client {
 
     throttled(pauseS) {
         this.#quietUntil = seconds() + pauseS;
-        this.#tell({ type: "throttled", pauseS });
+        this.#publish({ type: "throttled", pauseS });
     }
 
     nextId() {
@@ -787,13 +787,13 @@ export class Client {
             this.#pushes.push(id);
             if (this.#pushes.length > PUSHES_KNOWN) this.#pushes.shift();
         }
-        this.#tell({ type: "push", message });
+        this.#publish({ type: "push", message });
     }
 
     changed({ change, version, patch, region }) {
         if (!Number.isInteger(version) || typeof change !== "string") return;
         if (this.#replica.changed(change, version, isObject(patch) ? patch : null, region ?? null)) this.#catchUp();
-        this.#tellState();
+        this.#publishState();
     }
 
     // Inside: connecting
@@ -873,8 +873,8 @@ export class Client {
             this.#authFailed = false;
             connection.watch();
             this.#live.resolve(connection);
-            this.#tell({ type: "connected", region: this.region, version: this.version, isRotated });
-            this.#tellState();
+            this.#publish({ type: "connected", region: this.region, version: this.version, isRotated });
+            this.#publishState();
             const stable = setTimeout(() => (this.#failures = this.#refusals = 0), this.options.stableAfterS * 1000);
             const next = await this.#untilOld(connection);
             clearTimeout(stable);
@@ -936,7 +936,7 @@ export class Client {
         else if (end.code === 1013) delayS = 30 + this.#random() * 15;
         this.#failures += 1;
         const reason = `${end.detail || "the connection ended"}; next attempt in ${delayS.toFixed(1)} s`;
-        this.#tell({ type: "disconnected", reason, wasConnected: Boolean(end.wasLive) });
+        this.#publish({ type: "disconnected", reason, wasConnected: Boolean(end.wasLive) });
         this.#wake = deferred();
         await Promise.race([this.#sleep(delayS), this.#wake.promise]);
     }
@@ -1004,7 +1004,7 @@ export class Client {
         this.#replica.add(id, patch, expected);
         const answer = deferred();
         this.#answers.set(id, answer);
-        this.#tellState();
+        this.#publishState();
         this.#some.resolve();
         return answer.promise;
     }
@@ -1096,33 +1096,33 @@ export class Client {
         const answer = this.#answers.get(id);
         this.#answers.delete(id);
         if (answer !== undefined) settle(answer);
-        this.#tellState();
+        this.#publishState();
     }
 
     #again([changes, isCertain]) {
         if (changes) {
-            this.#tell({ type: "resubmitted", changes, isCertain, region: this.region });
+            this.#publish({ type: "resubmitted", changes, isCertain, region: this.region });
             this.#some.resolve();
         }
-        this.#tellState();
+        this.#publishState();
     }
 
     // Inside: events and the end
 
-    #tell(event) {
-        const told = { at: Date.now(), ...event };
-        if (told.type !== "push" && told.type !== "state") {
-            this.story.push(told);
+    #publish(event) {
+        const dated = { at: Date.now(), ...event };
+        if (dated.type !== "push" && dated.type !== "state") {
+            this.story.push(dated);
             if (this.story.length > STORY) this.story.shift();
         }
-        this.#outlet.put(told);
+        this.#subscription.put(dated);
     }
 
-    #tellState() {
+    #publishState() {
         const key = JSON.stringify([this.version, this.#replica.state]);
-        if (key === this.#told) return;
-        this.#told = key;
-        this.#tell({ type: "state", state: this.state, version: this.version, region: this.region });
+        if (key === this.#published) return;
+        this.#published = key;
+        this.#publish({ type: "state", state: this.state, version: this.version, region: this.region });
     }
 
     async #handle(event) {
@@ -1160,7 +1160,7 @@ export class Client {
         this.#connection = null;
         for (const answer of this.#answers.values()) answer.reject(new ClientClosed(this.closed));
         this.#answers.clear();
-        this.#tell({ type: "closed", reason: this.closed });
+        this.#publish({ type: "closed", reason: this.closed });
         for (const wake of [...this.#sleeping]) wake();
         for (const one of [this.#live, this.#some, this.#wake, this.#progress]) one.resolve();
         this.#over.resolve(this.closed);
