@@ -248,11 +248,6 @@ class DoorbellListener:
         return self.is_healthy
 
     @property
-    def has_bell(self) -> bool:
-        """False for an agent that only polls."""
-        return self._bell is not None
-
-    @property
     def is_dead(self) -> bool:
         """True when the thread has ended before its time."""
         return self._thread is not None and not self._thread.is_alive() and not self._stop.is_set()
