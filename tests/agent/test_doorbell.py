@@ -1,4 +1,4 @@
-"""Rings change when something happens and never what."""
+"""Doorbell messages change when something happens and never what."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Spy(TaskStore):
 
 
 class Setting:
-    """The rings of an agent whose rounds are called by the test, on a clock set by the test."""
+    """The messages of an agent whose rounds are called by the test, on a clock set by the test."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -83,10 +83,10 @@ class Setting:
     def batch(self) -> QueuePoller:
         return self.pollers["default", BATCH]
 
-    def ring(self, *rings: DoorbellMessage) -> list[str]:
-        """Hear rings, and the ids that are to be claimed in the round after."""
-        for ring in rings:
-            self.inbox.receive(ring)
+    def receive(self, *messages: DoorbellMessage) -> list[str]:
+        """Receive messages; the ids that the next round claims."""
+        for message in messages:
+            self.inbox.receive(message)
         return self.round()
 
     def round(self, *chosen: str) -> list[str]:
@@ -107,12 +107,12 @@ def at() -> Setting:
     return Setting()
 
 
-# What becomes of rings
+# What becomes of messages
 
 
 def test_a_task_that_is_due_is_claimed_by_id_without_a_look_into_the_index(at: Setting) -> None:
-    ring = DoorbellMessage.task(put(at.store))
-    at.inbox.receive(ring)
+    message = DoorbellMessage.task(put(at.store))
+    at.inbox.receive(message)
     at.inbox.process()
     [wanted] = at.inbox.claims(lambda one: 60.0, ())
     [lease] = at.store.claim([wanted], owner="me")
@@ -120,7 +120,7 @@ def test_a_task_that_is_due_is_claimed_by_id_without_a_look_into_the_index(at: S
 
 
 def test_a_task_that_is_not_due_is_held_until_it_is(at: Setting) -> None:
-    assert at.ring(at.due(in_s=20.0)) == []
+    assert at.receive(at.due(in_s=20.0)) == []
     assert at.inbox.idle_s() == pytest.approx(20.0)
     at.clock.advance(19.9)
     assert at.round() == []
@@ -148,8 +148,8 @@ def test_a_forged_job_or_status_wins_nothing(at: Setting) -> None:
         DoorbellMessage.task(Candidate("b", "PENDING", task.created_at, "test.job")),
         DoorbellMessage.task(Candidate("nobody", "PENDING", task.created_at, "test.job")),
     ]
-    for ring in forged:
-        at.inbox.receive(ring)
+    for message in forged:
+        at.inbox.receive(message)
     at.inbox.process()
     wanted = at.inbox.claims(lambda one: 300.0, ())
     assert len(wanted) == 3
@@ -157,7 +157,7 @@ def test_a_forged_job_or_status_wins_nothing(at: Setting) -> None:
 
 
 def test_a_message_that_comes_twice_is_one_claim(at: Setting) -> None:
-    assert at.ring(*[at.due()] * 5) == ["a"]
+    assert at.receive(*[at.due()] * 5) == ["a"]
 
 
 def test_what_a_poll_has_found_in_the_same_round_is_not_claimed_twice(at: Setting) -> None:
@@ -166,13 +166,13 @@ def test_what_a_poll_has_found_in_the_same_round_is_not_claimed_twice(at: Settin
 
 
 def test_a_queue_or_a_job_that_is_not_served_here_is_nothing(at: Setting) -> None:
-    rings = [at.due(lane=Lane("elsewhere")), at.due(job="test.unknown"), DoorbellMessage.look("elsewhere")]
-    assert at.ring(*rings) == []
+    messages = [at.due(lane=Lane("elsewhere")), at.due(job="test.unknown"), DoorbellMessage.look("elsewhere")]
+    assert at.receive(*messages) == []
     assert at.woken() == []
 
 
 def test_a_message_to_look_wakes_the_pollers_of_its_queue_at_its_time(at: Setting) -> None:
-    at.ring(DoorbellMessage.look("default"), DoorbellMessage.look("other", at.clock.now() + 5))
+    at.receive(DoorbellMessage.look("default"), DoorbellMessage.look("other", at.clock.now() + 5))
     assert at.woken() == ["default batch", "default stream"]
     at.clock.advance(5.01)
     at.round()
@@ -180,12 +180,12 @@ def test_a_message_to_look_wakes_the_pollers_of_its_queue_at_its_time(at: Settin
 
 
 def test_streams_are_left_to_the_agent_that_shares_them_out(at: Setting) -> None:
-    assert at.ring(at.due(job="test.stream", kind=STREAM)) == []
+    assert at.receive(at.due(job="test.stream", kind=STREAM)) == []
     assert at.woken() == ["default stream"]
 
 
 def test_an_old_message_is_a_look(at: Setting) -> None:
-    assert at.ring(at.due(in_s=-STALE_S - 1)) == []
+    assert at.receive(at.due(in_s=-STALE_S - 1)) == []
     assert at.woken() == ["default batch"]
 
 
@@ -215,7 +215,7 @@ def test_of_a_message_that_all_receive_each_agent_leaves_the_others_their_share(
     claims = []
     for rank in range(3):
         at.batch.share = (rank, 3)
-        claims += at.ring(*[at.due(f"t{number}") for number in range(60)])
+        claims += at.receive(*[at.due(f"t{number}") for number in range(60)])
     assert sorted(claims) == sorted(f"t{number}" for number in range(60))
     assert at.woken() == []
     at.clock.advance(0.11)
@@ -225,7 +225,7 @@ def test_of_a_message_that_all_receive_each_agent_leaves_the_others_their_share(
 
 def test_many_messages_for_others_are_one_look(at: Setting) -> None:
     at.inbox.is_shared, at.batch.share = True, (0, 1000)
-    at.ring(*[at.due(f"t{number}") for number in range(500)])
+    at.receive(*[at.due(f"t{number}") for number in range(500)])
     assert len(at.inbox._held) == 1
 
 
@@ -236,14 +236,14 @@ def test_a_flood_costs_a_bounded_room_and_the_pollers_look(at: Setting) -> None:
     assert len(at.round()) == 100
     assert at.woken() == ["default batch", "default stream", "other batch"]
     for number in range(MOST_HELD + 100):
-        at.ring(at.due(f"t{number}", in_s=1000.0 - number / 100))
+        at.receive(at.due(f"t{number}", in_s=1000.0 - number / 100))
     assert len(at.inbox._held) == MOST_HELD
     assert max(at.inbox._held)[0] < at.clock.now() + 999.1, "those due last go first"
 
 
 def test_a_store_that_does_not_answer_is_not_hurried(at: Setting) -> None:
     at.inbox.is_muted = True
-    assert at.ring(at.due(), DoorbellMessage.look("default")) == []
+    assert at.receive(at.due(), DoorbellMessage.look("default")) == []
     assert at.woken() == []
     at.inbox.is_muted = False
     assert at.round() == []
@@ -402,8 +402,8 @@ class Bell:
         self.goes_on = threading.Event()
         self.closed = threading.Event()
 
-    def ring(self, rings: Sequence[DoorbellMessage]) -> None:
-        self.sent += rings
+    def ring(self, messages: Sequence[DoorbellMessage]) -> None:
+        self.sent += messages
 
     def listen(self, timeout_s: float, accepts: Accepts) -> list[DoorbellMessage]:
         self.listens.release()
@@ -420,7 +420,7 @@ class Bell:
             assert self.listens.acquire(timeout=LONG_S)
 
 
-class Ears:
+class Listening:
     """A listener and what it does to the pollers."""
 
     def __init__(self, bell: Any, *, stretch_s: float = 60.0) -> None:
@@ -453,8 +453,8 @@ RARE: Final = [60.0, 0.0, 60.0]
 
 
 @pytest.fixture
-def ears() -> Iterator[Ears]:
-    one = Ears(Bell())
+def listening() -> Iterator[Listening]:
+    one = Listening(Bell())
     yield one
     one.listener.close()
     if one.listener._thread is not None:
@@ -462,33 +462,35 @@ def ears() -> Iterator[Ears]:
         assert not one.listener._thread.is_alive()
 
 
-def test_polls_are_stretched_once_the_doorbell_answers(ears: Ears) -> None:
-    assert ears.stretched() == USUAL
-    ears.bell.problem = DoorbellError("not yet")
-    ears.listener.start()
-    ears.bell.listened(1)
-    assert ears.stretched() == USUAL
-    ears.bell.problem = None
-    ears.until(RARE)
-    assert ears.woken.is_set()
+def test_polls_are_stretched_once_the_doorbell_answers(listening: Listening) -> None:
+    assert listening.stretched() == USUAL
+    listening.bell.problem = DoorbellError("not yet")
+    listening.listener.start()
+    listening.bell.listened(1)
+    assert listening.stretched() == USUAL
+    listening.bell.problem = None
+    listening.until(RARE)
+    assert listening.woken.is_set()
 
 
-def test_a_doorbell_that_breaks_puts_polls_back_and_one_that_recovers_stretches_them_again(ears: Ears) -> None:
-    ears.listener.start()
-    ears.until(RARE)
-    ears.bell.problem = DoorbellError("out of order")
-    [failed] = ears.record.wait(events.DoorbellFailed)
+def test_a_doorbell_that_breaks_puts_polls_back_and_stretches_them_again_when_it_recovers(
+    listening: Listening,
+) -> None:
+    listening.listener.start()
+    listening.until(RARE)
+    listening.bell.problem = DoorbellError("out of order")
+    [failed] = listening.record.wait(events.DoorbellFailed)
     assert failed.error == "out of order"
     assert 0 < failed.next_try_s <= 0.5
-    ears.until(USUAL)
-    ears.bell.problem = None
-    ears.record.wait(events.DoorbellRecovered)
-    ears.until(RARE)
-    assert len(ears.record.of(events.DoorbellRecovered)) == 1
+    listening.until(USUAL)
+    listening.bell.problem = None
+    listening.record.wait(events.DoorbellRecovered)
+    listening.until(RARE)
+    assert len(listening.record.of(events.DoorbellRecovered)) == 1
 
 
 def test_attempts_to_listen_come_ever_more_rarely_while_it_is_broken(
-    ears: Ears, monkeypatch: pytest.MonkeyPatch
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
 
@@ -496,114 +498,114 @@ def test_attempts_to_listen_come_ever_more_rarely_while_it_is_broken(
         waits.append(seconds or 0.0)
         return len(waits) > 20
 
-    ears.bell.problem = DoorbellError("out of order")
-    monkeypatch.setattr(ears.listener._stop, "wait", wait)
-    monkeypatch.setattr(ears.listener._stop, "is_set", lambda: len(waits) > 10)
-    ears.listener._run()
+    listening.bell.problem = DoorbellError("out of order")
+    monkeypatch.setattr(listening.listener._stop, "wait", wait)
+    monkeypatch.setattr(listening.listener._stop, "is_set", lambda: len(waits) > 10)
+    listening.listener._run()
     assert waits[-1] > 20
     assert waits == sorted(waits, key=lambda seconds: min(seconds, 20))
     monkeypatch.undo()
-    ears.listener._thread = threading.Thread()
-    ears.listener.start()
+    listening.listener._thread = threading.Thread()
+    listening.listener.start()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_died_is_reported_and_started_again(ears: Ears) -> None:
-    ears.listener.start()
-    ears.until(RARE)
-    ears.bell.problem = SystemExit()
-    first = ears.listener._thread
+def test_a_thread_that_died_is_reported_and_started_again(listening: Listening) -> None:
+    listening.listener.start()
+    listening.until(RARE)
+    listening.bell.problem = SystemExit()
+    first = listening.listener._thread
     assert first is not None
     first.join(LONG_S)
     assert not first.is_alive()
-    ears.bell.problem = None
-    assert not ears.listener.is_healthy
-    assert ears.listener.is_reachable is False
-    ears.listener.look_after()
-    [died] = ears.record.wait(events.ThreadDied)
+    listening.bell.problem = None
+    assert not listening.listener.is_healthy
+    assert listening.listener.is_reachable is False
+    listening.listener.look_after()
+    [died] = listening.record.wait(events.ThreadDied)
     assert (died.thread, died.restarted) == ("doorbell", True)
-    ears.until(RARE)
+    listening.until(RARE)
 
 
-def test_a_doorbell_that_was_not_tried_yet_neither_works_nor_fails(ears: Ears) -> None:
-    assert ears.listener.is_reachable is None
-    ears.bell.problem = DoorbellError("denied")
-    ears.listener.start()
-    eventually(lambda: ears.listener.is_reachable is False)
-    ears.bell.problem = None
-    eventually(lambda: ears.listener.is_reachable is True)
+def test_a_doorbell_that_was_not_tried_yet_neither_works_nor_fails(listening: Listening) -> None:
+    assert listening.listener.is_reachable is None
+    listening.bell.problem = DoorbellError("denied")
+    listening.listener.start()
+    eventually(lambda: listening.listener.is_reachable is False)
+    listening.bell.problem = None
+    eventually(lambda: listening.listener.is_reachable is True)
 
 
 def test_a_doorbell_of_one_machine_leaves_the_pace_of_polls_as_it_is() -> None:
-    ears = Ears(MemoryDoorbell())
-    ears.listener.start()
-    eventually(lambda: ears.listener.is_healthy)
-    assert ears.stretched() == USUAL
-    ears.listener.close()
+    listening = Listening(MemoryDoorbell())
+    listening.listener.start()
+    eventually(lambda: listening.listener.is_healthy)
+    assert listening.stretched() == USUAL
+    listening.listener.close()
 
 
-def test_a_beat_for_another_agent_is_not_ours(ears: Ears) -> None:
-    assert ears.listener._wants(DoorbellMessage.beat("a", "me"))
-    assert not ears.listener._wants(DoorbellMessage.beat("a", "another"))
+def test_a_beat_for_another_agent_is_not_ours(listening: Listening) -> None:
+    assert listening.listener._wants(DoorbellMessage.beat("a", "me"))
+    assert not listening.listener._wants(DoorbellMessage.beat("a", "another"))
 
 
-def test_what_comes_after_the_stop_is_for_others(ears: Ears) -> None:
-    ears.listener.start()
-    ears.listener.stop()
-    assert not ears.listener._wants(DoorbellMessage.beat("a", "me"))
-    assert not ears.listener._wants(ears.at.due())
+def test_what_comes_after_the_stop_is_for_others(listening: Listening) -> None:
+    listening.listener.start()
+    listening.listener.stop()
+    assert not listening.listener._wants(DoorbellMessage.beat("a", "me"))
+    assert not listening.listener._wants(listening.at.due())
 
 
 ABOUT: Final[dict[str, Any]] = {"task_id": "a", "job": "test.job", "queue": "default", "fence": 3, "attempt": 2}
 
 
 def test_a_retry_and_a_snooze_are_looked_for_when_they_are_due() -> None:
-    ears = Ears(None)
-    ears.at.bus.emit(events.TaskRetried(**ABOUT, error="", delay_s=7.0))
-    ears.at.bus.emit(events.TaskSnoozed(**{**ABOUT, "queue": "other"}, delay_s=11.0))
-    ears.at.round()
-    assert ears.at.woken() == []
-    ears.at.clock.advance(7.01)
-    ears.at.round()
-    assert ears.at.woken() == ["default batch", "default stream"]
-    ears.at.clock.advance(4.0)
-    ears.at.round()
-    assert "other batch" in ears.at.woken()
-    ears.listener.start()
-    ears.listener.close()
+    listening = Listening(None)
+    listening.at.bus.emit(events.TaskRetried(**ABOUT, error="", delay_s=7.0))
+    listening.at.bus.emit(events.TaskSnoozed(**{**ABOUT, "queue": "other"}, delay_s=11.0))
+    listening.at.round()
+    assert listening.at.woken() == []
+    listening.at.clock.advance(7.01)
+    listening.at.round()
+    assert listening.at.woken() == ["default batch", "default stream"]
+    listening.at.clock.advance(4.0)
+    listening.at.round()
+    assert "other batch" in listening.at.woken()
+    listening.listener.start()
+    listening.listener.close()
 
 
-def test_tasks_that_are_given_back_are_passed_on(ears: Ears) -> None:
-    ears.listener.start()
+def test_tasks_that_are_given_back_are_passed_on(listening: Listening) -> None:
+    listening.listener.start()
     for queue in ("default", "other", "default"):
-        ears.at.bus.emit(events.TaskReleased(**{**ABOUT, "queue": queue}))
-    ears.listener.close()
-    assert ears.bell.sent == [DoorbellMessage.look("default"), DoorbellMessage.look("other")]
-    assert ears.bell.closed.is_set()
+        listening.at.bus.emit(events.TaskReleased(**{**ABOUT, "queue": queue}))
+    listening.listener.close()
+    assert listening.bell.sent == [DoorbellMessage.look("default"), DoorbellMessage.look("other")]
+    assert listening.bell.closed.is_set()
 
 
-def test_a_child_for_which_there_is_no_room_here_is_passed_on_once_a_second(ears: Ears) -> None:
-    ears.listener.start()
+def test_a_child_for_which_there_is_no_room_here_is_passed_on_once_a_second(listening: Listening) -> None:
+    listening.listener.start()
     child = queue_events.ChildUnparked(task_id="b", parent_id="a", queue="other")
-    ears.at.bus.emit(child)
-    assert ears.bell.sent == [], "here is room"
-    poller = ears.at.pollers["other", BATCH]
+    listening.at.bus.emit(child)
+    assert listening.bell.sent == [], "here is room"
+    poller = listening.at.pollers["other", BATCH]
     poller.share = (0, 2)
     for _ in range(SLOTS):
         poller.began()
     for _ in range(5):
-        ears.at.bus.emit(child)
-    assert ears.bell.sent == [DoorbellMessage.look("other")]
-    ears.at.clock.advance(1.1)
-    ears.at.bus.emit(queue_events.ChildUnparked(task_id="b", parent_id="a", queue="nobody serves it here"))
-    assert len(ears.bell.sent) == 2
+        listening.at.bus.emit(child)
+    assert listening.bell.sent == [DoorbellMessage.look("other")]
+    listening.at.clock.advance(1.1)
+    listening.at.bus.emit(queue_events.ChildUnparked(task_id="b", parent_id="a", queue="nobody serves it here"))
+    assert len(listening.bell.sent) == 2
 
 
-# Who rings
+# What sends messages
 
 
-class Told:
-    """A client, and what it rings."""
+class Sending:
+    """A client, and what it sends."""
 
     def __init__(self, *, is_local: bool = False) -> None:
         self.clock = FakeClock()
@@ -613,89 +615,89 @@ class Told:
         self.client = Client(self.store, settings(), doorbell=self.bell)
 
     def take(self) -> list[DoorbellMessage]:
-        rung, self.bell.sent = self.bell.sent, []
-        return rung
+        sent_now, self.bell.sent = self.bell.sent, []
+        return sent_now
 
     def run(self, task: Task, owner: str = "agent-1") -> None:
         assert self.store.claim([Wanted(DoorbellMessage.task(task).candidate, 60.0)], owner=owner)
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def sent() -> Sending:
+    return Sending()
 
 
-def test_an_enqueue_sends_what_a_claim_needs(told: Told) -> None:
-    task = told.client.enqueue("test.job", {"a": 1}, delay_s=5.0, queue="reports")
-    assert told.take() == [DoorbellMessage.task(task)]
+def test_an_enqueue_sends_what_a_claim_needs(sent: Sending) -> None:
+    task = sent.client.enqueue("test.job", {"a": 1}, delay_s=5.0, queue="reports")
+    assert sent.take() == [DoorbellMessage.task(task)]
 
 
-def test_a_task_that_waits_for_others_has_no_message_until_it_is_free(told: Told) -> None:
-    parent = told.client.enqueue("test.job")
-    told.client.enqueue("test.job", depends_on=[parent], on_parent_failure="run", queue="reports")
-    told.take()
-    told.client.cancel(parent)
-    assert told.take() == [DoorbellMessage.look("reports")]
+def test_a_task_that_waits_for_others_has_no_message_until_it_is_free(sent: Sending) -> None:
+    parent = sent.client.enqueue("test.job")
+    sent.client.enqueue("test.job", depends_on=[parent], on_parent_failure="run", queue="reports")
+    sent.take()
+    sent.client.cancel(parent)
+    assert sent.take() == [DoorbellMessage.look("reports")]
 
 
-def test_few_tasks_are_sent_by_id_and_more_by_a_few_looks(told: Told) -> None:
-    told.client.enqueue_many("test.job", [{}] * 3)
-    assert [ring.verb for ring in told.take()] == [Verb.TASK] * 3
-    told.client.enqueue_many("test.job", [{}] * 60, delay_s=30.0)
-    rung = told.take()
-    assert rung == [DoorbellMessage.look("default", rung[0].at)] * 6
-    assert rung[0].at == pytest.approx(told.clock.now() + 30.0)
-    told.client.enqueue_many("test.job", [{}] * 400)
-    assert len(told.take()) == 10
+def test_few_tasks_are_sent_by_id_and_more_by_a_few_looks(sent: Sending) -> None:
+    sent.client.enqueue_many("test.job", [{}] * 3)
+    assert [message.verb for message in sent.take()] == [Verb.TASK] * 3
+    sent.client.enqueue_many("test.job", [{}] * 60, delay_s=30.0)
+    sent_now = sent.take()
+    assert sent_now == [DoorbellMessage.look("default", sent_now[0].at)] * 6
+    assert sent_now[0].at == pytest.approx(sent.clock.now() + 30.0)
+    sent.client.enqueue_many("test.job", [{}] * 400)
+    assert len(sent.take()) == 10
 
 
 def test_where_all_receive_a_message_one_look_is_enough() -> None:
-    told = Told(is_local=True)
-    told.client.enqueue_many("test.job", [{}] * 60)
-    assert len(told.take()) == 1
+    sent = Sending(is_local=True)
+    sent.client.enqueue_many("test.job", [{}] * 60)
+    assert len(sent.take()) == 1
 
 
-def test_a_cancel_and_a_stop_notify_the_agent_that_runs_the_task_each_time(told: Told) -> None:
-    task = told.client.enqueue("test.job")
-    told.run(task)
-    told.take()
-    told.client.cancel(task)
-    told.client.cancel(task)
-    assert told.take() == [DoorbellMessage.beat(task.id, "agent-1")] * 2
-    following = told.client.enqueue(stream("test.stream")(follow), {})
-    told.run(following, "agent-2")
-    told.take()
-    told.client.streams.stop(following)
-    told.client.streams.stop(following)
-    assert told.take() == [DoorbellMessage.beat(following.id, "agent-2")] * 2
+def test_a_cancel_and_a_stop_notify_the_agent_that_runs_the_task_each_time(sent: Sending) -> None:
+    task = sent.client.enqueue("test.job")
+    sent.run(task)
+    sent.take()
+    sent.client.cancel(task)
+    sent.client.cancel(task)
+    assert sent.take() == [DoorbellMessage.beat(task.id, "agent-1")] * 2
+    following = sent.client.enqueue(stream("test.stream")(follow), {})
+    sent.run(following, "agent-2")
+    sent.take()
+    sent.client.streams.stop(following)
+    sent.client.streams.stop(following)
+    assert sent.take() == [DoorbellMessage.beat(following.id, "agent-2")] * 2
 
 
-def test_a_cancel_of_a_task_that_waits_notifies_no_agent(told: Told) -> None:
-    task = told.client.enqueue("test.job")
-    told.take()
-    told.client.cancel(task)
-    assert told.take() == []
+def test_a_cancel_of_a_task_that_waits_notifies_no_agent(sent: Sending) -> None:
+    task = sent.client.enqueue("test.job")
+    sent.take()
+    sent.client.cancel(task)
+    assert sent.take() == []
 
 
-def test_a_retry_and_a_start_notify(told: Told) -> None:
-    task = told.client.enqueue("test.job")
-    told.client.cancel(task)
-    told.take()
-    again = told.client.retry(task)
-    assert told.take() == [DoorbellMessage.task(again)]
-    following = told.client.enqueue(stream("test.stream")(follow), {})
-    told.client.streams.stop(following)
-    told.take()
-    again = told.client.streams.start(following)
-    assert told.take() == [DoorbellMessage.task(again)]
+def test_a_retry_and_a_start_notify(sent: Sending) -> None:
+    task = sent.client.enqueue("test.job")
+    sent.client.cancel(task)
+    sent.take()
+    again = sent.client.retry(task)
+    assert sent.take() == [DoorbellMessage.task(again)]
+    following = sent.client.enqueue(stream("test.stream")(follow), {})
+    sent.client.streams.stop(following)
+    sent.take()
+    again = sent.client.streams.start(following)
+    assert sent.take() == [DoorbellMessage.task(again)]
 
 
-def test_the_end_of_a_pause_notifies_the_agents_that_serve_the_queue(told: Told) -> None:
-    told.store.announce("agent-1", {"queues": {"reports": 3}, "jobs": ["test.job"]}, lives_s=60.0)
-    told.client.pauses.pause(queue="reports")
-    told.take()
-    told.client.pauses.resume(queue="reports")
-    assert told.take() == [DoorbellMessage.look("reports")]
+def test_the_end_of_a_pause_notifies_the_agents_that_serve_the_queue(sent: Sending) -> None:
+    sent.store.announce("agent-1", {"queues": {"reports": 3}, "jobs": ["test.job"]}, lives_s=60.0)
+    sent.client.pauses.pause(queue="reports")
+    sent.take()
+    sent.client.pauses.resume(queue="reports")
+    assert sent.take() == [DoorbellMessage.look("reports")]
 
 
 def test_without_a_doorbell_nothing_is_sent() -> None:

@@ -141,16 +141,16 @@ def test_a_minute_is_one_request_with_everything_in_it(bench: Bench) -> None:
     bench.minute()
     [body] = bench.wire.bodies
     assert body["Namespace"] == "Test"
-    told = {
+    values = {
         (datum["MetricName"], *(one["Value"] for one in datum.get("Dimensions", ()))): datum
         for datum in body["MetricData"]
     }
-    assert told["TasksSucceeded", "default"]["Value"] == 3
-    assert told["TasksSucceeded", "reports"]["Dimensions"] == [{"Name": "Queue", "Value": "reports"}]
-    assert told["RunTime", "report.build"]["Values"] == [0.5]
-    assert told["RunTime", "report.build"]["Counts"] == [2]
-    assert told["RunTime", "report.build"]["Unit"] == "Seconds"
-    assert told["ClockSkew",]["Value"] == 0.25
+    assert values["TasksSucceeded", "default"]["Value"] == 3
+    assert values["TasksSucceeded", "reports"]["Dimensions"] == [{"Name": "Queue", "Value": "reports"}]
+    assert values["RunTime", "report.build"]["Values"] == [0.5]
+    assert values["RunTime", "report.build"]["Counts"] == [2]
+    assert values["RunTime", "report.build"]["Unit"] == "Seconds"
+    assert values["ClockSkew",]["Value"] == 0.25
     assert all(datum["Timestamp"] == EPOCH for datum in body["MetricData"])
 
 
@@ -394,7 +394,7 @@ def test_a_real_engine_takes_the_data_and_adds_them_up(ministack_endpoint: str) 
     try:
         assert statistics("TasksSucceeded", "Queue", "default", "Sum") == {"Sum": 6.0}
         assert statistics("QueueDepth", "Queue", "default", "Maximum") == {"Maximum": 41.0}
-        told = statistics("RunTime", "Job", "test.job", "SampleCount", "Maximum")
-        assert told == {"SampleCount": 6.0, "Maximum": 9.0}
+        values = statistics("RunTime", "Job", "test.job", "SampleCount", "Maximum")
+        assert values == {"SampleCount": 6.0, "Maximum": 9.0}
     finally:
         to.close()

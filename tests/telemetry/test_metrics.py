@@ -55,17 +55,17 @@ def test_no_name_is_there_twice() -> None:
 
 
 def test_every_metric_is_filled_and_nothing_else_is() -> None:
-    told: set[Metric] = set()
+    filled: set[Metric] = set()
 
     class Notes(Meter):
         def _count(self, metric: Metric, label: str = "", number: float = 1) -> None:
-            told.add(metric)
+            filled.add(metric)
 
         def _set(self, metric: Metric, value: float, label: str = "") -> None:
-            told.add(metric)
+            filled.add(metric)
 
         def _note(self, metric: Metric, value: float, label: str = "") -> None:
-            told.add(metric)
+            filled.add(metric)
 
         def _sum(self, *wanted: Metric) -> float:
             self.calls = getattr(self, "calls", 0) + 1.0
@@ -75,7 +75,7 @@ def test_every_metric_is_filled_and_nothing_else_is() -> None:
     for kind, note in _NOTES.items():
         note(meter, _any(kind))
         note(meter, _any(kind))
-    assert told | OF_SOURCES == set(METRICS)
+    assert filled | OF_SOURCES == set(METRICS)
 
 
 def _any(kind: type[Event]) -> Event:

@@ -123,7 +123,7 @@ def test_the_backlog_is_what_is_ready_in_all_queues_and_is_reported_when_it_is_n
     put(store, "later", created_at=clock.now() + 600.0)
     clock.advance(60.0)
     queues.look()
-    assert [told.ready for told in record.of(BacklogMeasured)] == [0, 3]
+    assert [event.ready for event in record.of(BacklogMeasured)] == [0, 3]
     assert meter.read().gauges[metrics.BACKLOG, ""] == 3
 
 

@@ -208,9 +208,13 @@ def test_the_file_says_how_the_agent_is_until_its_good_end(tmp_path: Path) -> No
     monitor = Monitor("me", patient, EventBus(), file=file, http="http://127.0.0.1:9464")
     patient.now = ILL
     monitor.look()
-    [told] = read(file.path.parent, clock.now() + 2.9)
-    assert (told["agent"], told["pid"], told["http"]) == ("me", os.getpid(), "http://127.0.0.1:9464")
-    assert (told["healthy"], told["alive"], told["reasons"]) == (False, True, ["the store has not answered for 75 s"])
+    [facts] = read(file.path.parent, clock.now() + 2.9)
+    assert (facts["agent"], facts["pid"], facts["http"]) == ("me", os.getpid(), "http://127.0.0.1:9464")
+    assert (facts["healthy"], facts["alive"], facts["reasons"]) == (
+        False,
+        True,
+        ["the store has not answered for 75 s"],
+    )
     assert file.path.name == f"{os.getpid()}.json"
     monitor.end()
     assert list(file.path.parent.iterdir()) == []
@@ -222,17 +226,17 @@ def test_a_file_that_is_not_written_any_more_is_that_of_a_dead_agent(tmp_path: P
     file = HealthFile(str(tmp_path), now=clock.now)
     Monitor("me", Patient(), EventBus(), file=file).look()
     assert read(tmp_path, clock.now() + 3.0)[0]["healthy"]
-    [told] = read(tmp_path, clock.now() + 3.5)
-    assert (told["agent"], told["healthy"], told["alive"]) == ("me", False, False)
-    assert told["reasons"] == [f"{file.path} was not written for 4 s: its process runs, and does not get on"]
+    [facts] = read(tmp_path, clock.now() + 3.5)
+    assert (facts["agent"], facts["healthy"], facts["alive"]) == ("me", False, False)
+    assert facts["reasons"] == [f"{file.path} was not written for 4 s: its process runs, and does not get on"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"agent": "me", "healthy": true, "time": "x", "every_s": 1}'])
 def test_a_file_that_means_nothing_is_not_healthy(tmp_path: Path, text: str) -> None:
     (tmp_path / "12.json").write_text(text)
-    [told] = read(tmp_path, 0.0)
-    assert not told["healthy"]
-    assert "is not the file of an agent" in told["reasons"][0]
+    [facts] = read(tmp_path, 0.0)
+    assert not facts["healthy"]
+    assert "is not the file of an agent" in facts["reasons"][0]
 
 
 def test_the_file_of_an_agent_that_was_killed_goes_when_another_is_started(tmp_path: Path) -> None:

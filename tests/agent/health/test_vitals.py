@@ -149,9 +149,9 @@ def test_an_agent_that_works_is_healthy_and_its_row_says_so() -> None:
         assert at.agent.vitals.health().healthy
         assert at.agent.vitals.is_ready
         [row] = at.client.agents.list()
-        told = row.info["health"]
-        assert (told["healthy"], told["alive"], told["state"], told["reasons"]) == (True, True, "ok", [])
-        assert told["heartbeat_alive"], "what older versions read is still there"
+        entry = row.info["health"]
+        assert (entry["healthy"], entry["alive"], entry["state"], entry["reasons"]) == (True, True, "ok", [])
+        assert entry["heartbeat_alive"], "what older versions read is still there"
 
 
 def test_a_store_that_is_away_is_reported_with_its_error_and_forgotten_when_it_answers() -> None:
@@ -187,10 +187,10 @@ def test_secrets_in_an_error_of_the_store_are_hidden_wherever_health_is_reported
         at.record.wait(events.TaskStarted)
         engine.mood = "away"
         eventually(lambda: {"store", "beats"} <= set(at.reasons()))
-        told = json.dumps(at.agent.vitals.entry()) + repr(at.agent.vitals.health())
+        entry = json.dumps(at.agent.vitals.entry()) + repr(at.agent.vitals.health())
         engine.mood = ""
-    assert told.count("no answer from https://***@proxy:8080, pin=***") >= 4, told
-    assert not {word for word in ("hunter2", "4711", "abc123") if word in told}
+    assert entry.count("no answer from https://***@proxy:8080, pin=***") >= 4, entry
+    assert not {word for word in ("hunter2", "4711", "abc123") if word in entry}
 
 
 def test_a_file_that_is_replaced_under_an_agent_turns_it_red_and_it_says_what_to_do(
