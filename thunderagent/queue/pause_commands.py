@@ -77,11 +77,9 @@ class PauseCommands:
         one is given, the reason. An unknown name is no error: its agent may come later.
 
         Args:
-            queue: name of a queue.
             job: a job or its name, in whatever queue its tasks are.
             agent: name of an agent, or of a host: every agent there, those that start later too.
             for_s: seconds after which it ends by itself; None: only `resume` ends it.
-            reason: shown beside the pause.
 
         Returns:
             the pause as it is in the store.
@@ -165,7 +163,6 @@ class AgentCommands:
         Args:
             agent: the name of an agent or the beginning of one name; with `all_of_host`, the name of a host.
             all_of_host: all agents that are alive on that host.
-            reason: for the agent's log and its row.
 
         Returns:
             the agents that are asked, as their rows have them.

@@ -142,7 +142,6 @@ def change_controls(
     """Change the entries of the row; repeated while others change it.
 
     Args:
-        store: where the row is.
         row: the row as it was read.
         change: answers with the entries that the row is to have; None: nothing is to be done.
 

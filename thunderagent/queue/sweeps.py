@@ -31,7 +31,6 @@ class Rounds:
         """Make one.
 
         Args:
-            store: where the index is.
             most: entries of one status value that one part has at most.
             places: where to go on, by status value; without one at the start.
         """
@@ -68,13 +67,6 @@ def fleet_rounds(
     store: TaskStore, name: str, *, owner: str, lasts_s: float, most: int = ENTRIES_A_SWEEP
 ) -> Iterator[Rounds | None]:
     """The rounds of a sweep that one agent does for all, from where the last one has ended.
-
-    Args:
-        store: where the index and the row of the turn are.
-        name: of the turn.
-        owner: the agent.
-        lasts_s: length of the turn.
-        most: as of `Rounds`.
 
     Yields:
         the rounds; None while it is the turn of another agent.

@@ -156,7 +156,6 @@ class UniqueKeys:
         """Put a task with a unique key, unless an open task has the key.
 
         Args:
-            task: the new task.
             put: puts it if its id is free.
             own_id: True when the caller chose its id, which then names one task for ever.
             shards: of its queue, as its lane depends on its id.
@@ -247,7 +246,6 @@ class UniqueKeys:
         """Delete the rows of keys that still name these tasks, which were deleted; no other row is written.
 
         Args:
-            tasks: those that were deleted.
             now: a moment at which they certainly existed, on the shared clock of leases.
 
         Raises:

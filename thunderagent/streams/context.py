@@ -96,8 +96,6 @@ class StreamContext(Context):
 
         Args:
             lease, parents: as in `Context`.
-            bus: gets events about gaps and connections.
-            exclusive: see `stream`.
             grace_s: longest time that the handler may take to end after a stop, in the event loop.
             on_hold: True while another agent handles this stream's messages: none is handed out before `release`.
             monotonic: clock of the lease.

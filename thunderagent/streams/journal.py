@@ -113,9 +113,7 @@ class Journal:
         """Add a move. So that fifty reach far, an attempt's end replaces its steps, and pauses in a row are one.
 
         Args:
-            at: epoch seconds.
             state: where the feed, or the run, is now.
-            reason: why.
             feed: the feed that moved; None for the run itself.
             wait_s: seconds to the next attempt.
         """
@@ -159,7 +157,6 @@ class Journal:
 
         Args:
             now: any clock, in seconds.
-            counts: numbers of the run.
         """
         with self._guard:
             is_due = counts != self._counts and now - self._taken_at >= COUNTS_S

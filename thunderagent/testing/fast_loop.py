@@ -80,7 +80,6 @@ def run_fast(main: Coroutine[Any, Any, T], *, limit_s: float = 60.0, quiet_s: fl
     At the end leftover tasks are cancelled, and asynchronous generators and the executor are shut down.
 
     Args:
-        main: what to run.
         limit_s: real seconds that it may take. A callback that never returns cannot be interrupted.
         quiet_s: real seconds without input or output before the clock jumps.
 

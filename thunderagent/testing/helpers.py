@@ -133,8 +133,6 @@ def make_lease(job: Job[Any] | str = "test", payload: Any = None, *, lease_s: fl
 
     Args:
         job: the job, which checks the payload, or its name.
-        payload: the input of the handler.
-        lease_s: length of the lease.
         fields: further fields of the `Task`, such as `task_id` or `retry_count`.
     """
     __tracebackhide__ = True
@@ -173,10 +171,7 @@ async def run_stream(
     """Run the handler of a stream in this event loop until a condition holds, then stop it as an agent does.
 
     Args:
-        job: the stream.
-        payload: the input of its handler.
         until: the condition, tested every 20 ms: `lambda ctx: ctx.cursor and ctx.cursor.seq == 3`.
-        timeout_s: longest wait for it.
         push: what `ctx.push_async` calls, with the user and the message.
         fields: further fields of the `Task`, such as `last_seq={"seq": 7}` to start from a cursor.
 
@@ -222,7 +217,6 @@ def run_until_idle(
 
     Args:
         agent: the only one of the store.
-        client: of the same store.
         timeout_s: longest wait, in real time.
         advance: move the store's `FakeClock` to the next due moment whenever nothing runs, so that delays, retries and
             snoozes take no real time.

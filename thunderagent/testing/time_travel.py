@@ -46,11 +46,8 @@ class Travel:
     """Moves the clock of one agent's store.
 
     Args:
-        agent: the only one on that clock.
         client: of the same store, without the faults of the agent's engine.
-        advance: lets so many seconds pass.
         for_s: seconds that pass in all; None: until no task is open.
-        real: seconds of the real clock.
     """
 
     def __init__(

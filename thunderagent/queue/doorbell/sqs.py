@@ -79,7 +79,6 @@ class SqsDoorbell:
         """Make one; nothing is contacted.
 
         Args:
-            url: of the queue.
             make_client: makes a client from the URL and its configuration; None: one of boto3.
             monotonic: the clock of the break after a failure.
             now: epoch seconds, for the delay of a message.

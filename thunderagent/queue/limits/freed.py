@@ -49,7 +49,6 @@ class FreedPermits:
         """Make one.
 
         Args:
-            store: where the waitlists are.
             on_left: called with each task that was let out to its queue, for any agent.
         """
         self._store = store

@@ -109,7 +109,6 @@ class Permits:
         """Make one.
 
         Args:
-            store: where the limits are.
             guard_s: added to a lease before it counts as over.
             examine_s: shortest time between two looks at the holders of one limit.
         """

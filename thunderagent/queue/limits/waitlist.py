@@ -110,9 +110,6 @@ def waiting_tasks(store: TaskStore, key: str, lane: Lane, *, number: int = PAGE)
     """The due tasks of one lane that wait for a permit of a limit, the longest wait first.
 
     Args:
-        store: where the waitlist is.
-        key: of the limit.
-        lane: where to look.
         number: how many are likely to be needed: the first read has these and a few more.
     """
     after, until = None, store.clock.latest()
@@ -149,7 +146,6 @@ def put_on_waitlist(store: TaskStore, tasks: Sequence[Task], *, number: int | No
     A task that went through its queue first would be claimed, refused and moved: seven write units more.
 
     Args:
-        store: where the limits are.
         tasks: with the keys of their limits.
         number: of the limit, for tasks without one of their own; None: that of the limit's row.
 
@@ -221,7 +217,6 @@ class WaitlistSweep:
         """Make one.
 
         Args:
-            store: where the waitlists are.
             permits: finds leases that are over.
             on_left: called with each task that was let out to its queue.
             most: tasks in one lane of a waitlist that are read at its head, and again behind that.
@@ -239,10 +234,8 @@ class WaitlistSweep:
         empty. Bounded in time: the next sweep goes on where this one stops.
 
         Args:
-            lanes: all that are known.
             numbers: of the limits of this agent's jobs; those of others are in their rows.
             owner: the agent, which takes the turn if a waitlist is open at all.
-            turn_s: length of the turn.
 
         Returns:
             how many tasks were let out.

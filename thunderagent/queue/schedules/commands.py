@@ -63,8 +63,6 @@ class ScheduleCommands:
     starts.
 
     Args:
-        store: where the rows are.
-        settings: defaults of new tasks.
         sender: announces the task of `run_now`.
         cancel: closes the task before, where the schedule does not overlap.
     """
@@ -154,9 +152,7 @@ class ScheduleCommands:
         """Put no ticks of a periodic job; those of the pause are left out for good. Its tasks that are there run.
 
         Args:
-            job: the job or its name.
             for_s: seconds after which it ends by itself; None: only `resume` ends it.
-            reason: shown beside the pause.
 
         Raises:
             ConfigurationError: the time or the reason makes no sense.

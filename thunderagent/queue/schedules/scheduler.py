@@ -124,13 +124,8 @@ class TickScheduler:
         """Make it; nothing is read before `look`.
 
         Args:
-            store: where the tasks are.
             jobs: of the agent; those with a schedule count.
-            settings: for the shards of new tasks.
-            bus: gets the events.
-            owner: name of the agent.
             cancel: cancels the task with an id, as `Client.cancel` does.
-            on_put: called with the tasks that were put.
             rng: source of the wait behind the agent whose turn it is.
         """
         self._store = store

@@ -15,7 +15,6 @@ class Buffer:
     """Messages that were read and not yet handed out, limited in number and bytes. One reader, one handler.
 
     Args:
-        messages: largest number.
         size: largest sum of their sizes in bytes; one message may be larger than that.
         on_full: what happens to a message without room.
     """

@@ -232,7 +232,6 @@ class Connection:
         """Read until the connection ends; the answer is its end. A cancel leaves the connection open.
 
         Args:
-            buffer: where messages go.
             paused: called with True when the buffer is full, with False when it has room again.
 
         Raises:

@@ -107,9 +107,6 @@ def end_of(error: BaseException, state: State, *, now: float, is_open: bool = Fa
     """The end that an exception means: one of the socket is of the network, any other is named by the feed's state.
 
     Args:
-        error: the exception.
-        state: of the feed.
-        now: epoch seconds.
         is_open: True when our connection is open, so that another one has ended.
     """
     detail = _text(error)

@@ -55,8 +55,6 @@ class Feed(Generic[M]):
 
         Args:
             peer: where and how to connect, and what its messages mean.
-            keeper: has the lease and the cursor.
-            governor: gives turns to connect.
             on_hold: connect and buffer, but hand nothing out before `release`.
             monotonic: the clock of `handling_s`.
         """

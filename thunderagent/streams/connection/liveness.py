@@ -33,8 +33,6 @@ class Liveness:
     that two misses find a dead peer within two intervals. A late pong counts, and settles all older pings.
 
     Args:
-        pings: the connection.
-        options: intervals and limits.
         cut: called with the cause and a text when the peer is given up.
     """
 

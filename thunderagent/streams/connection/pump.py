@@ -59,9 +59,6 @@ class Pump:
     """Connects until it is cancelled, and fills a buffer.
 
     Args:
-        peer: where and how to connect.
-        governor: gives turns to connect.
-        buffer: where messages go.
         resume: the place to go on from, called for each attempt.
         moved: called with each new state.
         begin_at: called with the answer of `on_open`, if that is a place.

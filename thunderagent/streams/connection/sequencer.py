@@ -58,11 +58,7 @@ class Sequencer:
     """The order of the messages of one feed, in each of its sequences.
 
     Args:
-        reader: the feed.
-        buffer: messages that were read.
-        ledger: has the cursor, and keeps gaps.
         place: of a message in the buffer; None without one.
-        peer: what to do about gaps.
 
     Raises:
         ConfigurationError: the arguments cannot work together.

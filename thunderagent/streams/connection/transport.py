@@ -93,9 +93,6 @@ async def open_connection(
     """Connect and shake hands.
 
     Args:
-        endpoint: the URL, and what the handshake carries.
-        options: times and limits.
-        resolver: looks its name up.
         reached: called after TCP and TLS, before the handshake.
 
     Raises:

@@ -64,9 +64,6 @@ class RegionEngine:
         """Make one.
 
         Args:
-            replica: the items of the region.
-            region: its name.
-            links: to the table.
             engine: connections of its own to the same rows; None: those of the replica.
         """
         self.region = region

@@ -83,10 +83,8 @@ class Replica:
         """The image of an item that was just written here.
 
         Args:
-            item_id: of the row or the text.
             row: after the write; None: it is deleted, or is a text.
             at: time of the write on the clock of the region.
-            text: a large text with its expiry.
         """
         known = self._stamps.get(item_id)
         version, seen = Version(at, 0, self.region), dict(known.seen if known else {})

@@ -73,7 +73,6 @@ class GlobalTableSim:
 
         Args:
             regions: their names; of two writes at one moment, that of the larger name stays.
-            mode: `MREC` or `MRSC`.
             lag_s: seconds that an item takes to another region, or a function of both names. With `MRSC`: seconds in
                 which a write of one region excludes those of the others.
             clock: the true time; None: the clock of this machine.
