@@ -23,17 +23,16 @@ ENTRIES_A_SWEEP: Final = 10_000
 
 
 class Rounds:
-    """Reads the index entries of status values in parts, round after round."""
+    """Reads the index entries of status values in parts, round after round.
+
+    Args:
+        most: entries of one status value that one part has at most.
+        places: where to go on, by status value; without one at the start.
+    """
 
     def __init__(
         self, store: TaskStore, *, most: int = ENTRIES_A_SWEEP, places: Mapping[str, Any] | None = None
     ) -> None:
-        """Make one.
-
-        Args:
-            most: entries of one status value that one part has at most.
-            places: where to go on, by status value; without one at the start.
-        """
         self._store = store
         self._most = most
         self.places: dict[str, Any] = dict(places or {})

@@ -57,7 +57,14 @@ class ConnectArguments(TypedDict, total=False):
 class StreamContext(Context):
     """What the handler of a stream knows of its task and may do.
 
-    `connect` belongs to the event loop; everything else may be called from any thread.
+    Agents make it. `connect` belongs to the event loop; everything else may be called from any thread.
+
+    Args:
+        lease, parents: as in `Context`.
+        grace_s: longest time that the handler may take to end after a stop, in the event loop.
+        on_hold: True while another agent handles this stream's messages: none is handed out before `release`.
+        monotonic: clock of the lease.
+        now: shared clock, for the journal.
     """
 
     __slots__ = (
@@ -92,15 +99,6 @@ class StreamContext(Context):
         monotonic: Callable[[], float] = since_boot,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Make a context; agents do it.
-
-        Args:
-            lease, parents: as in `Context`.
-            grace_s: longest time that the handler may take to end after a stop, in the event loop.
-            on_hold: True while another agent handles this stream's messages: none is handed out before `release`.
-            monotonic: clock of the lease.
-            now: shared clock, for the journal.
-        """
         super().__init__(lease, parents)
         self.journal = Journal(lease.task_id, lease.fence, lease.owner)
         self._tell = (bus or EventBus()).emit

@@ -64,7 +64,13 @@ _REGION: Final = re.compile(r"(?:^|\.)sqs(?:-fips)?\.([a-z]{2}[a-z0-9-]*-\d)\.|^
 
 
 class SqsDoorbell:
-    """Messages through an SQS queue. Safe in threads and after a fork; `listen` in one thread."""
+    """Messages through an SQS queue. Safe in threads and after a fork; `listen` in one thread.
+
+    Args:
+        make_client: makes a client from the URL and its configuration; None: one of boto3.
+        monotonic: the clock of the break after a failure.
+        now: epoch seconds, for the delay of a message.
+    """
 
     is_local = False
 
@@ -76,13 +82,6 @@ class SqsDoorbell:
         monotonic: Callable[[], float] = since_boot,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Make one; nothing is contacted.
-
-        Args:
-            make_client: makes a client from the URL and its configuration; None: one of boto3.
-            monotonic: the clock of the break after a failure.
-            now: epoch seconds, for the delay of a message.
-        """
         self.url = url
         self._make_client = make_client or _make_client
         self._monotonic = monotonic

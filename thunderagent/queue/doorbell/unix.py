@@ -44,16 +44,15 @@ WAKE: Final = b"."
 
 
 class LocalDoorbell:
-    """Messages between the processes of one machine that use the same database file."""
+    """Messages between the processes of one machine with one database file. It opens nothing before `listen`.
+
+    Args:
+        database: the SQLite file; the folder of the sockets is beside it.
+    """
 
     is_local = True
 
     def __init__(self, database: str | Path) -> None:
-        """Make one; nothing is opened before the first `listen`.
-
-        Args:
-            database: the SQLite file; the folder of the sockets is beside it.
-        """
         path = Path(os.path.realpath(database))
         self._database = path
         self.folder = path.with_name(path.name + FOLDER)

@@ -43,14 +43,13 @@ class _Free:
 
 
 class FreedPermits:
-    """The permits that one agent has released, and the tasks that wait for them. Called in the agent's loop."""
+    """The permits that one agent has released, and the tasks that wait for them. Called in the agent's loop.
+
+    Args:
+        on_left: called with each task that was let out to its queue, for any agent.
+    """
 
     def __init__(self, store: TaskStore, *, on_left: Callable[[Task], None] = lambda task: None) -> None:
-        """Make one.
-
-        Args:
-            on_left: called with each task that was let out to its queue, for any agent.
-        """
         self._store = store
         self._on_left = on_left
         self.lanes: Sequence[Lane] = ()

@@ -103,15 +103,14 @@ class Permit:
 
 
 class Permits:
-    """The permits that one agent holds for its leases. Called in the agent's loop."""
+    """The permits that one agent holds for its leases. Called in the agent's loop.
+
+    Args:
+        guard_s: added to a lease before it counts as over.
+        examine_s: shortest time between two looks at the holders of one limit.
+    """
 
     def __init__(self, store: TaskStore, *, guard_s: float, examine_s: float) -> None:
-        """Make one.
-
-        Args:
-            guard_s: added to a lease before it counts as over.
-            examine_s: shortest time between two looks at the holders of one limit.
-        """
         self._store = store
         self._guard_s = guard_s
         self._examine_s = examine_s

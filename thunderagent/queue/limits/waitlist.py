@@ -203,7 +203,14 @@ def let_out_new(store: TaskStore, tasks: Iterable[Task], *, number: int | None =
 
 
 class WaitlistSweep:
-    """Looks after all open waitlists; one agent of the fleet does so in each `sweep_s`. Called in the agent's loop."""
+    """Looks after all open waitlists; one agent of the fleet does so in each `sweep_s`. Called in the agent's loop.
+
+    Args:
+        permits: finds leases that are over.
+        on_left: called with each task that was let out to its queue.
+        most: tasks in one lane of a waitlist that are read at its head, and again behind that.
+        most_waitlists: open waitlists that one sweep looks after.
+    """
 
     def __init__(
         self,
@@ -214,14 +221,6 @@ class WaitlistSweep:
         most: int = PAGE * PAGES,
         most_waitlists: int = ENTRIES_A_SWEEP,
     ) -> None:
-        """Make one.
-
-        Args:
-            permits: finds leases that are over.
-            on_left: called with each task that was let out to its queue.
-            most: tasks in one lane of a waitlist that are read at its head, and again behind that.
-            most_waitlists: open waitlists that one sweep looks after.
-        """
         self._store = store
         self._permits = permits
         self._on_left = on_left

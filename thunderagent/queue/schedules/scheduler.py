@@ -107,7 +107,13 @@ class _Deal:
 
 
 class TickScheduler:
-    """Puts the ticks of one agent's jobs. Called in the agent's loop."""
+    """Puts the ticks of one agent's jobs. Called in the agent's loop. Nothing is read before `look`.
+
+    Args:
+        jobs: of the agent; those with a schedule count.
+        cancel: cancels the task with an id, as `Client.cancel` does.
+        rng: source of the wait behind the agent whose turn it is.
+    """
 
     def __init__(
         self,
@@ -121,13 +127,6 @@ class TickScheduler:
         on_put: Callable[[Sequence[Task]], None] = lambda tasks: None,
         rng: random.Random | None = None,
     ) -> None:
-        """Make it; nothing is read before `look`.
-
-        Args:
-            jobs: of the agent; those with a schedule count.
-            cancel: cancels the task with an id, as `Client.cancel` does.
-            rng: source of the wait behind the agent whose turn it is.
-        """
         self._store = store
         self._shards = settings.shards
         self._bus = bus

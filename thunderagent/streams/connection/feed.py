@@ -39,7 +39,12 @@ class Keeper(Ledger, Protocol):
 class Feed(Generic[M]):
     """Messages of one peer over any number of connections. Made by `ctx.connect`; iterate it once.
 
-    The iteration ends with the feed, and raises `StreamFailed` when the stream cannot go on.
+    Nothing runs before the iteration, which ends with the feed and raises `StreamFailed` when the stream cannot go on.
+
+    Args:
+        peer: where and how to connect, and what its messages mean.
+        on_hold: connect and buffer, but hand nothing out before `release`.
+        monotonic: the clock of `handling_s`.
     """
 
     def __init__(
@@ -51,13 +56,6 @@ class Feed(Generic[M]):
         on_hold: bool = False,
         monotonic: Callable[[], float] = since_boot,
     ) -> None:
-        """Make a feed; nothing runs before it is iterated.
-
-        Args:
-            peer: where and how to connect, and what its messages mean.
-            on_hold: connect and buffer, but hand nothing out before `release`.
-            monotonic: the clock of `handling_s`.
-        """
         if peer.overlap and peer.position is None:
             raise ConfigurationError(
                 "exclusive=False needs positions, or what two connections bring at one moment would be handled twice: "

@@ -41,6 +41,23 @@ class ChaosServer(Observations):
     `{"op": "subscribed"}` and sends the messages after N, kept ones and new ones, as
     `{"epoch": E, "seq": N, "data": …}`. With `since` null it sends what is published from then on; a position of
     another epoch means all of this epoch.
+
+    It listens from the beginning of its `async with`.
+
+    Args:
+        behaviours: what the connections meet, in order.
+        per_key: count connections for each stream, by the parameter `stream` of the query or else by the path.
+        from_start: a subscription with `since` null gets all that is kept.
+        auto_subscribe: every connection is fed without asking.
+        most_per_key: WebSockets of one stream that may be open; one more is refused with status 429.
+        keep: messages kept for replay; None keeps all.
+        tls: with TLS, and a certificate that `client_context` trusts or not.
+        port: the port; 0 takes a free one.
+        encode: makes the text of a message of its epoch, sequence number and data.
+        epochs: what the names of epochs begin with.
+
+    Raises:
+        ConfigurationError: a behaviour does not go with an option, or the package `cryptography` is missing.
     """
 
     def __init__(
@@ -56,23 +73,6 @@ class ChaosServer(Observations):
         encode: Encode = encode_json,
         epochs: str = "epoch",
     ) -> None:
-        """Make a server; it listens from the beginning of its `async with`.
-
-        Args:
-            behaviours: what the connections meet, in order.
-            per_key: count connections for each stream, by the parameter `stream` of the query or else by the path.
-            from_start: a subscription with `since` null gets all that is kept.
-            auto_subscribe: every connection is fed without asking.
-            most_per_key: WebSockets of one stream that may be open; one more is refused with status 429.
-            keep: messages kept for replay; None keeps all.
-            tls: with TLS, and a certificate that `client_context` trusts or not.
-            port: the port; 0 takes a free one.
-            encode: makes the text of a message of its epoch, sequence number and data.
-            epochs: what the names of epochs begin with.
-
-        Raises:
-            ConfigurationError: a behaviour does not go with an option, or the package `cryptography` is missing.
-        """
         super().__init__()
         self._per_key = per_key
         self._from_start = from_start

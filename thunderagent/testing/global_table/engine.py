@@ -58,14 +58,13 @@ class Links:
 
 
 class RegionEngine:
-    """The `Engine` of one region. The table closes regions."""
+    """The `Engine` of one region. The table closes regions.
+
+    Args:
+        engine: connections of its own to the same rows; None: those of the replica.
+    """
 
     def __init__(self, replica: Replica, region: str, links: Links, engine: Engine | None = None) -> None:
-        """Make one.
-
-        Args:
-            engine: connections of its own to the same rows; None: those of the replica.
-        """
         self.region = region
         self._replica = replica
         self._links = links

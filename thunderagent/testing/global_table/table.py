@@ -57,6 +57,18 @@ class GlobalTableSim:
     Example:
         table = GlobalTableSim(["eu-central-1", "eu-west-1"], lag_s=0.5, clock=clock)
         store = TaskStore(table.engine("eu-west-1"), monotonic=clock.monotonic)
+
+    Args:
+        regions: their names; of two writes at one moment, that of the larger name stays.
+        lag_s: seconds that an item takes to another region, or a function of both names. With `MRSC`: seconds in
+            which a write of one region excludes those of the others.
+        clock: the true time; None: the clock of this machine.
+        open_engine: makes the engine for the rows of a region on the given clock, for example tables of a local
+            DynamoDB. With `MRSC` there is one engine for all.
+        most_pending: images on their way above which writes are throttled.
+
+    Raises:
+        ConfigurationError: fewer than two regions, or another mode.
     """
 
     def __init__(
@@ -69,20 +81,6 @@ class GlobalTableSim:
         open_engine: Callable[[str, SharedClock], Engine] = in_memory,
         most_pending: int = MOST_PENDING,
     ) -> None:
-        """Make one.
-
-        Args:
-            regions: their names; of two writes at one moment, that of the larger name stays.
-            lag_s: seconds that an item takes to another region, or a function of both names. With `MRSC`: seconds in
-                which a write of one region excludes those of the others.
-            clock: the true time; None: the clock of this machine.
-            open_engine: makes the engine for the rows of a region on the given clock, for example tables of a local
-                DynamoDB. With `MRSC` there is one engine for all.
-            most_pending: images on their way above which writes are throttled.
-
-        Raises:
-            ConfigurationError: fewer than two regions, or another mode.
-        """
         if len(set(regions)) < 2 or len(set(regions)) != len(regions):
             raise ConfigurationError(f"a global table has two regions or more, each with a name of its own: {regions}")
         if mode not in ("MREC", "MRSC"):
