@@ -399,3 +399,17 @@ def test_the_time_of_a_line_does_not_move_with_the_zone_of_its_host(
     assert all(one.endswith("Z") for one in times)
     moments = [datetime.fromisoformat(one).timestamp() for one in times]
     assert max(abs(moment - time.time()) for moment in moments) < 600
+
+
+def test_a_line_that_is_logged_in_the_midst_of_a_write_blocks_nothing() -> None:
+    class Nested(io.StringIO):
+        def write(self, text: str) -> int:
+            if "task succeeded" in text:
+                logger.info("from a finalizer")
+            return super().write(text)
+
+    stream = Nested()
+    configure_logging("INFO", stream=stream)
+    Telemetry(EventBus()).listen(SUCCEEDED)
+    logger.remove()
+    assert ["from a finalizer" in line for line in stream.getvalue().splitlines()] == [True, False]

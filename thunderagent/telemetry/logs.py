@@ -218,7 +218,7 @@ class _Lines:
     def __init__(self, stream: TextIO, render: Callable[[datetime, str, str, Mapping[str, Any]], str]) -> None:
         self._stream = stream
         self._render = render
-        self._guard = renewed(threading.Lock())
+        self._guard = renewed(threading.RLock())  # a finalizer may log in the midst of a write
 
     def write(self, line: str) -> None:
         """Write a line of the logger, whose traceback may hold secrets."""
