@@ -12,15 +12,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.poller import QueuePoller, Served
-from thunderagent.jobs.registry import Registry
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError
 from thunderagent.model.pacing import outage_delays
 from thunderagent.model.task import Candidate, Lane, Lease, StatusValue, Task
 from thunderagent.settings import LEASE_MARGIN
-from thunderagent.stores.tasks import Doubt, TaskStore
+from thunderagent.stores.tasks import Doubt
 
 REMEMBERED: Final = 10_000
 """Most tasks that are remembered as run here with a lost lease; the oldest are forgotten."""
@@ -31,31 +30,25 @@ class Doubts:
 
     def __init__(
         self,
-        store: TaskStore,
-        bus: EventBus,
+        core: Core,
         rng: random.Random,
         *,
-        owner: str,
-        jobs: Registry,
         pollers: Mapping[Served, QueuePoller],
         on_lost: Callable[[Candidate], None],
     ) -> None:
         """Make one.
 
         Args:
-            store: where the tasks are.
-            bus: gets an event when the store does not answer.
+            core: of the agent.
             rng: source of jitter.
-            owner: the agent.
-            jobs: of the agent.
             pollers: of the agent; each doubt takes a slot.
             on_lost: called for each claim that was not carried out.
         """
-        self._store = store
-        self._bus = bus
+        self._store = core.store
+        self._bus = core.bus
         self._rng = rng
-        self._owner = owner
-        self._jobs = jobs.by_value
+        self._owner = core.name
+        self._jobs = core.jobs.by_value
         self._pollers = pollers
         self._on_lost = on_lost
         self._open: list[Doubt] = []

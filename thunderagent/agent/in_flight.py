@@ -168,18 +168,9 @@ class InFlight:
         self._backlog: list[_Ended] = []
         self._batch = 0
         self.admission = Admission(store, jobs, core.settings, bus, rng=self._rng)
-        self.doubts = Doubts(
-            store, bus, self._rng, owner=core.name, jobs=jobs, pollers=pollers, on_lost=self.admission.freed.lost
-        )
-        self.suspects = Suspects(
-            store,
-            bus,
-            held=self.held,
-            pools=dict.fromkeys(poller.pool for poller in pollers.values()),
-            max_crashes=core.settings.max_crashes,
-            run=self._run,
-            done=core.inbox.done,
-        )
+        self.doubts = Doubts(core, self._rng, pollers=pollers, on_lost=self.admission.freed.lost)
+        pools = dict.fromkeys(poller.pool for poller in pollers.values())
+        self.suspects = Suspects(core, held=self.held, pools=pools, run=self._run)
         self.selector = CandidateSelector(core, pollers, pauses, self.admission)
 
     @property

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from thunderagent.agent.admission import UNDECIDED_S
+from thunderagent.agent.core import Core
 from thunderagent.agent.poller import SlotPool
 from thunderagent.jobs.outcome import Outcome, Stopped, Undecided, about
 from thunderagent.jobs.running import Running
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, StoreError
 from thunderagent.model.losses import must_run_apart
 from thunderagent.model.task import Lease, Task
 from thunderagent.model.writes import tasks as writes
-from thunderagent.stores.tasks import TaskStore, ignore_rejection
+from thunderagent.stores.tasks import ignore_rejection
 
 
 class Suspects:
@@ -31,33 +31,27 @@ class Suspects:
 
     def __init__(
         self,
-        store: TaskStore,
-        bus: EventBus,
+        core: Core,
         *,
         held: Mapping[str, Running],
         pools: Iterable[SlotPool],
-        max_crashes: int,
         run: Callable[[Running], None],
-        done: Callable[[Running, Outcome], None],
     ) -> None:
         """Make one.
 
         Args:
-            store: where the tasks are.
-            bus: gets an event for each task that is to run apart.
+            core: of the agent.
             held: what the agent holds, by task.
             pools: the slots of the agent.
-            max_crashes: takeovers of one task.
             run: runs a handler.
-            done: called with the outcome of a handler that is not run.
         """
-        self._store = store
-        self._bus = bus
+        self._store = core.store
+        self._bus = core.bus
         self._held = held
         self._pools = tuple(pools)
-        self._max_crashes = max_crashes
+        self._max_crashes = core.settings.max_crashes
         self._run = run
-        self._done = done
+        self._done = core.inbox.done
         self._apart: Running | None = None
         """The task for which the agent claims nothing."""
         self._until = 0.0
