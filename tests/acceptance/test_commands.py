@@ -74,7 +74,7 @@ def test_tasks_are_cancelled_retried_and_purged(shell: Shell, sqlite_place: Plac
     task = shell("enqueue", "quick.add", '{"a": 1}', "--delay-s", "600").strip()
     other = shell("enqueue", "quick.add", '{"a": 2}').strip()
     assert sqlite_place.task(task).created_at > sqlite_place.task(other).created_at + 590
-    assert shell("cancel", task) == f"{task} is DONE\n"
+    assert shell("cancel", task) == f"{task} is DONE (closed on purpose)\n"
     assert shell.json("retry", task)["status"] == "PENDING"
     assert shell.json("cancel", task)["doneReason"] == "cancelled"
     assert "Delete all DONE tasks" in shell("purge", "DONE", code=1, stdin="n\n")

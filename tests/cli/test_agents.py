@@ -193,8 +193,8 @@ def test_agents_that_were_lost_are_listed_on_request(stand: Stand) -> None:
     assert "lost" in [line.split()[-1] for line in text.splitlines() if line.startswith(AGENT)]
     assert lines["host-2:1:b"].endswith(" ok")
     heard, _, why = lines[AGENT].partition(" s ago: ")
-    assert heard.rpartition(" ")[0] == f"{AGENT} was last heard of 2 min"
-    assert why == "it was killed, or it does not reach the store"
+    assert heard.rpartition(" ")[0] == f"{AGENT} was last seen 2 min"
+    assert why == "it was killed, or does not reach the store"
     assert [(one["name"], one["lost"]) for one in stand.json("agents", "--all")] == [
         (AGENT, True),
         ("host-2:1:b", False),

@@ -148,7 +148,7 @@ def test_after_the_wait_stand_the_status_and_the_result_or_the_error_and_where_t
     assert status.startswith("FAILED: ValueError: broken on purpose")
     assert told("d", "--wait", "5", code=1) == [
         "d",
-        "DONE: not needed any more",
+        "DONE (closed on purpose): not needed any more",
         "see: thunderagent explain d",
     ]
     assert told("a") == ["a"]

@@ -282,7 +282,7 @@ def test_doctor_warns_of_a_grant_that_does_not_move_as_it_should(
 def test_a_move_to_where_nobody_is_well_is_doubted_before_the_question(stand: Stand) -> None:
     stand.begin()
     stand("failover", "--to", THERE, code=1, typed="n\n")
-    assert "no live agent tells that it is in eu-west-1" in stand.said
+    assert "no live agent is in eu-west-1" in stand.said
     store = open_store(Settings(store=stand.store_url))
     sick: dict[str, Any] = {"queues": {}, "region": {"name": THERE, "state": "passive", "epoch": 1, "well": False}}
     store.announce("b:1:y", sick, lives_s=60.0)

@@ -171,7 +171,7 @@ def test_every_state_of_a_stream_says_what_keeps_it_from_running(stand: Stand) -
     assert "DONE" in said["stopped"] and said["stopped"].endswith("stopped")
     assert "PENDING" in said["tries-again"] and said["tries-again"].endswith("s, ValueError: odd")
     assert said["handed-off"].endswith(f"handoff: {AGENT} handles on, by {OTHER}")
-    assert said["late"].endswith(f"by {AGENT}, whose lease is over")
+    assert said["late"].endswith(f"by {AGENT}, whose lease has expired")
 
 
 def test_streams_are_filtered_by_status_queue_and_number(stand: Stand) -> None:
@@ -263,7 +263,7 @@ def test_a_stop_says_when_the_stream_will_stop_and_the_other_ids_get_their_turn(
     assert stand.client.get("runs").desired_state == "STOPPED"
     again = stand("streams", "stop", "runs", "waits").splitlines()
     assert again == [
-        f"runs stops with the next heartbeat of {AGENT}, within 5 s (it was told before)",
+        f"runs stops with the next heartbeat of {AGENT}, within 5 s (it was asked before)",
         "waits is already stopped",
     ]
 
@@ -328,7 +328,7 @@ def test_a_start_says_where_the_stream_goes_on(stand: Stand) -> None:
         "waits is in its queue already and begins at its beginning",
     ]
     assert "'batch' is no stream" in stand.said
-    assert "'ended' has come to its end by itself" in stand.said
+    assert "'ended' has ended by itself" in stand.said
     assert stand.client.get("stopped").status is Status.PENDING
     assert [one.get("refused", "") for one in stand.json("streams", "start", "stopped", "waits")] == ["", ""]
 
@@ -531,7 +531,7 @@ def test_an_account_that_is_not_written_yet_or_not_kept_any_more_says_so(stand: 
     assert "It has not run yet." in stand("streams", "explain", "new")
     stand.hold("runs")
     said = words(stand("streams", "explain", "runs"))
-    assert f"run 1 by {AGENT} nothing is written yet: its agent writes what happened every 5 s" in said
+    assert f"run 1 by {AGENT} nothing is written yet: its agent writes its journal every 5 s" in said
     stand.hold("old", fence=9)
     stand.account("old", 8, [(0, "leased", "claimed"), (1, "release", "stop")])
     said = words(stand("streams", "explain", "old"))
@@ -567,7 +567,7 @@ def test_a_task_that_is_no_stream_is_refused_with_the_command_for_it(stand: Stan
     assert "there is no task" in stand.said
     put(stand.store, "by-name")
     stand("streams", "explain", "by-name", code=1)
-    assert "is known once an agent has it" in words(stand.said)
+    assert "is known as a stream once an agent has it" in words(stand.said)
 
 
 def test_a_cursor_that_was_written_by_hand_keeps_nobody_from_looking(stand: Stand) -> None:

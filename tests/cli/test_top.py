@@ -90,7 +90,7 @@ def test_tasks_that_run_in_a_queue_that_nobody_serves_are_marked(client: Client,
     text = frame(overview(client.store))
     assert re.search(r"reports +0 +1 lost +0 +0 +0 +0", text)
     stats = CliRunner().invoke(app, ["stats", "--store", client.store.engine.url])
-    note = "queue reports: no agent serves it: 1 running there by the leases of agents that are gone"
+    note = "queue reports: no agent serves it: 1 running there under the leases of lost agents"
     assert note in stats.stderr
     announce(client)
     assert "lost" not in frame(overview(client.store))

@@ -17,19 +17,19 @@ from thunderagent.cli.examples import EXAMPLES, add_examples, example_text
 from thunderagent.model.version import __version__
 
 COMMANDS: Final = {
-    "run": ("fleet.run", "Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries."),
+    "run": ("fleet.run", "Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries it."),
     "enqueue": (
         "tasks.enqueue",
         "Put a task into its queue and print its id; after --wait also how it ended, and its result.",
     ),
-    "list": ("tasks.list_", "List tasks."),
+    "list": ("tasks.list_", "List tasks; DONE means closed on purpose: cancelled, or stopped."),
     "show": (
         "tasks.show",
-        "Show a task: its state, times, dependencies, errors and result, and why it does not run if it does not.",
+        "Show a task: its state, times, dependencies, errors and result, and why it does not run.",
     ),
     "explain": (
         "explain.explain_",
-        "Say in words why a task does not run, or what happened to it, and what can be done about it.",
+        "Say why a task does not run, or what happened to it, and what can be done about it.",
     ),
     "retry": ("tasks.retry", "Put a FAILED or DONE (closed on purpose) task back into its queue, with fresh retries."),
     "cancel": ("tasks.cancel", "Close a waiting task, or ask the agent of a running one to stop it."),
@@ -40,7 +40,7 @@ COMMANDS: Final = {
     "stats": ("fleet.stats", "Show each queue in numbers."),
     "health": (
         "health.health",
-        "Tell whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.",
+        "Show whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.",
     ),
     "top": ("top.top", "Watch queues, agents, streams and cost in a live view; Ctrl-C ends it."),
     "doctor": (
@@ -49,7 +49,7 @@ COMMANDS: Final = {
     ),
     "canary": (
         "canary.canary",
-        "Use WebSocket APIs once as a client does: connect, be let in, ping, setState, getState, close.",
+        "Use WebSocket APIs once as a client does: connect, authenticate, ping, setState, getState, close.",
     ),
     "metrics": (
         "fleet.metrics",
@@ -77,11 +77,11 @@ COMMANDS: Final = {
     "table": ("engine.table_app", "Create, check or delete the table of a DynamoDB store."),
     "wsapi": ("wsapi.wsapi_app", "The WebSocket API with durable state, on this machine."),
 }
-"""Commands and groups: where each is defined, and the first sentence of its help."""
+"""Commands and groups: module and function of each, and the first sentence of its help."""
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is called: the help of the program needs only the names and their sentences."""
+    """Imports a command when it is called; the help of the program needs only names and sentences."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
@@ -89,7 +89,6 @@ class Commands(TyperGroup):
 
 
 def command(name: str) -> Any:
-    """The command or group of this name, imported."""
     module, _, attribute = COMMANDS[name][0].partition(".")
     found = getattr(import_module(f"thunderagent.cli.{module}"), attribute)
     if isinstance(found, typer.Typer):
@@ -132,5 +131,4 @@ for _name, (_, _sentence) in COMMANDS.items():
 
 
 def main() -> None:
-    """The entry point."""
     app()

@@ -20,13 +20,13 @@ from thunderagent.stores.tasks import AgentInfo
 agents_app = typer.Typer(help="List the agents that are alive, or have one drain.", no_args_is_help=False)
 
 WIDE: Final = 120
-"""Columns of a terminal from which on more is shown of each agent."""
+"""Columns of a terminal with room for every number of an agent."""
 
 LEAST_NAME: Final = 12
-"""Columns that a name has at least, over how many lines it may go."""
+"""Least columns of a name, which may take several lines."""
 
 LEAST: Final = ("slots", "health")
-"""What is shown of each agent however narrow the terminal is."""
+"""Columns that every terminal shows."""
 
 
 @agents_app.callback(invoke_without_command=True)
@@ -34,14 +34,12 @@ def agents(
     context: typer.Context,
     lost: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Also those that were lost: killed, or cut off from the store; as long as rows last."
-        ),
+        typer.Option("--all", help="Also lost agents: killed, or cut off from the store, until their rows expire."),
     ] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the agents that are alive, with what they have claimed and failed since their start; or have one drain.
+    """List the agents that are alive, with what they claimed and failed since their start; or have one drain.
 
     On a narrow terminal numbers are left out: --json has all.
     """
@@ -64,13 +62,13 @@ def agents(
 def drain(
     context: typer.Context,
     agent: Annotated[
-        str, typer.Argument(metavar="AGENT", help="Its name, or the beginning of it; with --all-of-host, a host.")
+        str, typer.Argument(metavar="AGENT", help="Its name, or the beginning of it; with --all-of-host a host.")
     ],
     all_of_host: Annotated[bool, typer.Option("--all-of-host", help="All agents of the host AGENT.")] = False,
     wait: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Wait until they are gone.", show_default=False)
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Told in the log of the agent.", show_default=False)] = None,
+    reason: Annotated[str | None, typer.Option(help="Shown in the log of the agent.", show_default=False)] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -108,7 +106,7 @@ def _show(found: Collection[AgentInfo], paused: Collection[str], now: float) -> 
     )
     room = max(LEAST_NAME, out.width - _width(cells, columns, 0) + len("agent"))
     table = make_table("agent", *map(_title, columns), ids=[name[:room] for name in names])
-    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # a name that is cut is of no use
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"  # a cut name is of no use
     for name, row in zip(names, cells, strict=True):
         table.add_row(escape(name), *(row[column] for column in columns))
     out.print(table)
@@ -118,7 +116,7 @@ def _show(found: Collection[AgentInfo], paused: Collection[str], now: float) -> 
 
 
 def _layouts(found: Collection[AgentInfo]) -> Iterator[tuple[str, ...]]:
-    """Columns to be shown, the most telling first: the first that the terminal has room for is taken."""
+    """Sets of columns, widest first: the first that fits is shown."""
     streams = any(isinstance(one.info.get("streams"), dict) for one in found)
     counted = ("claimed", "failed") if any(as_map(one.info.get("counts")) for one in found) else ()
     skewed = ("skew",) if any("skew_s" in one.info for one in found) else ()
@@ -138,18 +136,17 @@ def _title(column: str) -> str:
 
 
 def _width(cells: Collection[Mapping[str, str]], columns: Collection[str], name: int) -> int:
-    """Columns of a terminal that a table takes, with names of this length."""
+    """Width of a table with names of this length."""
     texts = (
         (_title(column), " " * least_width(_title(column)), *(Text.from_markup(row[column]).plain for row in cells))
         for column in columns
     )
     widths = [max(map(len, text)) for text in texts]
-    widths[-1] = max(widths[-1], len("not well"))  # the health, whose column never gets narrower
+    widths[-1] = max(widths[-1], len("not well"))  # the health
     return max(name, len("agent")) + sum(widths) + 2 * (len(widths) + 1)
 
 
 def _cells(one: AgentInfo, paused: Collection[str]) -> Mapping[str, str]:
-    """Everything that may be shown of an agent, by column."""
     info, counts, running = one.info, as_map(one.info.get("counts")), as_map(one.info.get("running"))
     slots = ", ".join(f"{name} {running.get(name, 0)}/{number}" for name, number in info["queues"].items())
     streams = as_map(info.get("streams"))
@@ -173,7 +170,7 @@ def _sum(numbers: Mapping[str, Any]) -> int:
 
 
 def _state(one: AgentInfo, paused: Collection[str]) -> str:
-    """How an agent is, in a word or two: its own judgement, or of an older version what its facts say."""
+    """State of an agent: its own judgement, or for an older version what its facts say."""
     if one.is_lost:
         return "[red]lost[/red]"
     health = as_map(one.info.get("health"))
@@ -190,7 +187,7 @@ def _state(one: AgentInfo, paused: Collection[str]) -> str:
 def _why(one: AgentInfo, now: float) -> str:
     """Why an agent drains, or what is wrong with it."""
     if one.is_lost:
-        return f"was last heard of {span_text(now - one.seen_at)} ago: it was killed, or it does not reach the store"
+        return f"was last seen {span_text(now - one.seen_at)} ago: it was killed, or does not reach the store"
     health = as_map(one.info.get("health"))
     reasons = health.get("reasons")
     told = [str(reason) for reason in reasons] if isinstance(reasons, (list, tuple)) else []
@@ -201,7 +198,7 @@ def _why(one: AgentInfo, now: float) -> str:
 
 
 def _canary(targets: Mapping[str, Any]) -> Iterator[str]:
-    """The targets that are down as the canary of an agent sees them, or that it cannot judge."""
+    """Targets that are down for the canary of an agent, or that it cannot judge."""
     for name, found in targets.items():
         seen = as_map(found)
         if seen.get("state") == "down":
@@ -215,7 +212,7 @@ def _skew(seconds: Any) -> str:
 
 
 def _streams(told: Any) -> str:
-    """What an agent tells of its streams; older agents tell nothing."""
+    """The streams of an agent; empty for older agents."""
     if not isinstance(told, dict):
         return ""
     return f"{told.get('held', 0)}/{told.get('max', 0)}, {told.get('connections', 0)} connected"

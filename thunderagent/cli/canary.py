@@ -18,17 +18,17 @@ from thunderagent.websocket_api.canary.making import make_prober
 from thunderagent.websocket_api.canary.probe import ProbeResult
 
 GIVEN = "given"
-"""Name of the target that is given by its URL."""
+"""Name of the target of `--url`."""
 
 
 def canary(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TARGET", help="Names in THUNDERAGENT_CANARY_TARGETS; all without any."),
+        typer.Argument(metavar="TARGET", help="Names in THUNDERAGENT_CANARY_TARGETS; all if none is given."),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Try this one instead, such as wss://ws.example.com.", show_default=False),
+        typer.Option(metavar="URL", help="Try this URL instead, such as wss://ws.example.com.", show_default=False),
     ] = None,
     token_from: Annotated[
         str | None,
@@ -38,7 +38,7 @@ def canary(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Use WebSocket APIs once as a client does: connect, be let in, ping, setState, getState, close.
+    """Use WebSocket APIs once as a client does: connect, authenticate, ping, setState, getState, close.
 
     Exit code 0 if every step did, 1 if one failed; it is named with the reason. Each target has ten seconds.
     """
@@ -56,7 +56,6 @@ def canary(
 
 
 def _wanted(names: Sequence[str], url: str | None, known: Mapping[str, str]) -> dict[str, str]:
-    """The URLs to try, by name."""
     if url is not None:
         if names:
             raise ConfigurationError("give names of targets or --url, not both")

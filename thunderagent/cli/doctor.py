@@ -1,4 +1,4 @@
-"""The command doctor: everything that an agent here would need, checked, with the remedy for what is wrong."""
+"""The command doctor: checks what agents need here, with the remedy for what is wrong."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ _WIDTH: Final = 7
 
 def doctor(
     jobs: Annotated[
-        str | None, typer.Argument(help="Package whose jobs are looked at too, for example: jobs", show_default=False)
+        str | None, typer.Argument(help="Package whose jobs are checked too, for example: jobs", show_default=False)
     ] = None,
     supervisor_conf: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="supervisord.conf to read, instead of the one that runs or is installed here.",
+            help="supervisord.conf to read, instead of the running or installed one.",
             show_default=False,
         ),
     ] = None,
     aws: Annotated[
-        bool, typer.Option("--aws", help="Instead, compare the deployed stacks with the account; only reads.")
+        bool, typer.Option("--aws", help="Compare the deployed stacks with the account instead; reads only.")
     ] = False,
     prefix: Annotated[
-        str | None, typer.Option(help="With --aws: begins the names of the stacks; thunderagent.", show_default=False)
+        str | None,
+        typer.Option(help="With --aws: prefix of the stacks; thunderagent.", show_default=False),
     ] = None,
     region: Annotated[
         str | None, typer.Option(help="With --aws: region; that of the store or environment.", show_default=False)
@@ -53,13 +54,12 @@ def doctor(
 ) -> None:
     """Check settings, store, permissions, clock and supervisor; with the remedy for what is wrong.
 
-    Run it as the user and with the environment of the agents. It leaves nothing behind: what it writes is one row,
-    which it deletes. Exit code 0: agents can work (a warning does not change that), 1: something is wrong, 3: the store
-    cannot be used.
+    Run it as the user and with the environment of the agents. It writes one row and deletes it. Exit code 0: agents
+    can work, maybe with warnings; 1: something is wrong; 3: the store cannot be used.
 
-    With --aws it compares what the stacks of infra/ promise with what the account has: tables, alarms, logs, machines,
-    functions, permissions, quotas. It asks for what `thunderagent iam doctor` prints, and changes nothing. What it may
-    not see is unknown, and never ok. Exit code 0: nothing is wrong, 1: something is, 3: the account cannot be asked.
+    With --aws it compares the stacks of infra/ with the account: tables, alarms, logs, machines, functions,
+    permissions, quotas. It needs the policy of `thunderagent iam doctor` and changes nothing. What it may not see is
+    unknown. Exit code 0: nothing is wrong, 1: something is, 3: the account does not answer.
     """
     with errors():
         find_here()
@@ -99,12 +99,12 @@ def _account(store: str | None, prefix: str, region: str | None) -> Doctor:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Tells on a terminal what is looked at, which may take seconds where something does not answer."""
+    """Shows on a terminal what is checked, which may take seconds where something does not answer."""
     if not notes.is_terminal:
         yield lambda check: None
         return
     with notes.status("looking") as status:
-        yield lambda check: status.update(f"looking at: {check}")
+        yield lambda check: status.update(f"checking: {check}")
 
 
 def _show(finding: Finding) -> None:

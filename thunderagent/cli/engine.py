@@ -85,7 +85,7 @@ def table_delete(
 
 def local(
     stop: Annotated[bool, typer.Option("--stop", help="Stop the engine; its tables are kept.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Tell whether it runs.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show whether it runs.")] = False,
     port: Annotated[
         int | None, typer.Option(help="Loopback port; a free one if not given.", show_default=False)
     ] = None,

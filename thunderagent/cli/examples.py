@@ -1,4 +1,4 @@
-"""An example for each command, as `--help` shows it below the options. One place, so that they can be tried."""
+"""An example for each command, which `--help` shows below the options and tests try."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def add_examples(command: Any, words: str) -> None:
-    """Give a command, and those of a group, the examples that its help ends with."""
+    """Add its examples to the help of a command, and of the commands of a group."""
     if lines := EXAMPLES.get(words):
         command.epilog = example_text(*lines)
     for name, one in getattr(command, "commands", {}).items():
@@ -81,7 +81,6 @@ def add_examples(command: Any, words: str) -> None:
 
 
 def example_text(*lines: str) -> str:
-    """Examples in the one form that they have below the options."""
     title = "Examples:" if len(lines) > 1 else "Example:"
     return "\n".join((title, *(f"$ {escape(line)}" for line in lines)))
 

@@ -1,4 +1,4 @@
-"""The command explain: a task in words, what happened to it and what comes next."""
+"""The command explain: a task in words."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def explain_(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say in words why a task does not run, or what happened to it, and what can be done about it.
+    """Say why a task does not run, or what happened to it, and what can be done about it.
 
-    It tells what holds the task back, who has its lease and since when, every failed attempt that its row keeps, its
-    parents and children, and the command for what comes next.
+    Shown are what holds the task back, the owner of its lease and since when, the failed attempts that its row keeps,
+    its parents and children, and the next command. DONE means closed on purpose.
     """
     with errors(), opened(store) as client:
         found = explain(client.store, _get(client, task_id))
@@ -42,11 +42,11 @@ def _get(client: Client, task_id: str) -> Task:
         return client.get(task_id)
     except TaskNotFound as error:
         if task_id.startswith(RESERVED):
-            hint = "; ids that begin so are of ThunderAgent's own rows"
+            hint = "; such ids are of ThunderAgent's own rows"
         elif close := similar_ids(client.store, task_id):
             hint = f"; did you mean {' or '.join(close)}?"
         else:
-            hint = "; it may have been deleted when its time to live was over, or be in another store"
+            hint = "; it may have expired, or be in another store"
         raise TaskNotFound(f"{error}{hint}") from None
 
 

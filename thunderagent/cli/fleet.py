@@ -44,10 +44,10 @@ from thunderagent.telemetry.logs import Telemetry, configure_logging, task_scope
 from thunderagent.telemetry.metrics import METRICS
 
 NARROW: Final = 80
-"""Columns of a terminal below which the tasks that cannot run yet are left out; --json always has them."""
+"""Columns of a terminal below which delayed and blocked tasks are left out."""
 
 WIDE: Final = 120
-"""Columns of a terminal that has room for kind, unit and dimension beside the names and the meaning."""
+"""Columns of a terminal with room for kind, unit and dimension of a metric."""
 
 
 def run(
@@ -55,15 +55,13 @@ def run(
     store: StoreOption = None,
     queue: Annotated[
         list[str] | None,
-        typer.Option(
-            "--queue", "-q", metavar="NAME[:SLOTS]", help="Queue to serve with its slots; may be given several times."
-        ),
+        typer.Option("--queue", "-q", metavar="NAME[:SLOTS]", help="Queue to serve with its slots; several times."),
     ] = None,
     slots: Annotated[int | None, typer.Option(help="Slots of a queue without a number.", show_default=False)] = None,
     log_json: Annotated[bool, typer.Option("--log-json", "--json", help="One JSON object a log line.")] = False,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.", show_default=False)] = None,
 ) -> None:
-    """Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries."""
+    """Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries it."""
     with errors():
         settings = load_settings(
             store=store, slots=slots, log_json=log_json or None, log_level=log_level, queues=_queues(queue, slots)
@@ -79,14 +77,16 @@ def run(
         for sentence in idle_queues(settings.queues, registry):
             warn(sentence)
         stuck = _served(agent)
-    if stuck:  # handlers and threads that go on: the tasks are released, so nothing may hold up the end of the process
+    if stuck:  # handlers run on: their tasks are released, so nothing may delay the end of the process
         _end(0)
     end_descendants()
 
 
 def _served(agent: Agent) -> int:
-    """Run the agent. An error that nobody expected ends this process at once, whatever threads of handlers go on: what
-    it held has been given back, or is for others when its leases end, and the supervisor starts a fresh agent."""
+    """Run the agent. An unexpected error ends the process at once, whatever threads run on.
+
+    Its tasks are released, or taken over when the leases expire; the supervisor starts a fresh agent.
+    """
     try:
         return agent.run()
     except ThunderAgentError:
@@ -134,7 +134,7 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
             if one.unknown_jobs:
                 notes.print(f"queue {one.queue}: no agent has the jobs {', '.join(one.unknown_jobs)}", style="yellow")
             elif (one.ready or one.running) and not one.agents:
-                told = f": {one.text('running')} running there by the leases of agents that are gone"
+                told = f": {one.text('running')} running there under the leases of lost agents"
                 held = told if one.running else ""
                 notes.print(f"queue {one.queue}: no agent serves it{held}", style="yellow", soft_wrap=True)
 
@@ -212,8 +212,7 @@ def _queues(given: list[str] | None, slots: int | None) -> dict[str, int] | None
 
 
 def idle_queues(wanted: Mapping[str, int], jobs: Registry) -> Iterator[str]:
-    """A sentence for each queue that an agent is told to serve and that none of its jobs names. The plain queue is no
-    mistake: it is where tasks go that are put by the name of their job alone."""
+    """A sentence for each served queue that no job names, except the default queue of tasks enqueued by name."""
     for queue in wanted:
         if queue != DEFAULT_QUEUE and queue not in jobs.queues:
             hint = meant(queue, jobs.queues) or "."

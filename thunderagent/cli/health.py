@@ -1,4 +1,4 @@
-"""The command `health`: whether agents are well, for scripts and for people."""
+"""The command health: whether agents are well, for scripts and for people."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from thunderagent.stores.tasks import AgentInfo
 
 ASK_S: Final = 5.0
-"""How long an agent may take to answer at its port."""
+"""Seconds to wait for the answer of an agent at its port."""
 
 LARGEST: Final = 1_000_000
-"""Bytes of such an answer that are read."""
+"""Most bytes of that answer."""
 
 
 def health(
@@ -52,13 +52,13 @@ def health(
         bool,
         typer.Option(
             "--alive",
-            help="Ask whether they are alive, as what restarts an agent should: one whose store is away is. "
+            help="Ask whether they are alive, for what restarts agents: an agent without its store is alive. "
             "Needs --folder or --url.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.
+    """Show whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.
 
     Without options it reads the rows of the agents of this host. When the store may be away, use --folder or --url.
     """
@@ -82,14 +82,14 @@ def health(
 
 
 def _rows(store: str | None, name: str) -> list[dict[str, Any]]:
-    """Of the agents that are alive by their rows, those of a host, or the one of that name."""
+    """Agents by their rows: those of a host, or the one of that name."""
     with opened(store) as client:
         now = client.store.clock.now()
         return [_row(one, now) for one in client.agents.list() if name in names_of(one.name)]
 
 
 def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
-    """What a row tells; one that is not renewed is that of an agent that is gone, or cannot reach the store."""
+    """Health by a row; a row that is not renewed is of an agent that is lost, or does not reach the store."""
     told, seen_s = as_map(agent.info.get("health")), now - agent.seen_at
     reasons = list(said) if isinstance(said := told.get("reasons"), (list, tuple)) else []
     if seen_s > SILENT_S:
@@ -107,7 +107,7 @@ def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
 
 
 def _asked(url: str) -> dict[str, Any]:
-    """What the agent at a URL answers; without an answer it is not healthy."""
+    """The answer of the agent at a URL; without an answer it is not healthy."""
     whole = url.rstrip("/").removesuffix("/health") + "/health"
     if not whole.startswith(("http://", "https://")):
         raise ConfigurationError(f"--url is {url!r}; write for example http://127.0.0.1:9464")

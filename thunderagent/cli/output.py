@@ -51,7 +51,7 @@ QueueOption = Annotated[str | None, typer.Option("--queue", "-q", help="Only thi
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """One clear message and an exit code that means something, instead of a traceback."""
+    """A message and an exit code instead of a traceback."""
     try:
         yield
     except ThunderAgentError as error:
@@ -115,12 +115,12 @@ def as_dict(task: Task) -> dict[str, Any]:
 
 
 def link_data(link: Link | None) -> dict[str, Any]:
-    """Whether a stream is connected, as JSON data; nothing where that is not on record."""
+    """Whether a stream is connected, as JSON data; empty where no record says so."""
     return {} if link is None else {"connection": asdict(link)}
 
 
 def cursor_text(last_seq: Any) -> str:
-    """The place of a stream for people; the empty string for none. A row made by hand may hold anything there."""
+    """The cursor of a stream for people, empty for none. A row made by hand may hold anything there."""
     if not last_seq:
         return ""
     if not isinstance(last_seq, Mapping):
@@ -131,26 +131,25 @@ def cursor_text(last_seq: Any) -> str:
 
 
 def _place_text(key: str | None, place: Any) -> str:
-    """A place in one sequence: a number alone, or with its epoch."""
     values = place if isinstance(place, Mapping) else {"seq": place}
     sequence, epoch = "" if key is None else f"{key} ", values.get("epoch")
     return f"{sequence}{values.get('seq', '?')}" + ("" if epoch is None else f" (epoch {epoch})")
 
 
 def handoff_text(task: Task, now: float) -> str:
-    """Who still handles the messages of a stream that changes hands at `now`; the empty string for nobody."""
+    """The agent that still handles the messages of a stream during a handoff; empty for none."""
     if task.handoff_state not in (Handoff.OFFERED, Handoff.READY) or (task.handoff_until or 0.0) <= now:
         return ""
     return f"handoff: {task.handoff_owner} handles on"
 
 
 def least_width(column: str) -> int:
-    """Letters that a column of `make_table` takes, whatever is in it."""
+    """Least width of a column of `make_table`."""
     return _LEAST.get(column, 0)
 
 
 def make_table(*columns: str, ids: Iterable[str] = ()) -> Table:
-    """A table whose first column is wide enough for all `ids`, as an id that is cut is of no use."""
+    """A table whose first column is wide enough for all `ids`."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     longest = {columns[0]: max(map(len, ids), default=0)}
     for name in columns:
@@ -196,8 +195,12 @@ def colour(status: str) -> str:
     return f"[{_COLOURS.get(status, 'red')}]{status}[/]"
 
 
+def meaning(status: str) -> str:
+    """What a status means, where its word does not say so."""
+    return " (closed on purpose)" if status == Status.DONE else ""
+
+
 def moment(at: float | None) -> str:
-    """Epoch seconds for people; the empty string for none."""
     return "" if at is None else at_text(at)
 
 

@@ -16,12 +16,12 @@ from thunderagent.queue.pause_commands import doubt
 from thunderagent.queue.pauses import Pause, PauseKind
 
 KindArgument = Annotated[str, typer.Argument(metavar="KIND", help="queue, job or agent.")]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name; of an agent, or of the host of several.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name; for agents also their host.")]
 LastsOption = Annotated[
     str | None,
     typer.Option("--for", metavar="TIME", help="End by itself after 90s, 15m, 2h, 1d.", show_default=False),
 ]
-ReasonOption = Annotated[str | None, typer.Option(help="Shown to whoever asks.", show_default=False)]
+ReasonOption = Annotated[str | None, typer.Option(help="Shown with the pause.", show_default=False)]
 
 
 def pause(

@@ -26,13 +26,13 @@ ArbiterOption = Annotated[
 ScopeOption = Annotated[
     str | None, typer.Option(help="Name of the row, instead of THUNDERAGENT_REGION_SCOPE.", show_default=False)
 ]
-ReasonOption = Annotated[str, typer.Option(help="Shown to whoever asks.")]
+ReasonOption = Annotated[str, typer.Option(help="Shown with the grant.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 UnseenOption = Annotated[
-    bool, typer.Option("--unseen", help="Also to a region of which the table of tasks shows no live agent.")
+    bool, typer.Option("--unseen", help="Also to a region without a live agent in the table of tasks.")
 ]
 LATE_S = 15.0
-"""Who is to take the grant looks each five seconds; after three times that somebody has to be told."""
+"""Seconds without the new holder after which the command warns: agents look every five seconds."""
 
 regions_app = typer.Typer(
     name="region",
@@ -43,7 +43,7 @@ regions_app = typer.Typer(
 
 @contextmanager
 def _orders(arbiter: str | None, scope: str | None) -> Iterator[tuple[Regions, Settings]]:
-    region = os.environ.get("THUNDERAGENT_REGION") or "anywhere"  # who orders needs to be in none of them
+    region = os.environ.get("THUNDERAGENT_REGION") or "anywhere"  # the caller may be in no region
     settings = load_settings(region_arbiter=arbiter, region_scope=scope, region=region)
     regions = Regions.from_settings(settings)
     try:
@@ -54,7 +54,7 @@ def _orders(arbiter: str | None, scope: str | None) -> Iterator[tuple[Regions, S
 
 @regions_app.command()
 def status(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: JsonOption = False) -> None:
-    """Show which region has the grant, since when and why, and the agents that tell of their region."""
+    """Show which region has the grant, since when and why, and the agents with their regions."""
     with errors(), _orders(arbiter, scope) as (regions, settings):
         record, now = regions.status(), regions.engine.clock.now()
         agents, problem = _agents(settings)
@@ -89,10 +89,9 @@ def failover(
 ) -> None:
     """Move the grant to another region.
 
-    In good order: the agents that have it claim nothing more, end or give back what they hold, and hand over after
-    80 s or so. With --force they stop as soon as they hear of it, and the other region begins when every grant
-    that is out is over (35 s), whether they heard or not. Nobody else takes it then, so it goes to no region without
-    a live agent.
+    In order: the agents that have it claim nothing more, end or give back what they hold, and hand over after about
+    80 s. With --force they stop when they see it, and the other region begins when every grant has expired (35 s).
+    No other region takes the grant then, so it goes to no region without a live agent.
     """
     with errors(), _orders(arbiter, scope) as (regions, settings):
         _look_for_agents(to, settings, unseen)
@@ -117,7 +116,7 @@ def failback(
     scope: ScopeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move the grant back to the preferred region, in good order."""
+    """Move the grant back to the preferred region, in order."""
     with errors(), _orders(arbiter, scope) as (regions, settings):
         wanted = to or settings.region_preferred
         if wanted is None:
@@ -135,7 +134,7 @@ def stay(
     scope: ScopeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take back a move in good order that has not ended yet."""
+    """Take back an orderly move that has not ended yet."""
     with errors(), _orders(arbiter, scope) as (regions, _):
         _tell(regions.stay(reason=reason), as_json)
 
@@ -147,7 +146,7 @@ def freeze(
     scope: ScopeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let no region take the grant by itself; orders still move it."""
+    """Let no region take the grant by itself; commands still move it."""
     with errors(), _orders(arbiter, scope) as (regions, _):
         _tell(regions.freeze(reason), as_json)
 
@@ -160,7 +159,7 @@ def thaw(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: Json
 
 
 def _look_for_agents(to: str, settings: Settings, unseen: bool) -> None:
-    """A grant that is on its way to a region waits for its agents: with a slip of the pen all would stand still."""
+    """Refuse a region without agents: after a typing error all agents would stand still."""
     agents, problem = _agents(settings)
     seen = sorted({str(one.info["region"].get("name")) for one in agents})
     if to in seen or unseen:
@@ -179,7 +178,7 @@ def _look_for_agents(to: str, settings: Settings, unseen: bool) -> None:
 
 
 def _agents(settings: Settings) -> tuple[list[AgentInfo], str | None]:
-    """The agents that the table of the settings knows, and why it could not be asked."""
+    """Agents in the table of the settings, and why it did not answer."""
     try:
         store = open_store(settings, for_agent=True)
         try:
@@ -192,13 +191,13 @@ def _agents(settings: Settings) -> tuple[list[AgentInfo], str | None]:
 
 
 def _doubt(settings: Settings, to: str) -> None:
-    """Say so when nobody is seen who could use the grant there."""
+    """Warn if no agent is seen that could use the grant there."""
     agents, problem = _agents(settings)
     there = [one.info["region"] for one in agents if one.info["region"].get("name") == to]
     if problem:
         why = f"whether agents of {to} are there is not known: {problem}"
     elif not there:
-        why = f"no live agent tells that it is in {to}: it would have the grant and do nothing"
+        why = f"no live agent is in {to}: it would have the grant and do nothing"
     elif not any(region.get("well", True) for region in there):
         why = f"no agent of {to} is well: they could not renew the grant, and would stop after seconds"
     else:

@@ -36,7 +36,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the per
 
 @schedules_app.command("list")
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the periodic jobs and when each is due; on a wide terminal also what it does about missed ticks."""
+    """List the periodic jobs and when each is due; on a wide terminal also their policy for missed ticks."""
     with errors(), opened(store) as client:
         found = client.schedules.list()
         if as_json:
@@ -63,7 +63,7 @@ def next_(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell when a periodic job is due next, in UTC and in how long."""
+    """Show when a periodic job is due next, in UTC and in how long."""
     with errors(), opened(store) as client:
         one, now = client.schedules.get(job), client.store.clock.now()
         ticks = client.schedules.next_ticks(job, number=number)
@@ -95,9 +95,9 @@ def pause(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put no ticks of a periodic job; those of the pause are left out for good.
+    """Put no ticks of a periodic job; those of the pause are skipped for good.
 
-    Its tasks that are there already run; to hold these too: thunderagent pause job NAME.
+    Its existing tasks run; to hold these too: thunderagent pause job NAME.
     """
     with errors(), opened(store) as client:
         for_s = None if lasts is None else duration("--for", lasts)

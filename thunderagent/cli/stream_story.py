@@ -1,4 +1,4 @@
-"""What is said of a stream: its state in a line, its runs with their moves and reasons, and what it missed."""
+"""A stream in words: its state, its runs with their moves and reasons, and what it missed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def since_of(task: Task) -> float | None:
 
 
 def now_of(task: Task, now: float) -> str:
-    """What there is to say about the state of a stream, in a line."""
+    """The state of a stream in a line."""
     parts = []
     if task.desired_state == Desired.STOPPED and not task.status.is_terminal:
         parts.append("stop requested")
@@ -41,7 +41,7 @@ def now_of(task: Task, now: float) -> str:
     match task.status:
         case Status.RUNNING:
             is_over = task.lock_time is not None and task.lock_time < now
-            parts.append(f"by {task.lease_owner}" + (", whose lease is over" if is_over else ""))
+            parts.append(f"by {task.lease_owner}" + (", whose lease has expired" if is_over else ""))
         case Status.PENDING if task.created_at > now:
             parts.append(f"in {task.created_at - now:.0f} s")
         case Status.PENDING:
@@ -55,7 +55,7 @@ def now_of(task: Task, now: float) -> str:
     return ", ".join(filter(None, parts))
 
 
-# The head of an account
+# The head
 
 
 def show_head(task: Task, now: float, run: Run | None) -> None:
@@ -96,7 +96,7 @@ def _facts(task: Task, now: float, run: Run | None) -> Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is shown of one or several moves."""
+    """A line of one or several moves."""
 
     at: float
     state: str
@@ -118,7 +118,7 @@ _STATE_COLOURS: Final[Mapping[str, str]] = {
 
 
 def lines_of(moves: Sequence[Move]) -> list[Line]:
-    """Moves for people: the steps of an attempt are folded into how it ended, and what repeats into one line."""
+    """Moves for people: an attempt is one line with its end, and repeated attempts are one line."""
     lines: list[Line] = []
     steps: list[Move] = []
     for move in moves:
@@ -165,13 +165,13 @@ def _is_pause(before: Line, after: Line) -> bool:
 
 
 def _is_same(before: Line, after: Line) -> bool:
-    """Whether two attempts failed in the same way, though with other delays after them."""
+    """Whether two attempts failed in the same way, whatever delay followed."""
     texts = [one.text.partition(NEXT_ATTEMPT)[0] for one in (before, after)]
     return before.state == after.state and texts[0] == texts[1]
 
 
 def show_runs(task: Task, shown: Sequence[Run], known: set[int], first: int) -> None:
-    """Runs oldest first; those of which no account is left are named together."""
+    """Print runs, oldest first; runs without a journal are named together."""
     by_fence = {run.fence: run for run in shown}
     fences = sorted({*by_fence, *(fence for fence in range(first, task.fence + 1) if fence not in known)})
     for is_told, group in itertools.groupby(fences, key=by_fence.__contains__):
@@ -185,7 +185,7 @@ def show_runs(task: Task, shown: Sequence[Run], known: set[int], first: int) -> 
             _no_account(missing)
             out.print(
                 f"\n[bold]run {task.fence}[/bold] by {escape(task.lease_owner or '?')}\n"
-                f"  nothing is written yet: its agent writes what happened every {JOURNAL_S:g} s",
+                f"  nothing is written yet: its agent writes its journal every {JOURNAL_S:g} s",
                 soft_wrap=True,
             )
         else:
@@ -229,21 +229,20 @@ def _show_run(run: Run, *, is_present: bool, is_running: bool) -> None:
 
 @dataclass(slots=True)
 class Sum:
-    """What several gaps come to. A gap that was found again, after a reconnect or by the next run, counts once."""
+    """The sum of several gaps; a gap that was found again counts once."""
 
     gaps: int = 0
     messages: int = 0
-    """Missed for good, as far as the numbers tell."""
+    """Missed for good, as far as numbers show."""
     by_snapshot: int = 0
-    """In a state that was read anew."""
+    """Covered by a state that was read again."""
     sent_again: int = 0
-    """Asked for again, and not found missing again."""
+    """Requested again, and not missing any more."""
     unknown: int = 0
-    """Gaps whose size cannot be told."""
+    """Gaps of unknown size."""
 
 
 def summed(gaps: Sequence[Missed]) -> Sum:
-    """The sum of gaps in the order in which they were found."""
     ends = ("key", "epoch", "seq")
     last = {tuple(place.get(end) for place in (gap.after, gap.before) for end in ends): gap for gap in gaps}
     total = Sum(gaps=len(last))

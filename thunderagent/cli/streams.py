@@ -1,4 +1,4 @@
-"""Commands on streams: list, stop, start, and explain, which says why a stream did what it did."""
+"""Commands on streams: list, stop, start, explain."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from thunderagent.streams.journal import read_links
 streams_app = typer.Typer(help="See, stop and start streams, and ask why they did what they did.", no_args_is_help=True)
 
 ORDER: Final = (Status.RUNNING, Status.PENDING, Status.BLOCKED, Status.FAILED, Status.DONE, Status.SUCCESS)
-"""What runs is listed first. SUCCESS is last, as a table may hold very many tasks that are."""
+"""Running streams first; SUCCESS last, as a table may hold very many such tasks."""
 
 RUNS: Final = 5
 MOST_RUNS: Final = 100
@@ -63,15 +63,15 @@ StreamsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids
 
 @streams_app.command("list")
 def list_(
-    status: Annotated[str | None, typer.Option(help="Only this status.", show_default=False)] = None,
+    status: Annotated[str | None, typer.Option(help="Only this status, such as running.", show_default=False)] = None,
     queue: QueueOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Most streams.")] = 50,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List streams: those that run, then those that wait, then those that have ended.
+    """List streams: running, then waiting, then ended; DONE means closed on purpose.
 
-    In a table with very many ended tasks, --queue or --status makes it quick.
+    With very many ended tasks, --queue or --status makes it quick.
     """
     with errors(), opened(store) as client:
         wanted = (Status(choice("--status", status.upper(), tuple(Status))),) if status else ORDER
@@ -110,12 +110,12 @@ def list_(
 def stop(
     ids: StreamsArgument,
     wait_s: Annotated[
-        float | None, typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait so long until they have stopped.")
+        float | None, typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait until they have stopped.")
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop streams: each saves its cursor and is DONE, until it is started again."""
+    """Stop streams: each saves its cursor and is DONE, closed on purpose, until it is started again."""
     with errors(), opened(store) as client:
         each = _Each(as_json)
         told: list[str] = []
@@ -138,14 +138,14 @@ def stop(
 @streams_app.command()
 def start(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of the streams.")] = None,
-    all_failed: Annotated[bool, typer.Option("--all-failed", help="All that are FAILED, instead of ids.")] = False,
+    all_failed: Annotated[bool, typer.Option("--all-failed", help="All FAILED streams, instead of ids.")] = False,
     queue: Annotated[str | None, typer.Option("--queue", "-q", help="With --all-failed: only this queue.")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start streams that were stopped, or have failed, where their cursors are.
+    """Start stopped or FAILED streams at their cursors.
 
-    One that its agent is about to stop is waited for, at most 30 seconds.
+    If an agent is stopping one, the command waits at most 30 seconds for that.
     """
     with errors(), opened(store) as client:
         if bool(ids) == all_failed or (queue is not None and not all_failed):
@@ -159,10 +159,10 @@ def start(
             with each.of(name):
                 before = client.get(name)
                 if before.status is Status.RUNNING and before.desired_state == Desired.STOPPED:
-                    notes.print(f"{name} is waited for: {before.lease_owner} is about to stop it", soft_wrap=True)
+                    notes.print(f"waiting for {name}: {before.lease_owner} is stopping it", soft_wrap=True)
                 after = client.streams.start(name)
                 if after.status is Status.SUCCESS:
-                    raise NotAllowed(f"the stream {name!r} has come to its end by itself: enqueue it anew")
+                    raise NotAllowed(f"the stream {name!r} has ended by itself: enqueue it again")
                 each.tell(after, _starting(before, after))
         each.end()
 
@@ -175,23 +175,23 @@ def explain(
         typer.Option(
             min=1,
             max=MOST_RUNS,
-            help=f"The last so many runs; {RUNS} if not given, {MOST_RUNS} with --gaps or --since.",
+            help=f"Last runs to show: {RUNS}, or {MOST_RUNS} with --gaps or --since.",
             show_default=False,
         ),
     ] = None,
-    gaps: Annotated[bool, typer.Option("--gaps", help="Only what was missed, with a sum.")] = False,
+    gaps: Annotated[bool, typer.Option("--gaps", help="Only missed messages, with a sum.")] = False,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Only from then on: 03:12, or 2026-11-29T03:12.", show_default=False),
+        typer.Option(metavar="TIME", help="Only from this time on: 03:12, or 2026-11-29T03:12.", show_default=False),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what happened to a stream: why it connected again, and what it missed. Times are local."""
+    """Show the runs of a stream: why it connected again, and what it missed. Times are local."""
     with errors(), opened(store) as client:
         task, now = client.get(task_id), client.store.clock.now()
         if not task.is_stream:
-            hint = "" if task.fence else "; that it is one is known once an agent has it, if it was enqueued by name"
+            hint = "" if task.fence else "; one that was enqueued by name is known as a stream once an agent has it"
             raise NotAllowed(f"the task {task_id!r} is no stream{hint}: see `thunderagent show {task_id}`")
         begin = None if since is None else begin_of(since, now)
         number = runs or (MOST_RUNS if gaps or since else RUNS)
@@ -215,11 +215,11 @@ def explain(
         show_runs(task, shown, {run.fence for run in found}, first if begin is None else task.fence)
 
 
-# What is listed
+# The list
 
 
 def _streams(client: Client, wanted: Sequence[Status], queue: str | None) -> Iterator[Task]:
-    """Streams by status, newest first. The index tells which tasks are streams: no other task is read."""
+    """Streams by status, newest first. The index marks streams: no other task is read."""
     lanes = [lane for lane in client.store.engine.lanes() if queue in (None, lane.queue)]
     for status in wanted:
         merged = heapq.merge(
@@ -248,7 +248,7 @@ def _entries(client: Client, status_value: str) -> Iterator[Candidate]:
 
 
 class _Each:
-    """What became of each of several streams. One that is refused does not keep the others from their turn."""
+    """Outcomes of several streams: the command goes on when one is refused."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -257,7 +257,6 @@ class _Each:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """The turn of one of them."""
         try:
             yield
         except (NotAllowed, TaskNotFound, WaitTimeout) as error:
@@ -278,20 +277,18 @@ class _Each:
 
 
 def _stopping(client: Client, before: Task, after: Task) -> str:
-    """What a stop comes to."""
     if after.status is not Status.RUNNING:
         already = "already " if before.status is Status.DONE else ""
         return f"is {already}{_end(after)}"
-    again = " (it was told before)" if before.desired_state == Desired.STOPPED else ""
+    again = " (it was asked before)" if before.desired_state == Desired.STOPPED else ""
     if after.lock_time is not None and after.lock_time < client.store.clock.leases.now():
         return f"stops when another agent has taken it over: the lease of {after.lease_owner} is over{again}"
-    # The row does not tell how often its agent beats, but three beats fit into every lease.
+    # The row does not hold the interval of the heartbeats; three fit into every lease.
     within = f", within {(after.lease_sec or 0.0) / 3:.0f} s" if after.lease_sec else ""
     return f"stops with the next heartbeat of {after.lease_owner}{within}{again}"
 
 
 def _starting(before: Task, after: Task) -> str:
-    """What a start comes to."""
     cursor = cursor_text(after.last_seq)
     where = f"goes on behind {cursor}" if cursor else "begins at its beginning"
     match after.status:
@@ -306,7 +303,6 @@ def _starting(before: Task, after: Task) -> str:
 
 
 def _end(task: Task) -> str:
-    """How a stream has ended, and where."""
     cursor = cursor_text(task.last_seq)
     what = task.done_reason or str(task.status) if task.status is Status.DONE else str(task.status)
     return f"{what}, its cursor is {cursor}" if cursor else what

@@ -26,6 +26,7 @@ from thunderagent.cli.output import (
     find_here,
     link_data,
     make_table,
+    meaning,
     moment,
     notes,
     opened,
@@ -46,13 +47,13 @@ from thunderagent.stores.tasks import AgentInfo, TaskStore
 from thunderagent.streams.journal import read_links
 
 WIDE: Final = 120
-"""Columns of a terminal that has room for the queue and the times of each task."""
+"""Columns of a terminal with room for the queue and the times of each task."""
 
 ERROR_SHOWN: Final = 100
-"""Letters of an error that a list shows, on as many lines as it takes."""
+"""Letters of an error that a list shows."""
 
 READ: Final = 100
-"""Agents whose rows are read: of a larger fleet it cannot be said that none has a job."""
+"""Agents whose rows are read; of a larger fleet it is not known which jobs it has."""
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK_ID", help="Id of the task.")]
 
@@ -71,7 +72,9 @@ def enqueue(
     max_retry: Annotated[int | None, typer.Option(help="Retries, instead of the job's.", show_default=False)] = None,
     unique_key: Annotated[
         str | None,
-        typer.Option(help="While a task of this job with this key is open, it is the answer.", show_default=False),
+        typer.Option(
+            help="At most one task of this job with this key is open; an open one is returned.", show_default=False
+        ),
     ] = None,
     unique_scope: Annotated[str, typer.Option(help="until_done, or until_start.")] = "until_done",
     limit: Annotated[
@@ -85,13 +88,13 @@ def enqueue(
         str | None,
         typer.Option(help="Package of the jobs: checks the payload and knows the queue.", show_default=False),
     ] = None,
-    wait_s: Annotated[float | None, typer.Option("--wait", help="Wait so many seconds for its end.")] = None,
+    wait_s: Annotated[float | None, typer.Option("--wait", help="Seconds to wait for its end.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put a task into its queue and print its id; after --wait also how it ended, and its result.
 
-    By its name alone a job goes to the queue `default`: a stream needs --queue streams, or --jobs, which knows where
-    its streams belong. A note says when no live agent has a job of this name, or none that has it serves that queue.
+    Without --jobs and --queue it goes to the queue `default`; a stream needs --queue streams. A note says when no live
+    agent has this job, or none with it serves that queue.
     """
     with errors(), opened(store) as client:
         text = sys.stdin.read() if payload == "-" else payload
@@ -120,7 +123,7 @@ def enqueue(
             for sentence in doubts(client.store, task):
                 notes.print(escape(sentence), style="yellow", soft_wrap=True)
         if not as_json:
-            tell(task.task_id, False)  # before the wait: who gives up waiting has it
+            tell(task.task_id, False)  # before the wait, which may be interrupted
         if wait_s is not None:
             task = client.wait(task, timeout_s=wait_s)
         if as_json:
@@ -132,12 +135,13 @@ def enqueue(
 
 
 def _end(task: Task) -> str:
-    """How a task ended: a line for people, and for one that did not succeed where to read on."""
+    """How a task ended, for people, and where to read on if it did not succeed."""
     if task.status is Status.SUCCESS:
         unread = f"(its result cannot be read: {task.result_error})" if task.result_error else None
         return f"{task.status} {unread or task.result_text or 'null'}"
     why = _first_line(task)
-    return f"{task.status}{': ' * bool(why)}{why}\nsee: thunderagent explain {shlex.quote(task.task_id)}"
+    what = f"{task.status}{meaning(task.status)}{': ' * bool(why)}{why}"
+    return f"{what}\nsee: thunderagent explain {shlex.quote(task.task_id)}"
 
 
 def _first_line(task: Task) -> str:
@@ -145,14 +149,14 @@ def _first_line(task: Task) -> str:
 
 
 def list_(
-    status: Annotated[str | None, typer.Option(help="Only this status.", show_default=False)] = None,
+    status: Annotated[str | None, typer.Option(help="Only this status, such as failed.", show_default=False)] = None,
     queue: QueueOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
-    oldest_first: Annotated[bool, typer.Option("--oldest-first", help="Instead of newest first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Most tasks.")] = 50,
+    oldest_first: Annotated[bool, typer.Option("--oldest-first", help="Not newest first.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List tasks."""
+    """List tasks; DONE means closed on purpose: cancelled, or stopped."""
     with errors(), opened(store) as client:
         wanted = choice("--status", status.upper(), tuple(Status)) if status else None
         tasks = list(client.list(status=wanted, queue=queue, newest_first=not oldest_first, limit=limit))
@@ -172,9 +176,9 @@ def list_(
 
 
 def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show a task: its state, times, dependencies, errors and result, and why it does not run if it does not.
+    """Show a task: its state, times, dependencies, errors and result, and why it does not run.
 
-    Of a row that cannot be read it shows the attributes as they are.
+    An unreadable row is shown as raw attributes.
     """
     with errors(), opened(store) as client:
         try:
@@ -205,7 +209,7 @@ def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption =
 
 
 def _show_attributes(row: Row, as_json: bool) -> None:
-    """A row that cannot be read, as it is: so it can be mended by hand."""
+    """Show the attributes of an unreadable row, so that they can be repaired by hand."""
     values = {name: sorted(value) if is_set(value) else value for name, value in row.items()}
     if as_json:
         tell(values, True)
@@ -231,7 +235,7 @@ def retry(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption 
 def purge(
     status: Annotated[str, typer.Argument(help="SUCCESS, FAILED or DONE (closed on purpose).")],
     queue: QueueOption = None,
-    older_than_days: Annotated[float, typer.Option(min=0.0, help="Only tasks that ended so long ago.")] = 0.0,
+    older_than_days: Annotated[float, typer.Option(min=0.0, help="Least days since their end.")] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -250,12 +254,15 @@ def _change(store: str | None, as_json: bool, change: Callable[[Client], Task]) 
     with errors(), opened(store) as client:
         task = change(client)
         asked = " (its agent was asked to stop it)" if task.cancel_requested else ""
-        tell(as_dict(task) if as_json else f"{task.task_id} is {task.status}{asked}", as_json)
+        tell(as_dict(task) if as_json else f"{task.task_id} is {task.status}{meaning(task.status)}{asked}", as_json)
 
 
 def details(task: Task) -> Iterator[tuple[str, str]]:
     yield "task", escape(task.task_id)
-    yield "status", colour(task.status) + (" (cancel requested)" if task.cancel_requested else "")
+    yield (
+        "status",
+        colour(task.status) + meaning(task.status) + (" (cancel requested)" if task.cancel_requested else ""),
+    )
     yield "job", escape(task.job_value)
     yield "queue", task.lane.suffix.removeprefix("#") or task.queue
     yield "attempt", f"{task.attempt} (retries {task.retry_count} of {_allowed(task)}, lost agents {task.crash_count})"
@@ -311,9 +318,9 @@ def _allowed(task: Task) -> str:
 
 
 def doubts(store: TaskStore, task: Task) -> list[str]:
-    """Why nobody may take a task that was just put by the name of its job.
+    """Reasons why no agent may take a new task of a job that was given by name.
 
-    Empty when an agent can, when none is alive, and when it cannot be known: not everybody may list the agents.
+    Empty when an agent can, when none is alive, and when the caller may not list the agents.
     """
     if task.status not in (Status.PENDING, Status.BLOCKED):
         return []

@@ -30,18 +30,18 @@ LEAST_EVERY_S: Final = 1.0
 WIDE: Final = 110
 NARROW: Final = 72
 COMPLAINTS: Final = 3
-"""Lines about agents that are not well, and streams that are not connected; one less in a low window."""
+"""Lines on unhealthy agents and disconnected streams; one less in a low window."""
 LOW: Final = 20
 
 _OTHER_LINES: Final = 12
-"""Lines of a frame beside the rows of queues and agents, and beside the error of the store."""
+"""Lines of a frame beside queues, agents and the error of the store."""
 
 _COLOURS: Final = {"ok": "green", "paused": "yellow", "passive": "cyan", "draining": "cyan", "not well": "red"}
 
 
 def top(
     every_s: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=LEAST_EVERY_S, help="Time between two looks.")
+        float, typer.Option("--every", metavar="SECONDS", min=LEAST_EVERY_S, help="Seconds between two looks.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     store: StoreOption = None,
@@ -49,9 +49,9 @@ def top(
 ) -> None:
     """Watch queues, agents, streams and cost in a live view; Ctrl-C ends it.
 
-    A look reads each queue's numbers, which stop at 10,000 on DynamoDB, and the rows of the agents. There a look at a
-    small fleet costs some ten read units, and one at queues with 10,000 tasks in each of five states some 500 a queue,
-    which is 0.00006 dollars: with many such queues, look seldom. --json prints one frame as JSON.
+    A look reads the numbers of each queue and the rows of the agents. On DynamoDB numbers stop at 10,000: a look costs
+    about ten read units for a small fleet, and 500 (0.00006 dollars) for a queue with 10,000 tasks in each of five
+    states. --json prints one frame as JSON.
     """
     with errors():
         if as_json or once or not out.is_terminal:
@@ -64,7 +64,7 @@ def top(
             return
         client = Client.from_settings(store=store)
         try:
-            with suppress(StoreUnavailable):  # it may come back: the view says that it is away
+            with suppress(StoreUnavailable):  # the view shows that, and the store may come back
                 client.store.engine.check()
             watch(lambda: overview(client.store), client.store.engine.url, every_s)
         finally:
@@ -81,7 +81,7 @@ def watch(
 ) -> None:
     """Draw frames on the alternate screen until `stop`, SIGTERM or Ctrl-C; the terminal is left as it was.
 
-    A store that does not answer is shown as such, with the last frame that there was, and asked again.
+    While the store does not answer, that is shown with the last frame.
     """
     ended = stop or threading.Event()
     last: Overview | None = None
@@ -102,8 +102,7 @@ def watch(
 def _stopping() -> Iterator[None]:
     """End on Ctrl-C and SIGTERM, also while the store does not answer.
 
-    The handler raises and does nothing else: setting an event that the thread it interrupts waits for would wait for
-    ever, as that thread may hold the event's lock.
+    The handler only raises: to set an event would block for ever, as the interrupted thread may hold its lock.
     """
     asked: list[int] = []
 
@@ -125,14 +124,13 @@ def _stopping() -> Iterator[None]:
 
 
 class _Ended(BaseException):
-    """Somebody has asked for the end."""
+    """The user, or a signal, ends the view."""
 
 
 # A frame
 
 
 def frame_data(found: Overview) -> dict[str, Any]:
-    """A frame as JSON data."""
     cost = None if found.cost is None else {**asdict(found.cost), "dollars_per_1000": found.cost.dollars_per_1000}
     return {**asdict(found), "cost": cost}
 
@@ -146,7 +144,7 @@ def draw(
     url: str = "",
     every_s: float | None = None,
 ) -> Iterator[RenderableType]:
-    """A frame within a width and, unless `height` is None, a height; what does not fit is told by its number."""
+    """A frame within a width and, unless it is None, a height; of what does not fit the number is shown."""
     at = "" if found is None else at_text(found.at)
     every = "" if every_s is None else f"  every {every_s:g} s, Ctrl-C ends"
     yield Text.from_markup(
@@ -206,7 +204,7 @@ def _cell(one: QueueStats, name: str) -> str:
             return "" if one.oldest_ready_s is None else span_text(one.oldest_ready_s)
         case "agents":
             return f"[red]{one.agents}[/red]" if (one.ready or one.running) and not one.agents else str(one.agents)
-        case "running" if one.running and not one.agents:  # those of agents that are gone
+        case "running" if one.running and not one.agents:  # of lost agents
             return f"[red]{one.text(name)} lost[/red]"
         case "failed" if one.failed:
             return f"[red]{one.text(name)}[/red]"
@@ -225,7 +223,7 @@ def _agents(found: Overview, width: int, most: int | None) -> RenderableType:
     rows = [
         [Text.from_markup(_agent_cell(one, name, found.at, width)) for name in columns] for one in ill_first[:number]
     ]
-    # Where there is no room for whole names, slots and health are what one looks for.
+    # Where names do not fit, slots and health matter more.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rest = sum(max(have, len(name)) + 2 for have, name in zip(widths, columns, strict=True))
     room = max(12, width - rest - 2)
@@ -239,13 +237,13 @@ def _agents(found: Overview, width: int, most: int | None) -> RenderableType:
 
 
 def _short(name: str) -> str:
-    """Host without its domain, and process, of the name of an agent."""
+    """Host, without its domain, and process in the name of an agent."""
     host, _, rest = name.partition(":")
     return f"{host.partition('.')[0]}:{rest.partition(':')[0]}"
 
 
 def _complaints(found: Overview, most: int) -> list[Text]:
-    """Why agents are not well, and then streams not connected, those that are away longest first."""
+    """Why agents are unhealthy, then disconnected streams, the longest first."""
     told = [(one.name, reason) for one in found.agents if one.state == "not well" for reason in one.reasons][:most]
     texts = [
         Text.from_markup(f"[red]{escape(_short(name))}[/red] {escape(why)}", overflow="ellipsis") for name, why in told
@@ -291,7 +289,6 @@ def _with_rest(table: Table, rest: int, what: str, columns: int) -> RenderableTy
 
 
 def cost_text(found: Overview) -> str:
-    """What the work costs, in a line."""
     cost = found.cost
     if cost is None:
         what = "nothing, the store is a file" if found.store.startswith("sqlite") else "not told by these agents"

@@ -34,10 +34,10 @@ def _group() -> None:
 @wsapi_app.command("serve")
 def serve(
     demo: Annotated[
-        bool, typer.Option("--demo", help="Two regions, a page, and tokens for whoever asks on this machine.")
+        bool, typer.Option("--demo", help="Two regions, a page, and tokens for anyone on this machine.")
     ] = False,
     region: Annotated[
-        list[str] | None, typer.Option(help="Name of a region; several may be given.", show_default=False)
+        list[str] | None, typer.Option(help="Name of a region; several times.", show_default=False)
     ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65000, help="First of two loopback ports for each region; 0: free ones.")
@@ -75,7 +75,6 @@ def serve(
 
 
 def _tell(regions: Sequence[LocalRegion], *, demo: bool, as_json: bool) -> None:
-    """Say where everything is, once it listens."""
     first = regions[0].gateway
     if as_json:
         told = [
