@@ -265,7 +265,7 @@ def test_agents_explain_and_doctor_tell_of_regions_that_wait(stand: Stand, monke
 
 @pytest.mark.parametrize(
     ("age_s", "frozen", "state", "words"),
-    [(100.0, None, State.WARNING, "nobody renews it"), (1.0, "work", State.WARNING, "frozen: work")],
+    [(100.0, None, State.WARNING, "no agent renews it"), (1.0, "work", State.WARNING, "frozen: work")],
 )
 def test_doctor_warns_of_a_grant_that_does_not_move_as_it_should(
     stand: Stand, age_s: float, frozen: str | None, state: State, words: str

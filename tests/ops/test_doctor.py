@@ -417,7 +417,7 @@ def test_a_store_that_does_not_answer_ends_with_3_and_the_rest_is_told(
 
     found = examine(conf, url, opening=opening)
     assert found["latency"][0].state is State.WRONG
-    assert found["latency"][0].remedy.startswith("look who holds the file")
+    assert found["latency"][0].remedy.startswith("see which process holds the file")
     assert found["queues"][0] == Finding("queues", State.SKIPPED, "the store does not answer")
     assert found["python"][0].state is State.OK
     monkeypatch.setattr(command, "Doctor", lambda **given: Doctor(**given, opening=opening))

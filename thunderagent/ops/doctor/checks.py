@@ -455,7 +455,7 @@ def _is_there(engine: Engine) -> bool:
 
 def _reach(url: str) -> str:
     if url.startswith("sqlite"):
-        return "look who holds the file: fuser -v FILE; and whether the disk is full: df -h"
+        return "see which process holds the file: fuser -v FILE; and whether the disk is full: df -h"
     return "check the region and the endpoint in THUNDERAGENT_STORE, credentials, route and security group of this host"
 
 

@@ -41,7 +41,7 @@ def look_at_region(settings: Settings, opening: Callable[[str], Engine]) -> Iter
     found = f"{record.holder} has the grant, epoch {record.epoch}; last sign {age_s:.0f} s ago"
     if age_s > record.lease_s * TAKER_SHARE:
         remedy = "agents there do not run, are not well, or do not reach the arbiter; see: thunderagent region status"
-        yield Finding(NAME, State.WARNING, f"{found}: nobody renews it", remedy)
+        yield Finding(NAME, State.WARNING, f"{found}: no agent renews it", remedy)
     elif record.frozen is not None:
         yield Finding(NAME, State.WARNING, f"{found}; frozen: {record.frozen}", "thunderagent region thaw")
     else:

@@ -117,7 +117,7 @@ def identify(place: Place, clients: Clients, session: Callable[[], Any] | None =
             what = f"the credentials from {source} are expired or unknown ({error})"
             yield Finding("credentials", State.WRONG, what, f"{SIGN_IN}; and check the clock of this host")
         else:
-            yield Finding("credentials", State.WARNING, f"from {source}; STS does not tell whose they are: {error}")
+            yield Finding("credentials", State.WARNING, f"from {source}; STS does not name their owner: {error}")
         return
     except BotoCoreError as error:
         what = f"from {source}; STS does not answer ({error})"

@@ -230,7 +230,7 @@ def look_at_alarms(account: Account) -> Iterator[Finding]:
             silent[stack.name] = stack
     for name, stack in silent.items():
         remedy = account.deploy(stack, "--parameter AlarmTopic=ARN")
-        yield Finding("alarms", State.WARNING, f"the alarms of {name} notify nobody", remedy)
+        yield Finding("alarms", State.WARNING, f"the alarms of {name} notify no topic", remedy)
     if found:
         yield Finding("alarms", State.OK, f"{len(found)} of {len(wanted)} are there")
 

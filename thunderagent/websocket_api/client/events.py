@@ -100,7 +100,7 @@ class Resubmitted:
     """How many; of what is certainly lost, if anything is."""
     region: str | None
     is_certain: bool
-    """True: its version is below ours. False: another region answers, and it is asked to be sure."""
+    """True: the server has an earlier version. False: another region answers, and may lack them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ class Replica:
         return change
 
     def drop(self, change_id: str) -> None:
-        """A server refused this change for good."""
+        """A server refused this change."""
         self._remove(change_id)
         self._make_again()
 

@@ -116,7 +116,7 @@ def fetch_url(url: str, *, monotonic: Callable[[], float] = since_boot) -> Calla
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
     if not (parts.scheme == "https" or is_local) or not parts.hostname:
-        raise ConfigurationError(f"the JWKS URL {url!r} must begin with https://: who changes the keys signs tokens")
+        raise ConfigurationError(f"the JWKS URL {url!r} must begin with https://: changed keys sign any token")
 
     def fetch() -> str:
         until = monotonic() + FETCH_S
