@@ -513,7 +513,7 @@ def test_an_agent_without_hooks_has_no_thread_for_them_and_adds_nothing_to_a_run
     def logs(run: Any) -> Any:
         return run
 
-    scope = scope_of(logs, failed=failed)
+    scope = scope_of(logs, on_failure=failed)
     one = running(a_lease())
     assert scope(one) is one  # type: ignore[comparison-overlap] # what the logs answered with, and nothing around it
     with hooked(sync):
@@ -522,7 +522,7 @@ def test_an_agent_without_hooks_has_no_thread_for_them_and_adds_nothing_to_a_run
 
 def test_a_run_is_told_as_such_when_its_handler_was_cut_off_within() -> None:
     seen = Seen()
-    scope = scope_of(no_scope, hooks=[seen.hook], failed=lambda name, error: None)
+    scope = scope_of(no_scope, hooks=[seen.hook], on_failure=lambda name, error: None)
     one = running(a_lease())
     with pytest.raises(asyncio.CancelledError), scope(one):
         raise asyncio.CancelledError

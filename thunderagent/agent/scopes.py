@@ -15,7 +15,7 @@ from thunderagent.agent.threads import BackgroundThread
 from thunderagent.jobs.extension import extension
 from thunderagent.jobs.hooks import EventHook, Hook, JobRun, RunHook
 from thunderagent.jobs.outcome import Returned, in_words, outcome_of, raised
-from thunderagent.jobs.running import Failed, Running, Scope, no_scope
+from thunderagent.jobs.running import OnFailure, Running, Scope, no_scope
 from thunderagent.model.bus import Event, EventBus
 from thunderagent.model.clock import since_boot
 from thunderagent.model.fleet_events import HookFailed
@@ -36,7 +36,7 @@ MOST_WAITING: Final = 10_000
 
 
 def scope_of(
-    logs: Scope, *, hooks: Sequence[RunHook] = (), spans_of_runs: Scope | None = None, failed: Failed
+    logs: Scope, *, hooks: Sequence[RunHook] = (), spans_of_runs: Scope | None = None, on_failure: OnFailure
 ) -> Scope:
     """The scope of an agent: spans outside, then log lines, then hooks in their order in the registry.
 
@@ -44,7 +44,7 @@ def scope_of(
         logs: names the task in log lines.
         hooks: those of the user around runs.
         spans_of_runs: makes a span of each run; None: the trace of a task is only passed on.
-        failed: called for a part that raises.
+        on_failure: called for a part that raises.
     """
     outer = spans_of_runs or carrying
     if not hooks and spans_of_runs is None:
@@ -54,12 +54,12 @@ def scope_of(
             return (
                 logs(running)
                 if running.lease.task.traceparent is None
-                else HookScope(running, (outer, logs), (), failed)
+                else HookScope(running, (outer, logs), (), on_failure)
             )
 
         return plain
     scopes = (outer,) if logs is no_scope else (outer, logs)
-    return lambda running: HookScope(running, scopes, hooks, failed)
+    return lambda running: HookScope(running, scopes, hooks, on_failure)
 
 
 def pushing(scope: Scope, settings: Settings) -> Scope:
@@ -238,28 +238,28 @@ class HandlerScope:
             run_span = run_spans(Redactor(settings.log_redact).text)
         if hooks or settings.traces:
             self.threads.append(HookDispatcher(on_events, bus, failures, last=traces.flush))
-        scope = scope_of(logs, hooks=around, spans_of_runs=run_span, failed=failures.report)
+        scope = scope_of(logs, hooks=around, spans_of_runs=run_span, on_failure=failures.report)
         self.scope = pushing(scope, settings)
 
 
 class HookScope:
     """The scope of one run. It raises what the handler raised, and what a required hook raised before the run."""
 
-    __slots__ = ("_ends", "_failed", "_hooks", "_in_child", "_run", "_running", "_scopes")
+    __slots__ = ("_ends", "_hooks", "_in_child", "_on_failure", "_run", "_running", "_scopes")
 
     def __init__(
         self,
         running: Running,
         scopes: Sequence[Scope],
         hooks: Sequence[RunHook],
-        failed: Failed,
+        on_failure: OnFailure,
         *,
         in_child: bool = False,
     ) -> None:
         self._running = running
         self._scopes = scopes
         self._hooks = hooks
-        self._failed = running.failed = failed
+        self._on_failure = running.on_failure = on_failure
         self._in_child = in_child
         self._run: JobRun | None = None
         self._ends: list[tuple[str, bool, Callable[[], object]]] = []
@@ -272,7 +272,7 @@ class HookScope:
                 manager = scope(running)
                 manager.__enter__()
             except BaseException as error:
-                self._failed(name, raised(error).error)
+                self._on_failure(name, raised(error).error)
             else:
                 self._ends.append((name, False, lambda manager=manager: manager.__exit__(None, None, None)))  # type: ignore[misc]
         for hook in self._hooks:
@@ -286,7 +286,7 @@ class HookScope:
             if next(steps, self) is self:
                 raise RuntimeError("it ended without a `yield`")
         except BaseException as error:
-            self._failed(hook.name, raised(error).error)
+            self._on_failure(hook.name, raised(error).error)
             if hook.required:
                 self._running.outcome = outcome_of(error, self._running.job, self._running.context)
                 self.__exit__()
@@ -302,7 +302,7 @@ class HookScope:
             try:
                 end()
             except BaseException as error:
-                self._failed(name, raised(error).error)
+                self._on_failure(name, raised(error).error)
                 if is_required and (running.outcome is None or isinstance(running.outcome, Returned)):
                     running.outcome = outcome_of(error, running.job, running.context)
 

@@ -13,7 +13,7 @@ from thunderagent.jobs.outcome import Outcome, outcome_of
 from thunderagent.model.clock import since_boot
 from thunderagent.model.task import Lease
 
-Failed = Callable[[str, str], None]
+OnFailure = Callable[[str, str], None]
 """Called with the name of a hook, or of another part of a scope, and its error."""
 
 
@@ -38,7 +38,7 @@ class Running:
     """Monotonic second at which the heartbeat first saw that the handler was asked to stop; 0: it was not."""
     outcome: Outcome | None = None
     """Set once the handler has ended."""
-    failed: Failed | None = None
+    on_failure: OnFailure | None = None
     """Called for hooks that fail around it in a child process."""
 
     @property

@@ -20,7 +20,7 @@ from thunderagent.jobs.extension import extension
 from thunderagent.jobs.hooks import RunHook
 from thunderagent.jobs.job import Job
 from thunderagent.jobs.outcome import Outcome, Raised, Returned, Stopped, raised
-from thunderagent.jobs.running import Failed, Running
+from thunderagent.jobs.running import OnFailure, Running
 from thunderagent.model import errors
 from thunderagent.model.jsondata import dump_result
 from thunderagent.model.outlet import end_lines, open_outlets
@@ -63,12 +63,12 @@ def _child(descriptor: int) -> None:
     os._exit(0)  # threads that the handler left must not keep the slot
 
 
-def _run(orders: Mapping[str, Any], context: Context, failed: Failed) -> Outcome:
+def _run(orders: Mapping[str, Any], context: Context, on_failure: OnFailure) -> Outcome:
     try:
         for package in orders["packages"]:  # its set-up serves handlers of other packages too
             importlib.import_module(package)
         job = _find(orders["module"], orders["job"])
-        hooks = list(_hooks(orders["hooks"], failed))
+        hooks = list(_hooks(orders["hooks"], on_failure))
     except Exception as error:
         return raised(error)
     # in the middle of a deploy the disk may have other code than the agent
@@ -78,7 +78,7 @@ def _run(orders: Mapping[str, Any], context: Context, failed: Failed) -> Outcome
     try:
         with (
             in_child(orders.get("traceparent"), traces=orders.get("traces", False)),
-            HookScope(running, (), hooks, failed, in_child=True),
+            HookScope(running, (), hooks, on_failure, in_child=True),
         ):
             running.outcome = run_handler(job, context)
     except BaseException as error:
@@ -124,7 +124,7 @@ def _find(module: str, name: str) -> Job[Any]:
     raise errors.UnknownJob(f"the module {module} has no job {name!r}: keep the job at the top level of the module")
 
 
-def _hooks(named: Iterable[tuple[str, str, bool]], failed: Failed) -> Iterator[RunHook]:
+def _hooks(named: Iterable[tuple[str, str, bool]], on_failure: OnFailure) -> Iterator[RunHook]:
     for module, name, is_required in named:
         here = vars(importlib.import_module(module)).values()
         found = next((value for value in here if isinstance(value, RunHook) and value.name == name), None)
@@ -133,7 +133,7 @@ def _hooks(named: Iterable[tuple[str, str, bool]], failed: Failed) -> Iterator[R
         elif is_required:
             raise errors.ConfigurationError(f"the module {module} has no hook {name}, which the run needs")
         else:
-            failed(name, f"the module {module} does not have it in the child process")
+            on_failure(name, f"the module {module} does not have it in the child process")
 
 
 def _answer(outcome: Outcome) -> dict[str, Any]:

@@ -159,8 +159,8 @@ def _listen(reports: IO[str], running: Running) -> Outcome | None:
         match message:
             case {"progress": value}:
                 context.progress(value)
-            case {"hook": name, "error": text} if running.failed is not None:
-                running.failed(name, text)
+            case {"hook": name, "error": text} if running.on_failure is not None:
+                running.on_failure(name, text)
             case {"returned": value}:
                 outcome = Returned(value)
             case {"unstorable": text}:
