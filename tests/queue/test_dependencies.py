@@ -235,9 +235,12 @@ def test_a_parent_that_is_cancelled_while_it_waits_ends_its_children_at_once(
 def test_a_child_that_is_put_after_its_parent_failed_is_judged_at_once(stage: Stage, policy: str) -> None:
     parent = stage.end_of(stage.client.enqueue(fails, {}))
     child = stage.client.enqueue(add, {}, depends_on=[parent], on_parent_failure=policy)
-    expected = {"fail": Status.FAILED, "cancel": Status.DONE, "run": Status.PENDING}[policy]
-    assert child.status is expected
-    assert stage.end_of(child).status is (Status.SUCCESS if policy == "run" else expected)
+    if policy == "run":
+        assert child.status in (Status.PENDING, Status.RUNNING), "the agent may be faster than the answer"
+        assert stage.end_of(child).status is Status.SUCCESS
+    else:
+        assert child.status is {"fail": Status.FAILED, "cancel": Status.DONE}[policy]
+        assert stage.end_of(child).status is child.status
 
 
 def test_a_blocked_child_that_is_cancelled_is_left_alone_by_its_parent(stage: Stage) -> None:
