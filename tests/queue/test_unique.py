@@ -783,7 +783,9 @@ def test_new_work_behind_a_stream_that_is_being_stopped_is_refused_with_the_reme
     [lease] = site.store.claim([Wanted(seen(first)._replace(kind="stream"), LEASE_S)], owner="agent-1")
     assert stream().task_id == first.task_id
     site.client.streams.stop(first)
-    with pytest.raises(NotAllowed, match=f"enqueue then, or start it again: client.start\\('{first.task_id}'\\)$"):
+    with pytest.raises(
+        NotAllowed, match=f"enqueue then, or start it again: client.streams.start\\('{first.task_id}'\\)$"
+    ):
         stream()
     now = site.clock.now()
     site.store.settle([writes.stop(lease, now=now, expire_at=now + DAY_S)])
