@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from tests.support.engine import put, settings
 from thunderagent.cli import app
 from thunderagent.cli.output import out
-from thunderagent.cli.schedules import _span
 from thunderagent.client import Client
 from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import Job, job
@@ -149,10 +148,3 @@ def test_a_job_without_a_schedule_is_refused_with_the_remedy(stand: Stand, comma
 def test_a_time_that_is_none_is_refused(stand: Stand) -> None:
     stand("pause", "report.nightly", "--for", "soon", code=2)
     assert "--for" in stand.said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (90, "90 s"), (600, "10 min"), (9000, "2.5 h"), (864000, "10 d")]
-)
-def test_spans_are_told_in_units_that_fit(seconds: float, text: str) -> None:
-    assert _span(seconds) == text

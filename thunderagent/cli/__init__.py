@@ -18,62 +18,29 @@ from thunderagent.model.version import __version__
 
 COMMANDS: Final = {
     "run": ("fleet.run", "Run an agent until SIGTERM or Ctrl-C; it then drains. A second signal hurries it."),
-    "enqueue": (
-        "tasks.enqueue",
-        "Put a task into its queue and print its id; after --wait also how it ended, and its result.",
-    ),
+    "enqueue": ("tasks.enqueue", "Put a task into its queue and print its id; after --wait also its end and result."),
     "list": ("tasks.list_", "List tasks; DONE means closed on purpose: cancelled, or stopped."),
-    "show": (
-        "tasks.show",
-        "Show a task: its state, times, dependencies, errors and result, and why it does not run.",
-    ),
-    "explain": (
-        "explain.explain_",
-        "Say why a task does not run, or what happened to it, and what can be done about it.",
-    ),
-    "retry": ("tasks.retry", "Put a FAILED or DONE (closed on purpose) task back into its queue, with fresh retries."),
+    "show": ("tasks.show", "Show a task: state, times, dependencies, errors, result, and why it does not run."),
+    "explain": ("explain.explain_", "Say why a task does not run, or what happened to it, and what can be done."),
+    "retry": ("tasks.retry", "Put a FAILED or DONE (closed on purpose) task back into its queue."),
     "cancel": ("tasks.cancel", "Close a waiting task, or ask the agent of a running one to stop it."),
     "purge": ("tasks.purge", "Delete ended tasks for good."),
     "pause": ("pauses.pause", "Let no task start of a queue, of a job or in an agent; what runs goes on."),
     "resume": ("pauses.resume", "End a pause. Resuming what is not paused changes nothing."),
     "pauses": ("pauses.pauses", "List what is paused: since when, until when, and why."),
     "stats": ("fleet.stats", "Show each queue in numbers."),
-    "health": (
-        "health.health",
-        "Show whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.",
-    ),
+    "health": ("health.health", "Show whether agents are healthy: exit code 0 if all are, else 1, also without any."),
     "top": ("top.top", "Watch queues, agents, streams and cost in a live view; Ctrl-C ends it."),
-    "doctor": (
-        "doctor.doctor",
-        "Check settings, store, permissions, clock and supervisor; with the remedy for what is wrong.",
-    ),
-    "canary": (
-        "canary.canary",
-        "Use WebSocket APIs once as a client does: connect, authenticate, ping, setState, getState, close.",
-    ),
-    "metrics": (
-        "fleet.metrics",
-        "List the metrics of agents: what each means, its unit, and its names in CloudWatch and Prometheus.",
-    ),
-    "dashboard": (
-        "fleet.dashboard",
-        "Print the body of a CloudWatch dashboard of the metrics, with the thresholds of the alarms as lines.",
-    ),
-    "iam": (
-        "engine.iam",
-        "Print the least AWS policy for a role, as JSON, for the table, queue, bucket and namespace of the settings.",
-    ),
-    "local": (
-        "engine.local",
-        "Start a local DynamoDB in the background, with the table, and print the line to use it.",
-    ),
+    "doctor": ("doctor.doctor", "Check settings, store, permissions, clock and supervisor, with remedies."),
+    "canary": ("canary.canary", "Try WebSocket APIs once: connect, authenticate, ping, setState, getState, close."),
+    "metrics": ("fleet.metrics", "List the metrics of agents: meaning, unit, names in CloudWatch and Prometheus."),
+    "dashboard": ("fleet.dashboard", "Print a CloudWatch dashboard of the metrics, with alarm thresholds as lines."),
+    "iam": ("engine.iam", "Print the least AWS policy for a role, as JSON, for the resources of the settings."),
+    "local": ("engine.local", "Start a local DynamoDB in the background and print the line to use it."),
     "agents": ("agents.agents_app", "List the agents that are alive, or have one drain."),
     "streams": ("streams.streams_app", "See, stop and start streams, and ask why they did what they did."),
     "schedule": ("schedules.schedules_app", "See the schedules of periodic jobs, run one now, pause and resume."),
-    "region": (
-        "regions.regions_app",
-        "Which region's agents work, where several share a global table: look, move, go back, freeze.",
-    ),
+    "region": ("regions.regions_app", "Show and move the grant of regions that share a global table."),
     "table": ("engine.table_app", "Create, check or delete the table of a DynamoDB store."),
     "wsapi": ("wsapi.wsapi_app", "The WebSocket API with durable state, on this machine."),
 }

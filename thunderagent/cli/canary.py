@@ -38,7 +38,7 @@ def canary(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Use WebSocket APIs once as a client does: connect, authenticate, ping, setState, getState, close.
+    """Try WebSocket APIs once: connect, authenticate, ping, setState, getState, close.
 
     Exit code 0 if every step did, 1 if one failed; it is named with the reason. Each target has ten seconds.
     """

@@ -52,7 +52,7 @@ def doctor(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check settings, store, permissions, clock and supervisor; with the remedy for what is wrong.
+    """Check settings, store, permissions, clock and supervisor, with remedies.
 
     Run it as the user and with the environment of the agents. It writes one row and deletes it. Exit code 0: agents
     can work, maybe with warnings; 1: something is wrong; 3: the store cannot be used.

@@ -92,7 +92,7 @@ def local(
     folder: Annotated[Path, typer.Option(help="Where its state is kept.")] = Path(".thunderagent/local"),
     as_json: JsonOption = False,
 ) -> None:
-    """Start a local DynamoDB in the background, with the table, and print the line to use it."""
+    """Start a local DynamoDB in the background and print the line to use it."""
     with errors():
         if stop:
             stopped = local_engine.stop(folder)
@@ -133,7 +133,7 @@ def iam(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the least AWS policy for a role, as JSON, for the table, queue, bucket and namespace of the settings."""
+    """Print the least AWS policy for a role, as JSON, for the resources of the settings."""
     with errors():
         found = resources(load_settings(store=store), account=account, region=region, partition=partition)
         typer.echo(json.dumps(policy(role, found), indent=None if as_json else 2))

@@ -24,7 +24,7 @@ def explain_(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a task does not run, or what happened to it, and what can be done about it.
+    """Say why a task does not run, or what happened to it, and what can be done.
 
     Shown are what holds the task back, the owner of its lease and since when, the failed attempts that its row keeps,
     its parents and children, and the next command. DONE means closed on purpose.

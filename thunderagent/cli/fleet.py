@@ -140,7 +140,7 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 def metrics(as_json: JsonOption = False) -> None:
-    """List the metrics of agents: what each means, its unit, and its names in CloudWatch and Prometheus."""
+    """List the metrics of agents: meaning, unit, names in CloudWatch and Prometheus."""
     if as_json:
         listed = [
             {
@@ -179,7 +179,7 @@ def dashboard(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the body of a CloudWatch dashboard of the metrics, with the thresholds of the alarms as lines.
+    """Print a CloudWatch dashboard of the metrics, with alarm thresholds as lines.
 
     It is JSON, indented without --json. Give it to `aws cloudwatch put-dashboard --dashboard-body file://FILE`.
     """

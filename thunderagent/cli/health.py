@@ -58,7 +58,7 @@ def health(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show whether agents are healthy: exit code 0 if all are, 1 if one is not, or there is none.
+    """Show whether agents are healthy: exit code 0 if all are, else 1, also without any.
 
     Without options it reads the rows of the agents of this host. When the store may be away, use --folder or --url.
     """

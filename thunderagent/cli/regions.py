@@ -36,7 +36,7 @@ LATE_S = 15.0
 
 regions_app = typer.Typer(
     name="region",
-    help="Which region's agents work, where several share a global table: look, move, go back, freeze.",
+    help="Show and move the grant of regions that share a global table.",
     no_args_is_help=True,
 )
 

@@ -21,6 +21,7 @@ from thunderagent.cli.output import (
     tell,
 )
 from thunderagent.cli.pauses import LastsOption, ReasonOption, duration
+from thunderagent.model.clock import span_text
 from thunderagent.model.schedules import tick_text
 from thunderagent.queue.schedules.commands import ScheduleInfo
 
@@ -72,7 +73,7 @@ def next_(
             return
         out.print(escape(f"{one.job}: {one.spec}" + (f", {_pause_text(one)}" if one.paused else "")), soft_wrap=True)
         for tick in ticks:
-            out.print(f"{moment(tick)}  in {_span(tick - now)}")
+            out.print(f"{moment(tick)}  in {span_text(tick - now)}")
         if not ticks:
             out.print(escape(f"no ticks until: thunderagent schedule resume {job}"), soft_wrap=True)
 
@@ -130,11 +131,3 @@ def _pause_text(one: ScheduleInfo) -> str:
     text = f"paused since {moment(one.paused)}"
     text += f" until {moment(one.paused_until)}" if one.paused_until is not None else ""
     return text + (f": {one.reason}" if one.reason else "")
-
-
-def _span(seconds: float) -> str:
-    """For people: `41 s`, `12 min`, `3.5 h`, `12 d`."""
-    for unit, length, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
-        if seconds < most:
-            return f"{seconds / length:.{1 if unit == 'h' else 0}f} {unit}"
-    return f"{seconds / 86400:.0f} d"

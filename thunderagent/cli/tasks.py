@@ -91,7 +91,7 @@ def enqueue(
     wait_s: Annotated[float | None, typer.Option("--wait", help="Seconds to wait for its end.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a task into its queue and print its id; after --wait also how it ended, and its result.
+    """Put a task into its queue and print its id; after --wait also its end and result.
 
     Without --jobs and --queue it goes to the queue `default`; a stream needs --queue streams. A note says when no live
     agent has this job, or none with it serves that queue.
@@ -176,7 +176,7 @@ def list_(
 
 
 def show(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show a task: its state, times, dependencies, errors and result, and why it does not run.
+    """Show a task: state, times, dependencies, errors, result, and why it does not run.
 
     An unreadable row is shown as raw attributes.
     """
@@ -228,7 +228,7 @@ def cancel(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption
 
 
 def retry(task_id: TaskArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Put a FAILED or DONE (closed on purpose) task back into its queue, with fresh retries."""
+    """Put a FAILED or DONE (closed on purpose) task back into its queue."""
     _change(store, as_json, lambda client: client.retry(task_id))
 
 

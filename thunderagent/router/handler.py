@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from pydantic import BaseModel
+
 from thunderagent.client import Client
 from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError
@@ -121,15 +123,8 @@ class Router:
         if source is None and detail_type is None:
             raise ConfigurationError("a route for EventBridge needs a source, a detail_type, or both")
 
-        def add(function: ForEventBridge[T]) -> ForEventBridge[T]:
-            content, adapter = parameter_types(function, EventBridgeEvent)
-            route = EventBridgeRoute(
-                function=function, content=content, adapter=adapter, source=source, detail_type=detail_type
-            )
-            _add(route, self._eventbridge, self._s3)
-            return function
-
-        return add
+        parts = {"source": source, "detail_type": detail_type}
+        return _adder(EventBridgeRoute, EventBridgeEvent, self._eventbridge, self._s3, **parts)
 
     def sns(self, *, topic: str) -> Callable[[ForSns[T]], ForSns[T]]:
         """A route for messages of SNS: `(message, record)`, the message as JSON of the annotated type.
@@ -142,14 +137,7 @@ class Router:
         Raises:
             ConfigurationError: another route takes the same message, or the function cannot be a route.
         """
-        address = one_address("sns", "topic", topic)
-
-        def add(function: ForSns[T]) -> ForSns[T]:
-            content, adapter = parameter_types(function, SnsRecord)
-            _add(SnsRoute(function=function, content=content, adapter=adapter, address=address), self._sns)
-            return function
-
-        return add
+        return _adder(SnsRoute, SnsRecord, self._sns, address=one_address("sns", "topic", topic))
 
     def sqs(self, *, queue: str) -> Callable[[ForSqs[T]], ForSqs[T]]:
         """A route for messages of SQS: `(message, record)`, the body as JSON of the annotated type.
@@ -162,14 +150,7 @@ class Router:
         Raises:
             ConfigurationError: another route takes the same message, or the function cannot be a route.
         """
-        address = one_address("sqs", "queue", queue)
-
-        def add(function: ForSqs[T]) -> ForSqs[T]:
-            content, adapter = parameter_types(function, SqsMessage)
-            _add(SqsRoute(function=function, content=content, adapter=adapter, address=address), self._sqs)
-            return function
-
-        return add
+        return _adder(SqsRoute, SqsMessage, self._sqs, address=one_address("sqs", "queue", queue))
 
     def s3(self, *, bucket: str, kind: S3Kind | None = "created") -> Callable[[ForS3[T]], ForS3[T]]:
         """A route for the objects of a bucket: `(object, event)`, from S3 or through EventBridge.
@@ -187,14 +168,7 @@ class Router:
             raise ConfigurationError(f"{bucket!r} is no bucket; write its name, without an ARN")
         if kind is not None and kind not in KINDS:
             raise ConfigurationError(f"kind is {kind!r}; use {', '.join(map(repr, KINDS))} or None")
-
-        def add(function: ForS3[T]) -> ForS3[T]:
-            content, adapter = parameter_types(function, S3Event)
-            route = S3Route(function=function, content=content, adapter=adapter, bucket=bucket, kind=kind)
-            _add(route, self._s3, self._eventbridge)
-            return function
-
-        return add
+        return _adder(S3Route, S3Event, self._s3, self._eventbridge, bucket=bucket, kind=kind)
 
     def invoke(self) -> Callable[[ForInvoke[T]], ForInvoke[T]]:
         """The route for an input that the caller of the function chose: `(input, invocation)`.
@@ -205,13 +179,7 @@ class Router:
         Raises:
             ConfigurationError: there is such a route, or the function cannot be one.
         """
-
-        def add(function: ForInvoke[T]) -> ForInvoke[T]:
-            content, adapter = parameter_types(function, Invocation)
-            _add(InvokeRoute(function=function, content=content, adapter=adapter), self._invoke)
-            return function
-
-        return add
+        return _adder(InvokeRoute, Invocation, self._invoke)
 
     def http(self, method: str, path: str) -> Callable[[ForHttp[T]], ForHttp[T]]:
         """A route for HTTP requests: `(body, request)`, the body as JSON of the annotated type.
@@ -226,13 +194,7 @@ class Router:
             ConfigurationError: another route takes the same request, or the function cannot be a route.
         """
         method, path = one_http_path(method, path)
-
-        def add(function: ForHttp[T]) -> ForHttp[T]:
-            content, adapter = parameter_types(function, HttpRequest)
-            _add(HttpRoute(function=function, content=content, adapter=adapter, method=method, path=path), self._http)
-            return function
-
-        return add
+        return _adder(HttpRoute, HttpRequest, self._http, method=method, path=path)
 
     # Events
 
@@ -302,7 +264,17 @@ class Router:
                 Telemetry(self.bus)
 
 
-def _add(route: T, routes: list[T], others: Sequence[object] = ()) -> None:
-    if problem := clash(route, [*routes, *others]):
-        raise problem
-    routes.append(route)
+def _adder(
+    make: Callable[..., T], event: type[BaseModel], routes: list[T], others: Sequence[object] = (), **parts: Any
+) -> Callable[[Any], Any]:
+    """The decorator that makes a route of a function and adds it, unless another route takes the same events."""
+
+    def add(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        content, adapter = parameter_types(function, event)
+        route = make(function=function, content=content, adapter=adapter, **parts)
+        if problem := clash(route, [*routes, *others]):
+            raise problem
+        routes.append(route)
+        return function
+
+    return add
