@@ -365,7 +365,6 @@ def test_a_payload_lives_on_whoever_ends_its_task() -> None:
         owner="me",
         max_crashes=0,
         sweep_s=15.0,
-        keep_failed_s=1000 * DAY_S,
     )
     assert rescuer.take_over([Lane()], lambda task: None) == []
     for task in (parent, child, given_up):

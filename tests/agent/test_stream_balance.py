@@ -355,7 +355,6 @@ class Judge:
             owner="me",
             max_crashes=3,
             sweep_s=15.0,
-            keep_failed_s=60.0,
         )
 
 

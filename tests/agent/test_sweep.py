@@ -80,7 +80,6 @@ class Setting:
             owner=owner,
             max_crashes=max_crashes,
             sweep_s=15,
-            keep_failed_s=2000,
         )
 
     def find(self, lost: LostLeases | None = None) -> list[str]:

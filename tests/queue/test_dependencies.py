@@ -362,7 +362,7 @@ def test_the_sweep_makes_a_page_of_children_known_in_one_write() -> None:
     engine.written.clear()
     dependents = Dependents(store, EventBus(), keep_success_s=9.0, keep_failed_s=9.0)
     lost = LostLeases(store, guard_s=2.0)
-    rescuer = Rescuer(store, EventBus(), dependents, lost, owner="me", max_crashes=3, sweep_s=15.0, keep_failed_s=9.0)
+    rescuer = Rescuer(store, EventBus(), dependents, lost, owner="me", max_crashes=3, sweep_s=15.0)
     rescuer.heal([Lane()])
     assert engine.written["register dependent"] == 3
     assert client.get(parent).dependents == {one.task.task_id for one in outcomes}

@@ -422,7 +422,6 @@ class Walk:
             owner=name,
             max_crashes=1,
             sweep_s=15.0,
-            keep_failed_s=DAY_S,
         )
 
         def enqueue() -> None:
@@ -826,7 +825,7 @@ def test_who_is_given_up_after_lost_agents_frees_the_key(site: Site) -> None:
     [lease] = site.store.claim([Wanted(seen(first), LEASE_S)], owner="agent-0")
     bus, store = EventBus(), site.store
     dependents = Dependents(store, bus, keep_success_s=DAY_S, keep_failed_s=DAY_S)
-    numbers: dict[str, Any] = {"max_crashes": 0, "sweep_s": 15.0, "keep_failed_s": DAY_S}
+    numbers: dict[str, Any] = {"max_crashes": 0, "sweep_s": 15.0}
     rescuer = Rescuer(store, bus, dependents, LostLeases(store, guard_s=1.0), owner="agent-2", **numbers)
     site.clock.advance(LEASE_S + 2)
     rescuer.take_over([Lane()], lambda task: LEASE_S)

@@ -324,7 +324,6 @@ class Agent:
             owner=self.name,
             max_crashes=1000,
             sweep_s=15.0,
-            keep_failed_s=FOREVER_S,
         )
         settings = Settings(region=region, region_arbiter=f"sqlite://{MEMORY}")
         self.admission = Admission(self.store, Registry(region_job), settings, bus, rng=world.dice)

@@ -669,7 +669,6 @@ class QueueMachine(RuleBasedStateMachine):
             owner=owner,
             max_crashes=MAX_CRASHES,
             sweep_s=SWEEP_S,
-            keep_failed_s=KEEP_S,
         )
         return SimAgent(owner, rescuer)
 

@@ -158,7 +158,6 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
         owner=core.name,
         max_crashes=settings.max_crashes,
         sweep_s=settings.sweep_s,
-        keep_failed_s=policy.keep_failed_s,
         limit=in_flight.admission.limit_of,
         freed=in_flight.admission.freed.note,
     )

@@ -210,7 +210,6 @@ class Rescuer:
         lost: finds the tasks of lost agents.
         max_crashes: takeovers of one task; see `losses`.
         sweep_s: time between two sweeps.
-        keep_failed_s: how long a task that is given up is kept.
         limit: of a task that is given up.
         freed: called for a permit that was released, with the row of its limit.
     """
@@ -225,7 +224,6 @@ class Rescuer:
         owner: str,
         max_crashes: int,
         sweep_s: float,
-        keep_failed_s: float,
         limit: Callable[[Task], Limit | None] = lambda task: limit_of(task, None),
         freed: Callable[[Limit, Row], None] = lambda limit, row: None,
     ) -> None:
@@ -238,7 +236,6 @@ class Rescuer:
         self._owner = owner
         self._max_crashes = max_crashes
         self._sweep_s = sweep_s
-        self._keep_failed_s = keep_failed_s
         self._keys = UniqueKeys(store)
 
     def take_over(
@@ -321,7 +318,7 @@ class Rescuer:
         if error is None:
             alive = lived(task, self._seen_at(lost_agents(task))) + loss.lives
             error = verdict(task, loss, max_crashes=self._max_crashes, alive=alive)
-        expire_at = now + self._keep_failed_s
+        expire_at = now + self._dependents.keep_failed_s
         write = writes.give_up(task, error=error, now=now, expire_at=expire_at, loss=loss)
         rejected = list[Write]()
         [after] = self._store.write_tasks([write], rejected=lambda write, _: rejected.append(write))

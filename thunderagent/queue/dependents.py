@@ -36,6 +36,7 @@ class Dependents:
         self._store = store
         self._bus = bus
         self._keys = UniqueKeys(store)
+        self.keep_failed_s = keep_failed_s
         self._keep = {Status.DONE: keep_success_s, Status.FAILED: keep_failed_s}
 
     def rejected(self, write: Write, error: StoreRejected) -> None:
