@@ -271,7 +271,7 @@ def test_of_a_retry_by_hand_and_an_enqueue_that_come_together_one_wins(atomic_st
         try:
             return one.retry(task)
         except NotAllowed as error:
-            assert "is held by" in str(error) or "changed by somebody else" in str(error)
+            assert "is held by" in str(error) or "has changed meanwhile" in str(error)
             return None
 
     first = enqueue(clients[0], atomic_stand)
