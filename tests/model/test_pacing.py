@@ -1,4 +1,4 @@
-"""Every number of seconds that we decide to wait."""
+"""Backoff and the pace of polls."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thunderagent.model.pacing import Backoff, PollPace, first_poll, jittered, outage_delays, wait_delays
-from thunderagent.stores.dynamo.batches import batch_delays
-from thunderagent.stores.sqlite.engine import lock_pause
 
 seeds = st.integers(min_value=0, max_value=2**32).map(random.Random)
 
@@ -111,25 +109,8 @@ def test_an_outage_is_waited_out_with_doubling_pauses() -> None:
     assert list(itertools.islice(outage_delays(Full()), 9)) == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
-def test_all_who_wait_for_a_lock_have_the_same_chance_and_a_long_wait_costs_little() -> None:
-    rng = random.Random(5)
-
-    def longest(waited_s: float) -> float:
-        pauses = [lock_pause(waited_s, rng) for _ in range(500)]
-        assert min(pauses) >= 0.0002
-        assert min(pauses) < max(pauses) / 5
-        return max(pauses)
-
-    assert longest(0.0) <= longest(0.1) + 0.0001 <= 0.0032
-    assert longest(5.0) <= 0.006
-
-
 def test_a_waiting_client_looks_soon_and_then_less_often() -> None:
     delays = list(itertools.islice(wait_delays(), 30))
     assert delays[0] == 0.05
     assert delays == sorted(delays)
     assert delays[-1] == 2.0
-
-
-def test_leftovers_of_a_batch_are_sent_again_with_full_jitter() -> None:
-    assert list(itertools.islice(batch_delays(Full()), 9)) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,7 @@ from thunderagent.model.errors import (
 )
 from thunderagent.model.task import Lane, Status, new_task_id
 from thunderagent.model.writes import tasks as writes
-from thunderagent.stores.dynamo.batches import LEFT_OUT, PROBE_ID
+from thunderagent.stores.dynamo.batches import LEFT_OUT, PROBE_ID, batch_delays
 from thunderagent.stores.dynamo.connection import Connection
 from thunderagent.stores.dynamo.engine import DynamoEngine
 from thunderagent.stores.dynamo.errors import Refused
@@ -380,3 +382,9 @@ def test_a_connection_says_where_it_goes(dynamo_stand: Stand) -> None:
     connection: Connection = dynamo_stand.dynamo.connection
     assert dynamo_stand.dynamo.url == connection.place.url
     assert dynamo_stand.dynamo.table in str(connection.place)
+
+
+def test_leftovers_of_a_batch_are_sent_again_with_full_jitter() -> None:
+    rng = random.Random()
+    rng.uniform = lambda a, b: b  # type: ignore[method-assign]
+    assert list(itertools.islice(batch_delays(rng), 9)) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]

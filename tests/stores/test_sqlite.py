@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -32,7 +33,7 @@ from thunderagent.stores.sqlite import access as sqlite_access
 from thunderagent.stores.sqlite import engine as sqlite
 from thunderagent.stores.sqlite import schema as sqlite_schema
 from thunderagent.stores.sqlite import sql
-from thunderagent.stores.sqlite.engine import EXPIRED_AT_ONCE, FREE_KEPT, GIVEN_BACK, MEMORY, SqliteEngine
+from thunderagent.stores.sqlite.engine import EXPIRED_AT_ONCE, FREE_KEPT, GIVEN_BACK, MEMORY, SqliteEngine, lock_pause
 from thunderagent.stores.sqlite.schema import MIGRATIONS
 from thunderagent.stores.tasks import TaskStore, Wanted
 from thunderagent.testing import FakeClock
@@ -744,3 +745,16 @@ def test_a_file_of_an_older_version_goes_on_without_giving_space_back(path: str)
 def _pragma(engine: SqliteEngine, name: str) -> Any:
     with engine._reading() as cursor:
         return cursor.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def test_all_who_wait_for_a_lock_have_the_same_chance_and_a_long_wait_costs_little() -> None:
+    rng = random.Random(5)
+
+    def longest(waited_s: float) -> float:
+        pauses = [lock_pause(waited_s, rng) for _ in range(500)]
+        assert min(pauses) >= 0.0002
+        assert min(pauses) < max(pauses) / 5
+        return max(pauses)
+
+    assert longest(0.0) <= longest(0.1) + 0.0001 <= 0.0032
+    assert longest(5.0) <= 0.006

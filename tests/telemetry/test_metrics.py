@@ -103,7 +103,7 @@ def _verbs() -> set[str]:
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "verb" and isinstance(node.value, ast.Constant):
                 found.add(str(node.value.value))
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("_settle", "_back"):
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("_settle", "_back", "_note"):
                 found |= {str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)}
     return found
 

@@ -139,7 +139,7 @@ class State:
 
     def to_info(self) -> dict[str, Any]:
         info = self.schedule.to_data() | {"last": self.last}
-        for name in _TOLD:
+        for name in _BESIDE:
             if value := getattr(self, name):
                 info[name] = value
         return info | ({"ticks": list(self.ticks)} if self.ticks else {})
@@ -156,7 +156,7 @@ class State:
             raise ConfigurationError(f"the row {row.get('taskId')!r} has no schedule in it")
         schedule = Schedule.from_data(info)
         ticks = info.get("ticks", [])
-        wrong = [name for name, is_right in _TOLD.items() if name in info and not is_right(info[name])]
+        wrong = [name for name, is_right in _BESIDE.items() if name in info and not is_right(info[name])]
         if not isinstance(ticks, (list, tuple)) or not all(map(_is_moment, [info.get("last"), *ticks])):
             wrong.append("ticks")
         if not _is_moment(row.get("fence")):
@@ -165,7 +165,7 @@ class State:
             wrong.append("status")
         if wrong:
             raise ConfigurationError(f"the row {row.get('taskId')!r} cannot be read: {', '.join(wrong)}")
-        known = {name: info[name] for name in _TOLD if name in info}
+        known = {name: info[name] for name in _BESIDE if name in info}
         return cls(schedule=schedule, last=info["last"], ticks=tuple(ticks), **known)
 
 
@@ -187,7 +187,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-_TOLD: Final[Mapping[str, Callable[[object], bool]]] = {
+_BESIDE: Final[Mapping[str, Callable[[object], bool]]] = {
     "cancels": _is_text,
     "previous": _is_text,
     "skipped": _is_moment,
@@ -195,7 +195,7 @@ _TOLD: Final[Mapping[str, Callable[[object], bool]]] = {
     "paused_until": _is_time,
     "reason": _is_text,
 }
-"""What stands in a row beside the schedule and its ticks: the name, the field, and whether a value is right."""
+"""What a row may have beside its schedule and ticks, and whether a value is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

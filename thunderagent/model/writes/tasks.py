@@ -397,12 +397,7 @@ def leave_waitlist(seen: Candidate, *, now: float) -> Write:
 
 def request_cancel(seen: Task, *, now: float) -> Write:
     """Ask the holder of a RUNNING task to stop; the reply to its next heartbeat says so."""
-    return Write(
-        verb="request cancel",
-        task_id=seen.task_id,
-        set={"cancelRequested": True, "updatedAt": timestamp(now)},
-        require=(Is("status", seen.status_value), Is("fence", seen.fence)),
-    )
+    return _note("request cancel", seen, {"cancelRequested": True}, now=now)
 
 
 def stop_waiting(seen: Task, *, now: float, expire_at: float) -> Write:
@@ -413,18 +408,12 @@ def stop_waiting(seen: Task, *, now: float, expire_at: float) -> Write:
 
 def request_stop(seen: Task, *, now: float) -> Write:
     """Ask the holder of a stream to stop; the reply to its next heartbeat says so."""
-    return Write(
-        verb="request stop",
-        task_id=seen.task_id,
-        set={"desiredState": Desired.STOPPED.value, "updatedAt": timestamp(now)},
-        require=(Is("status", seen.status_value), Is("fence", seen.fence)),
-    )
+    return _note("request stop", seen, {"desiredState": Desired.STOPPED.value}, now=now)
 
 
 def request_start(seen: Task, *, now: float) -> Write:
     """Take back a request to stop that came too late: the stream is in its queue again."""
-    wanted = {"desiredState": Desired.STARTED.value, "updatedAt": timestamp(now)}
-    return replace(request_stop(seen, now=now), verb="request start", set=wanted)
+    return _note("request start", seen, {"desiredState": Desired.STARTED.value}, now=now)
 
 
 def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset()) -> Write:
@@ -457,11 +446,8 @@ def revive(seen: Task, *, now: float, waiting_for: frozenset[str] = frozenset())
 
 def stay_ended(seen: Task, *, now: float) -> Write:
     """A new fence for a task that has ended: no caller that saw it before can revive it."""
-    still = {
-        "status": seen.status_value,
-        "updatedAt": timestamp(now),
-    }  # the status differs if it lives again at that moment
-    return replace(request_stop(seen, now=now), verb="stay ended", set=still, increase={"fence": 1})
+    still = {"status": seen.status_value}  # differs if it lives again at that moment
+    return replace(_note("stay ended", seen, still, now=now), increase={"fence": 1})
 
 
 # Verbs of dependencies.
@@ -517,6 +503,16 @@ def doom(child: Task, *, status: Status, reason: str, now: float, expire_at: flo
 
 
 STOPPED: Final = "stopped"
+
+
+def _note(verb: str, seen: Task, changes: Mapping[str, Any], *, now: float) -> Write:
+    """Change a few attributes of a task unless its status or fence has changed."""
+    return Write(
+        verb=verb,
+        task_id=seen.task_id,
+        set={**changes, "updatedAt": timestamp(now)},
+        require=(Is("status", seen.status_value), Is("fence", seen.fence)),
+    )
 
 
 def _running(task: Task) -> str:
