@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import lanes, stands
 from tests.support.stands import Stand
+
+HERE: Final = Path(__file__).parent
 
 # Slowness of a machine that others use too is no failure.
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,9 +32,26 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
+WHOLE_RUNS_ONLY: Final = ("acceptance", "docs", "infra", "simulation")
+"""Folders that a quick run does not even read."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests that need no process, no server and no sleep")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    quick = config.getoption("--quick")
+    return True if quick and collection_path.parent == HERE and collection_path.name in WHOLE_RUNS_ONLY else None
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deal the tests to the workers of pytest-xdist, see `lanes`; one process alone runs them as they are written."""
+    if config.getoption("--quick"):
+        left = [item for item in items if any(map(item.get_closest_marker, ("processes", "ministack", "slow")))]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         items[:] = lanes.dealt(items, workers, group=lambda item: item.path, waits=lanes.waits, is_long=lanes.is_long)
