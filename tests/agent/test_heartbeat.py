@@ -247,7 +247,7 @@ def test_a_lease_of_a_task_that_is_gone_is_lost(at: Setting) -> None:
     one = at.holding()
     at.store.engine.delete([at.row().to_row()])
     at.rounds(60)
-    assert "nobody holds it" in str(one.context.stop_reason)
+    assert "no agent holds it" in str(one.context.stop_reason)
 
 
 def test_one_lost_lease_does_not_hurt_the_others(at: Setting) -> None:

@@ -281,7 +281,7 @@ class Heartbeat:
         elif renewal.lost and running.settling:
             running.next_beat = now + running.beat_s  # its own settlement ended the lease, or will be refused
         elif renewal.lost:
-            who = f"it is held by {renewal.taken_by}" if renewal.taken_by else "nobody holds it"
+            who = f"it is held by {renewal.taken_by}" if renewal.taken_by else "no agent holds it"
             self._lose(running, f"the lease was lost: {who}")
         elif isinstance(renewal.error, StoreRejected):
             running.next_beat = now + running.beat_s

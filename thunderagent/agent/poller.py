@@ -69,9 +69,9 @@ class SlotPool:
 class LostClaims:
     """Tasks that one poller never wins, although they stay in the index.
 
-    A lost claim alone means nothing: another agent was quicker, and the task leaves the index. A task that is still
-    there minutes later, while this agent has free slots and wins nothing else, is claimed by nobody. Written by the
-    agent's loop; read by any thread.
+    A lost claim alone means nothing: another agent was quicker, and the task leaves the index. If a task is still there
+    minutes later, while this agent has free slots and wins nothing else, no agent can claim it. Written by the agent's
+    loop; read by any thread.
     """
 
     def __init__(self) -> None:
@@ -109,6 +109,7 @@ class LostClaims:
 class QueuePoller:
     """Looks for tasks of one kind in one queue, at its own pace.
 
+    `jobs` has the length of the lease for each job whose tasks it looks for; `known` are jobs of other pollers.
     `running` counts the tasks that take its slots. `due` is the monotonic second of the next look: infinity while no
     slot is free.
     """
@@ -130,20 +131,6 @@ class QueuePoller:
         bus: EventBus,
         rng: random.Random,
     ) -> None:
-        """Make one.
-
-        Args:
-            queue: its name.
-            pool: the slots that its tasks take.
-            store: where the tasks are.
-            kind: of its tasks.
-            jobs: length of the lease of each job whose tasks it looks for.
-            known: jobs of which no warning is logged.
-            page: entries of a page beside other agents.
-            pace: pauses between two looks.
-            bus: gets an event for each look.
-            rng: source of jitter and shuffling.
-        """
         self.queue = queue
         self.kind = kind
         self.pool = pool
