@@ -141,7 +141,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
         fleet=fleet,
         pauses=pauses,
     )
-    outage = Outage(in_flight.selector, marks, bus, core.rng, monotonic)
+    outage = Outage(core, in_flight.selector, marks)
     lost = LostLeases(
         store,
         owner=core.name,
@@ -210,7 +210,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
             outage=outage,
         ),
         listener=listener,
-        gatekeeper=Gatekeeper(core.gate, pauses, in_flight, bus, drain_s=settings.drain_s, monotonic=monotonic),
+        gatekeeper=Gatekeeper(core, pauses, in_flight),
         threads=threads,
         vitals=vitals,
     )

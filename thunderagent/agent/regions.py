@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 from urllib.parse import parse_qs, urlsplit
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.in_flight import HURRY_S, InFlight
 from thunderagent.agent.pauses import PauseWatcher
 from thunderagent.agent.threads import RepeatingThread
 from thunderagent.agent.view import AgentView
 from thunderagent.model import fleet_events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import AgentDraining, ConfigurationError
 from thunderagent.regions.arbiter import Arbiter, Authority, RegionPolicy, Wellness
 from thunderagent.regions.gate import Gate, GatedEngine
@@ -172,27 +172,16 @@ def gated(store: TaskStore, gate: Gate) -> TaskStore:
 class Gatekeeper:
     """Lets the agent follow its grant, in each turn of the loop. The heartbeat stops handlers whose grant has ended.
 
-    Args:
-        drain_s: how long batch tasks may take to end before they are given back; streams are given back at once.
-        monotonic: the clock of these seconds.
+    A grant that goes releases streams at once, and batch tasks after `drain_s`.
     """
 
-    def __init__(
-        self,
-        gate: Gate,
-        pauses: PauseWatcher,
-        in_flight: InFlight,
-        bus: EventBus,
-        *,
-        drain_s: float,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._gate = gate
+    def __init__(self, core: Core, pauses: PauseWatcher, in_flight: InFlight) -> None:
+        self._gate = core.gate
         self._pauses = pauses
         self._in_flight = in_flight
-        self._bus = bus
-        self._drain_s = drain_s
-        self._monotonic = monotonic
+        self._bus = core.bus
+        self._drain_s = core.settings.drain_s
+        self._monotonic = core.store.monotonic
         self._was_open = False
         self._epoch = 0
         self._stop_all_at = math.inf

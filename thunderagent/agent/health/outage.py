@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from thunderagent.agent.candidates import CandidateSelector
+from thunderagent.agent.core import Core
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import StoreError, StoreThrottled
 from thunderagent.model.pacing import jittered, outage_delays
 
@@ -71,14 +70,12 @@ PART_AGAIN_S: Final = 0.1
 class Outage:
     """A store that does not answer an agent's loop. Called in the loop; heartbeats go on by themselves."""
 
-    def __init__(
-        self, choice: CandidateSelector, marks: Marks, bus: EventBus, rng: random.Random, monotonic: Callable[[], float]
-    ) -> None:
-        self._choice = choice
+    def __init__(self, core: Core, selector: CandidateSelector, marks: Marks) -> None:
+        self._selector = selector
         self._marks = marks
-        self._bus = bus
-        self._rng = rng
-        self._monotonic = monotonic
+        self._bus = core.bus
+        self._rng = core.rng
+        self._monotonic = core.store.monotonic
         self._delays: Iterator[float] | None = None
         self._since = self._next_try = 0.0
 
@@ -98,7 +95,7 @@ class Outage:
             self._marks.moved()
             return
         self._marks.good_round(asked=asked)
-        self._choice.inbox.is_muted = False
+        self._selector.inbox.is_muted = False
         if self._delays is not None:
             self._delays = None
             self._bus.emit(events.StoreRecovered(during="polling", seconds=self._monotonic() - self._since))
@@ -106,7 +103,7 @@ class Outage:
     def failed(self, error: StoreError, *, answered: bool) -> None:
         """Wait longer after each failure, but shortly when a part was answered."""
         self._marks.failed(error, answered=answered)
-        self._choice.inbox.is_muted = True
+        self._selector.inbox.is_muted = True
         if self._delays is None:
             self._since = self._monotonic()
         if self._delays is None or answered:
@@ -115,5 +112,5 @@ class Outage:
         if isinstance(error, StoreThrottled):
             delay = min(delay, THROTTLED_S)
         self._next_try = self._monotonic() + delay
-        self._choice.postpone(delay)
+        self._selector.postpone(delay)
         self._bus.emit(events.StoreFailed(during="polling", error=str(error), next_try_s=delay))
