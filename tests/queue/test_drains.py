@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import stands
-from tests.support.engine import LONG_S, Recorder, Writing, a_job, put, serving, settings
+from tests.support.engine import LONG_S, Recorder, Writing, a_core, a_job, put, serving, settings
 from tests.support.stands import Stand, together
 from thunderagent.agent.loop import Agent
 from thunderagent.agent.pauses import PAUSES_LOOK_S, PauseWatcher
@@ -21,7 +21,6 @@ from thunderagent.jobs.context import Context
 from thunderagent.jobs.job import job
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, fleet_events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import ConfigurationError, NotAllowed, WaitTimeout
 from thunderagent.model.task import Row, Status
 from thunderagent.model.writes.pauses import CONTROL_ID, control_row
@@ -200,9 +199,8 @@ def test_the_request_is_taken_away_with_one_write_if_there_is_one(name: str, tmp
         introduce(stand.store, "a:1:a", "b:1:b")
 
         def watcher() -> PauseWatcher:
-            store = TaskStore(engine)
-            options: dict[str, Any] = {"queues": (), "jobs": (), "every_s": 1.0, "monotonic": clock.monotonic}
-            return PauseWatcher(store, EventBus(), owner="a:1:a", **options)
+            store = TaskStore(engine, monotonic=clock.monotonic)
+            return PauseWatcher(a_core(store, name="a:1:a"), queues=())
 
         not_asked = watcher()
         not_asked.is_paused("default", "a")

@@ -120,16 +120,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
     most = settings.max_streams if streams else 0
     fleet = Fleet(store, owner=core.name, max_streams=most, jobs=streams, monotonic=monotonic)
     pollers = make_pollers(core, fleet)
-    pauses = PauseWatcher(
-        store,
-        bus,
-        owner=core.name,
-        queues={queue for queue, _ in pollers},
-        jobs=jobs.by_value,
-        every_s=settings.poll_min_s,
-        monotonic=monotonic,
-        retire=core.stop.retire,
-    )
+    pauses = PauseWatcher(core, queues={queue for queue, _ in pollers})
     heartbeat = Heartbeat(store.sibling(), bus, tick_s=tick_s(jobs, settings), monotonic=monotonic, gate=core.gate)
     slots = sum(poller.slots for poller in pollers.values() if poller.kind == BATCH)
     in_flight = InFlight(

@@ -8,53 +8,35 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.poller import QueuePoller
 from thunderagent.model import events
-from thunderagent.model.bus import EventBus
 from thunderagent.model.errors import NotAllowed, StoreError
 from thunderagent.model.names import names_of, plain_job
 from thunderagent.model.task import Row
 from thunderagent.model.writes.pauses import CONTROL_ID
 from thunderagent.queue.pauses import Pause, PauseKind, change_controls, drain_asked, pauses_of, without_drains
-from thunderagent.stores.tasks import TaskStore
 
 PAUSES_LOOK_S: Final = 10.0
 """An agent that has not looked for work for so long reads the row."""
 
 
 class PauseWatcher:
-    """The pauses that concern one agent. Called in the agent's loop.
+    """The pauses that concern one agent. Called in the agent's loop."""
 
-    Args:
-        jobs: its jobs, as the attribute `job` of their tasks names them.
-        every_s: shortest time between two reads of the row.
-        retire: drains the agent, when a command asks for it.
-    """
-
-    def __init__(
-        self,
-        store: TaskStore,
-        bus: EventBus,
-        *,
-        owner: str,
-        queues: Collection[str],
-        jobs: Collection[str],
-        every_s: float,
-        monotonic: Callable[[], float],
-        retire: Callable[[str], None] = lambda reason: None,
-    ) -> None:
-        self._store = store
-        self._bus = bus
-        self._keys = {f"{PauseKind.AGENT}:{name}" for name in names_of(owner)}
+    def __init__(self, core: Core, *, queues: Collection[str]) -> None:
+        self._store = core.store
+        self._bus = core.bus
+        self._keys = {f"{PauseKind.AGENT}:{name}" for name in names_of(core.name)}
+        self._values = tuple(core.jobs.by_value)
         self._ours = self._keys | {f"{PauseKind.QUEUE}:{name}" for name in queues}
-        self._values = tuple(jobs)
-        self._ours |= {f"{PauseKind.JOB}:{plain_job(name)}" for name in jobs}
-        self._every_s = every_s
-        self._monotonic = monotonic
+        self._ours |= {f"{PauseKind.JOB}:{plain_job(name)}" for name in self._values}
+        self._every_s = core.settings.poll_min_s
+        self._monotonic = core.store.monotonic
         self._next_read = -math.inf
         self._failing_since: float | None = None
         self._known: dict[str, Pause] = {}
@@ -64,8 +46,8 @@ class PauseWatcher:
         self._held: dict[str, Pause] = {}
         self._holding = threading.Lock()
         self._reasons: dict[str, str] = {}
-        self._owner = owner
-        self._retire = retire
+        self._owner = core.name
+        self._retire = core.stop.retire
         self._is_asked_to_drain = False
         self._asked: Row | None = None
 
