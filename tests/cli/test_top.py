@@ -137,7 +137,7 @@ def test_cost_is_that_of_the_units_that_agents_tell(client: Client) -> None:
     )
     assert cost.dollars_per_1000 == pytest.approx(0.003775)
     assert "$0.0038 for 1,000 tasks" in frame(overview(client.store))
-    assert "cost: not told by these agents" in frame(replace(a_fleet(1, 1), cost=None))
+    assert "cost: unknown: these agents do not report it" in frame(replace(a_fleet(1, 1), cost=None))
     assert Cost(tasks=0, read_units=1.0, write_units=1.0, dollars=0.1).dollars_per_1000 is None
 
 

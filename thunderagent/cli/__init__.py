@@ -47,7 +47,7 @@ COMMANDS: Final = {
 """Commands and groups: module and function of each, and the first sentence of its help."""
 
 
-class Commands(TyperGroup):
+class LazyGroup(TyperGroup):
     """Imports a command when it is called; the help of the program needs only names and sentences."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -71,7 +71,7 @@ def command(name: str) -> Any:
 
 app = typer.Typer(
     name="thunderagent",
-    cls=Commands,
+    cls=LazyGroup,
     help="A task-queue agent on Amazon DynamoDB, or on one SQLite file.",
     epilog=example_text(*EXAMPLES[""]),
     no_args_is_help=True,

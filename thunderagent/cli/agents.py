@@ -190,11 +190,11 @@ def _why(one: AgentInfo, now: float) -> str:
         return f"was last seen {span_text(now - one.seen_at)} ago: it was killed, or does not reach the store"
     health = as_map(one.info.get("health"))
     reasons = health.get("reasons")
-    told = [str(reason) for reason in reasons] if isinstance(reasons, (list, tuple)) else []
+    texts = [str(reason) for reason in reasons] if isinstance(reasons, (list, tuple)) else []
     if isinstance(retires := one.info.get("retires"), str):
-        told.insert(0, retires if retires.startswith("asked to drain") else f"drains: {retires}")
-    told += _canary(as_map(one.info.get("canary")))
-    return "; ".join(told)
+        texts.insert(0, retires if retires.startswith("asked to drain") else f"drains: {retires}")
+    texts += _canary(as_map(one.info.get("canary")))
+    return "; ".join(texts)
 
 
 def _canary(targets: Mapping[str, Any]) -> Iterator[str]:
@@ -211,8 +211,8 @@ def _skew(seconds: Any) -> str:
     return f"{seconds:+.2f} s" if is_number(seconds) else ""
 
 
-def _streams(told: Any) -> str:
+def _streams(streams: Any) -> str:
     """The streams of an agent; empty for older agents."""
-    if not isinstance(told, dict):
+    if not isinstance(streams, dict):
         return ""
-    return f"{told.get('held', 0)}/{told.get('max', 0)}, {told.get('connections', 0)} connected"
+    return f"{streams.get('held', 0)}/{streams.get('max', 0)}, {streams.get('connections', 0)} connected"

@@ -134,8 +134,8 @@ def stats(store: StoreOption = None, as_json: JsonOption = False) -> None:
             if one.unknown_jobs:
                 notes.print(f"queue {one.queue}: no agent has the jobs {', '.join(one.unknown_jobs)}", style="yellow")
             elif (one.ready or one.running) and not one.agents:
-                told = f": {one.text('running')} running there under the leases of lost agents"
-                held = told if one.running else ""
+                note = f": {one.text('running')} running there under the leases of lost agents"
+                held = note if one.running else ""
                 notes.print(f"queue {one.queue}: no agent serves it{held}", style="yellow", soft_wrap=True)
 
 
@@ -163,9 +163,9 @@ def metrics(as_json: JsonOption = False) -> None:
     table.add_column("meaning", ratio=1)
     for metric in METRICS:
         by = ", ".join(metric.dimensions).lower()
-        told = (metric.kind, metric.unit.lower(), by) if facts else ()
+        cells = (metric.kind, metric.unit.lower(), by) if facts else ()
         short = "" if facts else f" [dim]({metric.kind}{' by ' * bool(by)}{by})[/dim]"
-        table.add_row(f"{metric.cloudwatch}\n[dim]{metric.prometheus}[/dim]", *told, escape(metric.help) + short)
+        table.add_row(f"{metric.cloudwatch}\n[dim]{metric.prometheus}[/dim]", *cells, escape(metric.help) + short)
     out.print(table)
 
 

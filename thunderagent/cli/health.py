@@ -90,17 +90,17 @@ def _rows(store: str | None, name: str) -> list[dict[str, Any]]:
 
 def _row(agent: AgentInfo, now: float) -> dict[str, Any]:
     """Health by a row; a row that is not renewed is of an agent that is lost, or does not reach the store."""
-    told, seen_s = as_map(agent.info.get("health")), now - agent.seen_at
-    reasons = list(said) if isinstance(said := told.get("reasons"), (list, tuple)) else []
+    facts, seen_s = as_map(agent.info.get("health")), now - agent.seen_at
+    reasons = list(said) if isinstance(said := facts.get("reasons"), (list, tuple)) else []
     if seen_s > SILENT_S:
         reasons = [f"its row was not renewed for {seen_s:.0f} s: it was killed, or it does not reach the store"]
-    elif "healthy" not in told and not (told.get("heartbeat_alive") and told.get("store_answers")):
+    elif "healthy" not in facts and not (facts.get("heartbeat_alive") and facts.get("store_answers")):
         reasons = ["its heartbeat has died, or the store does not answer it"]
-    facts = {name: told[name] for name in ("alive", "state", "notes") if name in told}
+    kept = {name: facts[name] for name in ("alive", "state", "notes") if name in facts}
     return {
         "agent": agent.name,
-        **facts,
-        "healthy": not reasons and bool(told.get("healthy", True)),
+        **kept,
+        "healthy": not reasons and bool(facts.get("healthy", True)),
         "reasons": reasons,
         "seen_s": round(seen_s, 1),
     }
@@ -119,8 +119,8 @@ def _asked(url: str) -> dict[str, Any]:
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read(LARGEST)
-        told = json.loads(text)
-        return {**told, "agent": str(told["agent"]), "healthy": bool(told["healthy"])}
+        facts = json.loads(text)
+        return {**facts, "agent": str(facts["agent"]), "healthy": bool(facts["healthy"])}
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = f"{whole} does not answer as an agent does: {error}"
         return {"agent": whole, "healthy": False, "alive": False, "reasons": [reason]}

@@ -59,9 +59,9 @@ def status(arbiter: ArbiterOption = None, scope: ScopeOption = None, as_json: Js
         record, now = regions.status(), regions.engine.clock.now()
         agents, problem = _agents(settings)
         if as_json:
-            told = None if record is None else {**asdict(record), "age_s": round(now - record.updated_at, 1)}
+            data = None if record is None else {**asdict(record), "age_s": round(now - record.updated_at, 1)}
             seen = [{"agent": one.name, **one.info["region"]} for one in agents]
-            tell({"scope": regions.scope, "record": told, "agents": seen, "problem": problem}, True)
+            tell({"scope": regions.scope, "record": data, "agents": seen, "problem": problem}, True)
             return
         if record is None:
             out.print(escape(f"no region was granted anything in the scope {regions.scope!r} yet"), soft_wrap=True)

@@ -260,7 +260,7 @@ def summed(gaps: Sequence[Missed]) -> Sum:
 
 _DONE: Final[Mapping[str, str]] = {
     GapAction.CONTINUE: "went on without",
-    GapAction.SNAPSHOT: "read the state anew",
+    GapAction.SNAPSHOT: "read the state again",
     GapAction.AWAIT: "waited for a snapshot",
     GapAction.RECONNECT: "connected again for them",
     GapAction.FAIL: "failed",

@@ -92,10 +92,10 @@ def list_(
             row.append(short(cursor_text(task.last_seq), 40 if wide else 20))
             if wide:
                 row += [moment(since_of(task)), str(task.crash_count), str(task.retry_count)]
-            told = [now_of(on_the_clock(client.store, task), now)]
+            parts = [now_of(on_the_clock(client.store, task), now)]
             if (link := links.get(task.task_id)) is not None:
-                told.insert(0, link_text(link, now))
-            rows.append([*row, "; ".join(told)])
+                parts.insert(0, link_text(link, now))
+            rows.append([*row, "; ".join(parts)])
         widths = [
             max(len(title), *map(len, column)) for title, column in zip(titles, zip(*rows, strict=True), strict=True)
         ]
@@ -118,15 +118,15 @@ def stop(
     """Stop streams: each saves its cursor and is DONE, closed on purpose, until it is started again."""
     with errors(), opened(store) as client:
         each = _Each(as_json)
-        told: list[str] = []
+        asked: list[str] = []
         for name in dict.fromkeys(ids):
             with each.of(name):
                 before, after = client.get(name), client.streams.stop(name)
                 each.tell(after, _stopping(client, before, after))
                 if after.status is Status.RUNNING:
-                    told.append(name)
+                    asked.append(name)
         until = time.monotonic() + (wait_s or 0.0)
-        for name in told if wait_s is not None else ():
+        for name in asked if wait_s is not None else ():
             with each.of(name):
                 task = client.wait(name, timeout_s=max(0.0, until - time.monotonic()))
                 each.tell(task, f"is {_end(task)}")

@@ -172,7 +172,7 @@ def draw(
 
 def _totals(found: Overview) -> str:
     states = [one.state for one in found.agents]
-    told = ", ".join(
+    counted = ", ".join(
         f"[{_COLOURS[state]}]{states.count(state)} {state}[/]" for state in _COLOURS if states.count(state)
     )
     held, connected = (
@@ -180,7 +180,7 @@ def _totals(found: Overview) -> str:
     )
     most = sum(one.streams_most for one in found.agents)
     streams = f"   streams {held} of {most} held, {connected} connected" if most else ""
-    return f"agents {len(states)}" + (f" ({told})" if told else "") + streams
+    return f"agents {len(states)}" + (f" ({counted})" if counted else "") + streams
 
 
 def _queues(found: Overview, width: int, most: int) -> RenderableType:
@@ -244,9 +244,10 @@ def _short(name: str) -> str:
 
 def _complaints(found: Overview, most: int) -> list[Text]:
     """Why agents are unhealthy, then disconnected streams, the longest first."""
-    told = [(one.name, reason) for one in found.agents if one.state == "not well" for reason in one.reasons][:most]
+    reasons = [(one.name, reason) for one in found.agents if one.state == "not well" for reason in one.reasons][:most]
     texts = [
-        Text.from_markup(f"[red]{escape(_short(name))}[/red] {escape(why)}", overflow="ellipsis") for name, why in told
+        Text.from_markup(f"[red]{escape(_short(name))}[/red] {escape(why)}", overflow="ellipsis")
+        for name, why in reasons
     ]
     away = sorted((one for agent in found.agents for one in agent.streams_away), key=lambda one: one[1].since)
     for name, link in away[: most - len(texts)]:
@@ -291,7 +292,11 @@ def _with_rest(table: Table, rest: int, what: str, columns: int) -> RenderableTy
 def cost_text(found: Overview) -> str:
     cost = found.cost
     if cost is None:
-        what = "nothing, the store is a file" if found.store.startswith("sqlite") else "not told by these agents"
+        what = (
+            "nothing, the store is a file"
+            if found.store.startswith("sqlite")
+            else "unknown: these agents do not report it"
+        )
         return f"[dim]cost: {what}[/dim]"
     units = f"{cost.read_units:,.0f} read and {cost.write_units:,.0f} write units"
     each = cost.dollars_per_1000

@@ -77,7 +77,7 @@ def serve(
 def _tell(regions: Sequence[LocalRegion], *, demo: bool, as_json: bool) -> None:
     first = regions[0].gateway
     if as_json:
-        told = [
+        data = [
             {
                 "region": one.gateway.region,
                 "url": one.gateway.url,
@@ -86,7 +86,7 @@ def _tell(regions: Sequence[LocalRegion], *, demo: bool, as_json: bool) -> None:
             }
             for one in regions
         ]
-        typer.echo(json.dumps({"page": first.http_url if demo else None, "regions": told}))
+        typer.echo(json.dumps({"page": first.http_url if demo else None, "regions": data}))
         return
     for one in regions:
         out.print(f"{escape(one.gateway.region)} serves {one.gateway.url}", soft_wrap=True)

@@ -214,8 +214,8 @@ class Enqueuer:
         known = [
             parent for parent in known if most_dependents(parent, waiting[parent.task_id])
         ]  # of the others the sweep follows the end
-        told = self._store.write_tasks([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
-        if ended := [parent.task_id for parent, after in zip(known, told, strict=True) if after is None]:
+        registered = self._store.write_tasks([writes.register_dependent(one, *waiting[one.task_id]) for one in known])
+        if ended := [parent.task_id for parent, after in zip(known, registered, strict=True) if after is None]:
             parents = {name: one for name, one in parents.items() if name not in ended} | self._store.read(ended)
         statuses = statuses_of(names, parents)
         over = {name: status for name, status in statuses.items() if status is None or status.is_terminal}

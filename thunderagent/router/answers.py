@@ -69,7 +69,7 @@ def without_names(rejected: EventRejected, error: Exception) -> EventRejected:
     return rejected if text is None else EventRejected(text, status=rejected.status)
 
 
-def told(error: EventRejected) -> dict[str, Any]:
+def as_data(error: EventRejected) -> dict[str, Any]:
     return {"error": str(error)} | ({"problems": list(error.problems)} if error.problems else {})
 
 
@@ -85,7 +85,7 @@ def http_taken(tasks: Sequence[Task], answer: object) -> dict[str, Any]:
 
 
 def http_rejected(error: EventRejected) -> dict[str, Any]:
-    return http(error.status if 400 <= error.status < 500 else 400, told(error))
+    return http(error.status if 400 <= error.status < 500 else 400, as_data(error))
 
 
 def http_parent_missing() -> dict[str, Any]:

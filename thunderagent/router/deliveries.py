@@ -106,7 +106,7 @@ class Deliveries:
             self.bus.emit(edge_events.EventRefused(route=kind, event_id=_short(name), reason=str(rejected)))
             if not self.drops:
                 raise rejected from None
-            return {"task_ids": [], "rejected": answers.told(rejected)}
+            return {"task_ids": [], "rejected": answers.as_data(rejected)}
 
     def _put(self, source: str, delivery: Any, routes: Sequence[Any]) -> dict[str, Any]:
         found = [route for route in routes if route.is_for(delivery)]

@@ -26,13 +26,13 @@ def problems_of(error: ValidationError, root: str) -> list[dict[str, str]]:
     The message of a validator is kept unless it quotes a value.
     """
     found = error.errors(include_url=False)
-    told = [
+    listed = [
         {"field": ".".join([root, *(str(part)[:_LONGEST] for part in one["loc"])]), "message": _message(one)}
         for one in found[:MOST]
     ]
     if len(found) > MOST:
-        told.append({"field": root, "message": f"and {len(found) - MOST} more"})
-    return told
+        listed.append({"field": root, "message": f"and {len(found) - MOST} more"})
+    return listed
 
 
 def listing(problems: Sequence[Mapping[str, str]]) -> str:
