@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.engine import LONG_S, Recorder, a_job, claimed, put, running, settings
+from tests.support.engine import LONG_S, Recorder, a_core, a_job, claimed, put, running, settings
 from tests.support.stands import eventually
 from thunderagent.agent.doorbell import MOST_HELD, MOST_RECEIVED, STALE_S, DoorbellInbox, DoorbellListener
 from thunderagent.agent.heartbeat import BEAT_AGAIN_S, Heartbeat
@@ -428,16 +428,9 @@ class Listening:
         self.record = Recorder(self.at.bus)
         self.bell = bell
         self.heart = Heartbeat(self.at.store, self.at.bus, tick_s=1.0)
-        self.woken = threading.Event()
-        self.listener = DoorbellListener(
-            bell,
-            self.at.inbox,
-            self.heart,
-            self.at.bus,
-            owner="me",
-            stretch_s=stretch_s,
-            wake=self.woken.set,
-        )
+        core = a_core(self.at.store, bus=self.at.bus, poll_wake_s=stretch_s)
+        self.woken = core.inbox.queue
+        self.listener = DoorbellListener(core, bell, self.at.inbox, self.heart)
 
     def stretched(self) -> list[float]:
         self.listener.look_after()
@@ -470,7 +463,7 @@ def test_polls_are_stretched_once_the_doorbell_answers(listening: Listening) -> 
     assert listening.stretched() == USUAL
     listening.bell.problem = None
     listening.until(RARE)
-    assert listening.woken.is_set()
+    assert not listening.woken.empty()
 
 
 def test_a_doorbell_that_breaks_puts_polls_back_and_stretches_them_again_when_it_recovers(

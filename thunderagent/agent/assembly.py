@@ -162,15 +162,7 @@ def make_parts(core: Core, *, doorbell: Doorbell | None, scope: Scope) -> Parts:
         on_put=DoorbellSender(doorbell).tasks,
         rng=core.rng,
     )
-    listener = DoorbellListener(
-        doorbell,
-        in_flight.selector.inbox,
-        heartbeat,
-        bus,
-        owner=core.name,
-        stretch_s=settings.poll_wake_s,
-        wake=core.inbox.wake,
-    )
+    listener = DoorbellListener(core, doorbell, in_flight.selector.inbox, heartbeat)
     threads = BackgroundThreads((), bus, hooks=around.threads)
     vitals = Vitals(
         core,

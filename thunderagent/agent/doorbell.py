@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 from zlib import crc32
 
+from thunderagent.agent.core import Core
 from thunderagent.agent.heartbeat import Heartbeat
 from thunderagent.agent.poller import QueuePoller, Served, SlotPool
 from thunderagent.jobs.registry import Registry
 from thunderagent.model import events, queue_events
-from thunderagent.model.bus import Event, EventBus
+from thunderagent.model.bus import Event
 from thunderagent.model.errors import DoorbellError
 from thunderagent.model.pacing import outage_delays
 from thunderagent.model.task import BATCH, STREAM, Candidate
@@ -194,36 +195,32 @@ class DoorbellListener:
     """The thread that listens for one agent. Without a doorbell it remembers when the tasks of the agent are due again.
 
     Args:
+        core: of the agent; messages about the leases of other agents are ignored.
         bell: opened by `start`; None: there is none.
         inbox: gets the messages about tasks.
         heartbeat: gets the messages about leases.
-        owner: the agent; it leaves messages about the leases of other agents alone.
-        stretch_s: longest pause of the pollers while the doorbell works.
     """
 
     def __init__(
         self,
+        core: Core,
         bell: Doorbell | None,
         inbox: DoorbellInbox,
         heartbeat: Heartbeat,
-        bus: EventBus,
         *,
-        owner: str,
-        stretch_s: float,
-        wake: Callable[[], None],
         rng: random.Random | None = None,
     ) -> None:
         self._bell = bell
         self._inbox = inbox
         self._heartbeat = heartbeat
-        self._bus = bus
-        self._store = inbox.store
-        self._owner = owner
+        self._bus = core.bus
+        self._store = core.store
+        self._owner = core.name
         self._pollers = [poller for poller in inbox.pollers.values() if poller.kind == BATCH]
-        self._stretch_s = 0.0 if bell is None or bell.is_local else stretch_s
-        self._wake = wake
+        self._stretch_s = 0.0 if bell is None or bell.is_local else core.settings.poll_wake_s
+        self._wake = core.inbox.wake
         self._rng = rng or random.Random()
-        self._monotonic = inbox.store.monotonic
+        self._monotonic = core.store.monotonic
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._works = False
@@ -233,7 +230,7 @@ class DoorbellListener:
         self._released: set[str] = set()
         self._relayed_at: dict[str, float] = {}
         inbox.is_shared = bell is not None and bell.is_local
-        bus.subscribe(self._on_event)
+        core.bus.subscribe(self._on_event)
 
     @property
     def is_healthy(self) -> bool:
