@@ -99,7 +99,7 @@ class Steps:
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents whose names sort in the order in which they are made."""
     numbers = itertools.count()
-    monkeypatch.setattr("thunderagent.agent.loop.secrets.token_hex", lambda size: f"{next(numbers):08x}")
+    monkeypatch.setattr("thunderagent.agent.assembly.secrets.token_hex", lambda size: f"{next(numbers):08x}")
 
 
 @pytest.fixture(params=[1, 2])
