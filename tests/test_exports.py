@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import thunderagent
 
 
@@ -60,6 +62,7 @@ def test_every_exported_thing_says_what_it_is() -> None:
     assert undocumented == []
 
 
+@pytest.mark.slow
 def test_the_package_imports_without_boto3_and_without_a_log_library() -> None:
     program = (
         "import sys, thunderagent; print(sorted({'boto3', 'botocore', 'loguru', 'typer', 'moto', 'opentelemetry'}"
@@ -79,17 +82,20 @@ def loaded_by(*arguments: str) -> set[str]:
 HEAVY: Final = {"thunderagent.agent", "websockets", "boto3", "botocore"}
 
 
+@pytest.mark.slow
 def test_a_client_loads_no_agent_no_sockets_and_not_more_of_ours_than_it_needs() -> None:
     loaded = loaded_by("from thunderagent import Client")
     assert loaded & HEAVY == set()
     assert len([name for name in loaded if name.partition(".")[0] == "thunderagent"]) <= 60
 
 
+@pytest.mark.slow
 def test_the_help_of_the_program_loads_no_command() -> None:
     loaded = loaded_by("from thunderagent.cli import main; main()", "--help")
     assert loaded & (HEAVY | {"pydantic", "thunderagent.client"}) == set()
 
 
+@pytest.mark.slow
 def test_health_by_files_needs_no_client_and_no_settings(tmp_path: Path) -> None:
     code = "from thunderagent.cli import app; app(['health', '--folder', sys.argv[1]], standalone_mode=False)"
     assert loaded_by(code, str(tmp_path)) & {"websockets", "boto3", "pydantic_settings", "thunderagent.client"} == set()

@@ -132,6 +132,7 @@ def upward(name: str, parsed: ast.AST) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_imports_between_rooms_only_go_down() -> None:
     assert [found for name in MODULES for found in upward(name, tree(name))] == []
 
@@ -230,6 +231,7 @@ def test_no_constructor_takes_more_than_eight_collaborators() -> None:
                 assert len(taken) - len(plain) <= 8, f"{name}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_expressions_of_dynamodb_are_written_in_one_file() -> None:
     for name in MODULES:
         if name == "stores.dynamo.expressions":
@@ -253,6 +255,7 @@ MAY: Final[dict[str, str]] = {
 """Rooms and modules that may import a library, with everything inside them."""
 
 
+@pytest.mark.slow
 def test_a_library_is_imported_only_where_it_may_be() -> None:
     for libraries, places in MAY.items():
         for name in MODULES:
@@ -260,6 +263,7 @@ def test_a_library_is_imported_only_where_it_may_be() -> None:
             assert not found or any(f"{name}.".startswith(f"{place}.") for place in places.split()), (name, libraries)
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_before_it_is_wanted() -> None:
     for name in MODULES:
         found = {line for line, dotted in imported(tree(name)) if dotted.partition(".")[0] == "opentelemetry"}
@@ -292,6 +296,7 @@ def calls_of_sleep(parsed: ast.AST) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_the_engine_never_sleeps_in_a_way_that_nothing_can_wake() -> None:
     for name in (name for name in MODULES if FLOORS.get(room(name), 0) < FLOORS["client"] or room(name) == "agent"):
         allowed, _ = SLEEPERS.get(name, (0, ""))
@@ -325,6 +330,7 @@ AWAKE: Final[dict[str, str]] = {
 """Modules that may count on `time.monotonic`, which stands still while the machine sleeps: no lease hangs on it."""
 
 
+@pytest.mark.slow
 def test_what_counts_leases_and_sightings_goes_on_while_the_machine_sleeps() -> None:
     for name in MODULES:
         found = [

@@ -156,6 +156,7 @@ def test_a_fatal_error_is_not_tried_again() -> None:
         assert (after.status, after.fence) == (Status.FAILED, 1)
 
 
+@pytest.mark.slow
 def test_a_snooze_costs_no_retry() -> None:
     rounds: list[int] = []
 
@@ -267,6 +268,7 @@ def test_a_time_limit_is_an_error_that_may_be_tried_again() -> None:
         assert "the time limit of 0.1 s is over" in after.errors[0]["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks_the_loop", [True, False])
 def test_a_run_that_succeeds_long_after_its_time_limit_is_told_of(blocks_the_loop: bool) -> None:
     @job("test.blocks", timeout_s=0.1)
@@ -316,6 +318,7 @@ def test_a_stuck_queue_does_not_starve_another() -> None:
         assert {stage.end_of(task).status for task in waiting} == {Status.SUCCESS}
 
 
+@pytest.mark.slow
 def test_there_are_never_more_running_rows_than_slots() -> None:
     guard, inside, most = threading.Lock(), 0, 0
 
@@ -380,6 +383,7 @@ def test_a_client_of_another_process_is_noticed_at_the_next_poll() -> None:
         assert stage.end_of(other.enqueue(echo, {})).status is Status.SUCCESS
 
 
+@pytest.mark.slow
 def test_tasks_of_unknown_jobs_are_left_for_another_agent() -> None:
     with serving(echo) as stage:
         unknown = [stage.client.enqueue("test.unknown", {"n": number}) for number in range(120)]
@@ -450,6 +454,7 @@ def await_sweep(stage: Stage) -> None:
     rescuer.heal = heal  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_lost_agents_task_waits_for_a_free_slot() -> None:
     gate = Gate()
     with serving(gated(gate), slots=1, clock_guard_s=0.1) as stage:
@@ -571,6 +576,7 @@ def test_a_second_stop_hurries() -> None:
         assert stage.client.get(task).status is Status.PENDING
 
 
+@pytest.mark.slow
 def test_the_first_signal_to_an_agent_that_retires_hurries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts, entered, end = list[Context](), threading.Event(), threading.Event()
 
@@ -601,6 +607,7 @@ def test_the_first_signal_to_an_agent_that_retires_hurries_nothing(monkeypatch: 
         assert stage.client.get(task).status is Status.SUCCESS
 
 
+@pytest.mark.slow
 def test_leases_are_kept_alive_during_the_drain() -> None:
     gate = Gate()
     with serving(gated(gate, lease_s=6, heartbeat_s=0.1)) as stage:
@@ -714,6 +721,7 @@ def test_a_listener_that_unsubscribed_hears_no_more() -> None:
 # A store that is away
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_for_a_while_costs_nothing_but_time() -> None:
     tried_while_away: list[list[str]] = []
 
@@ -799,6 +807,7 @@ def test_rows_that_were_made_by_hand_stop_no_agent() -> None:
     assert stage.client.agents.list() == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_handler_may_fork_while_leases_are_renewed_and_its_children_may_enqueue(tmp_path: Path) -> None:
     """All connections of the agent are closed before each fork: none may be in the middle of a renewal then."""

@@ -24,6 +24,8 @@ from thunderagent.stores import open_store
 from thunderagent.stores.purposes import RequestPurpose
 from thunderagent.telemetry.cloudwatch import CloudWatch
 
+pytestmark = pytest.mark.slow
+
 
 def whole_cost(stand: Stand, tasks: int) -> Cost | None:
     """What the fleet's rows tell of its cost, once they tell of so many tasks."""

@@ -455,6 +455,7 @@ def listening() -> Iterator[Listening]:
         assert not one.listener._thread.is_alive()
 
 
+@pytest.mark.slow
 def test_polls_are_stretched_once_the_doorbell_answers(listening: Listening) -> None:
     assert listening.stretched() == USUAL
     listening.bell.problem = DoorbellError("not yet")
@@ -466,6 +467,7 @@ def test_polls_are_stretched_once_the_doorbell_answers(listening: Listening) -> 
     assert not listening.woken.empty()
 
 
+@pytest.mark.slow
 def test_a_doorbell_that_breaks_puts_polls_back_and_stretches_them_again_when_it_recovers(
     listening: Listening,
 ) -> None:
@@ -520,6 +522,7 @@ def test_a_thread_that_died_is_reported_and_started_again(listening: Listening) 
     listening.until(RARE)
 
 
+@pytest.mark.slow
 def test_a_doorbell_that_was_not_tried_yet_neither_works_nor_fails(listening: Listening) -> None:
     assert listening.listener.is_reachable is None
     listening.bell.problem = DoorbellError("denied")

@@ -34,6 +34,8 @@ from thunderagent.stores.engine import Applied
 from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 
+pytestmark = pytest.mark.slow
+
 AGENTS: Final = 2
 
 

@@ -24,6 +24,8 @@ from thunderagent.model.errors import ConfigurationError
 from thunderagent.model.task import Status
 from thunderagent.testing import FakeClock, Recorder
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "/latest/api/token"
 
 

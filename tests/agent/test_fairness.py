@@ -25,6 +25,8 @@ from thunderagent.stores.sqlite.engine import SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
 
+pytestmark = pytest.mark.slow
+
 AGENTS: Final = 4
 APART: Final = 0.05
 """How far the largest count may be over the smallest one, as a share of the mean."""

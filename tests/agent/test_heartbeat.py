@@ -420,6 +420,7 @@ def test_a_lost_lease_cancels_a_coroutine_and_nothing_more_is_written() -> None:
     assert after == {} or after[task.id].lease_owner == "other-agent"
 
 
+@pytest.mark.slow
 def test_an_event_loop_that_is_blocked_does_not_stop_the_beats() -> None:
     entered, go_on = threading.Event(), threading.Event()
 

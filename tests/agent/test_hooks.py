@@ -126,6 +126,7 @@ def test_a_hook_sees_a_run_before_it_begins_and_what_came_of_it(
     assert begun == ended != threading.get_ident()
 
 
+@pytest.mark.slow
 def test_a_hook_around_an_isolated_job_runs_in_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Seen()
     with hooked(process_jobs.echo, process_jobs.raises, watch.hook) as stage:
@@ -180,6 +181,7 @@ def failing(when: str, error: BaseException) -> Hook:
     return never if when == "never" else bad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", [sync, coroutine], ids=["thread", "coroutine"])
 @pytest.mark.parametrize("when", ["before", "after", "twice", "never"])
 @pytest.mark.parametrize(
@@ -222,6 +224,7 @@ def test_the_scope_of_log_lines_and_spans_is_guarded_as_a_hook_is(when: str) -> 
     assert (told.hook, told.error.partition("\n")[0]) == ("logs", "OSError: no log")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", [sync, coroutine, process_jobs.echo], ids=["thread", "coroutine", "process"])
 def test_a_scope_given_in_code_that_fails_at_its_end_does_not_undo_what_the_handler_did(one: Job[Any]) -> None:
     @contextmanager
@@ -283,6 +286,7 @@ def test_a_stop_of_the_agent_is_seen_by_hooks_and_burns_no_attempt() -> None:
     assert seen.after[task.id][0] == "stopped"
 
 
+@pytest.mark.slow
 def test_the_run_of_a_stream_is_surrounded_from_its_claim_to_its_stop() -> None:
     connected = threading.Event()
 
@@ -353,6 +357,7 @@ def test_a_hook_of_events_that_fails_is_told_and_the_others_hear_the_event(error
     assert told.error.startswith(type(error).__name__)
 
 
+@pytest.mark.slow
 def test_a_hook_that_hangs_holds_up_no_task_and_no_stop() -> None:
     hangs, let_go = threading.Event(), threading.Event()
 
@@ -619,6 +624,7 @@ def test_a_hook_that_is_not_required_is_told_only() -> None:
 # Hooks in the child process
 
 
+@pytest.mark.slow
 def test_a_hook_surrounds_an_isolated_handler_in_its_child_and_its_complaints_reach_the_agent() -> None:
     with hooked(process_jobs.surrounded, process_jobs.in_tenant, process_jobs.measures) as stage:
         task = stage.client.enqueue(process_jobs.surrounded, {"tenant": "north", "agent": os.getpid()})
@@ -629,6 +635,7 @@ def test_a_hook_surrounds_an_isolated_handler_in_its_child_and_its_complaints_re
     assert told.error.startswith("ZeroDivisionError: returned")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("payload", "error"),
     [({"tenant": None}, "LookupError: no such tenant"), ({"tenant": "x", "cannot_commit": 1}, "ValueError: no commit")],

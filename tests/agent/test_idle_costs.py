@@ -166,6 +166,7 @@ class Month:
         self.read_units, self.write_units, self.sqs_requests = (number * MONTH_S / IDLE_S for number in counted)
 
 
+@pytest.mark.slow
 def test_an_idle_agent_with_a_doorbell_reads_for_less_than_ten_cents_a_month(monkeypatch: pytest.MonkeyPatch) -> None:
     polls = Month(monkeypatch, doorbell=False)
     bell = Month(monkeypatch, doorbell=True)

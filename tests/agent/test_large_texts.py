@@ -186,6 +186,7 @@ def test_a_payload_that_cannot_be_read_fails_its_task_alone(why: str) -> None:
     assert (ended["bad"].crash_count, dict(work.runs)) == (0, {"a": 1, "c": 1, "d": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", FOR_NOW)
 def test_a_payload_that_cannot_be_read_now_waits_alone_and_loses_nothing(
     why: str, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +306,7 @@ def _results_of(ctx: Context) -> list[str]:
         return [results["a"][-1], str(error)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", [child_in_a_thread, child_in_a_process], ids=["thread", "process"])
 def test_a_parents_result_that_cannot_be_read_hides_not_those_of_others(child: Job[dict[str, str]]) -> None:
     bucket = Bucket()
@@ -385,6 +387,7 @@ def test_a_retry_by_hand_late_in_the_life_of_a_row_has_its_payload() -> None:
     assert engine.until(task) >= again.created_at + 100 * DAY_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", ["in its queue", "for its parent", "for a slot", "in an agent"])
 def test_the_payload_of_a_task_that_waits_for_years_is_there(waits: str) -> None:
     clock = FakeClock()
@@ -430,6 +433,7 @@ def test_a_sweep_of_payloads_goes_on_where_its_last_look_ended() -> None:
 # Claims in doubt
 
 
+@pytest.mark.slow
 def test_a_doubt_that_cannot_be_resolved_holds_up_no_claims() -> None:
     engine, work = Blind(), Work()
     client = Client(store := TaskStore(engine), Settings())
@@ -452,6 +456,7 @@ def test_a_doubt_that_cannot_be_resolved_holds_up_no_claims() -> None:
     assert work.runs["doubtful"] == 1
 
 
+@pytest.mark.slow
 def test_a_doubt_ends_with_its_lease() -> None:
     """What came of it then is for the sweep; the slot is free."""
     engine, work = Blind(), Work()
@@ -506,6 +511,7 @@ def test_the_claim_of_another_agent_is_left_alone() -> None:
         assert stage.client.get(task).status is Status.RUNNING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_takeover_lost", [False, True])
 def test_a_task_that_ran_here_and_lost_its_lease_is_no_late_claim(is_takeover_lost: bool) -> None:
     """It has run: the next run shows as a lost agent's, after its lease, and is never under the same fence. Where the
@@ -624,6 +630,7 @@ def test_a_result_that_waits_to_be_written_keeps_its_slot(monkeypatch: pytest.Mo
         work.end(stage, "bad", "next")
 
 
+@pytest.mark.slow
 def test_no_text_is_tried_before_its_time_whatever_wakes_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     _text_pauses(monkeypatch, 3600.0)
     monkeypatch.setattr("thunderagent.agent.in_flight.TEXT_WAITS_CLOSING_S", 3600.0, raising=False)
@@ -641,6 +648,7 @@ def test_no_text_is_tried_before_its_time_whatever_wakes_the_loop(monkeypatch: p
     assert work.bucket.puts["bad"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on_bad_result", "status"), [("note", Status.SUCCESS), ("fail", Status.FAILED)])
 @pytest.mark.parametrize("ends", ["drain", "time", "grant"])
 def test_a_result_that_cannot_be_written_for_long_is_noted_as_not_stored(
@@ -668,6 +676,7 @@ def test_a_result_that_cannot_be_written_for_long_is_noted_as_not_stored(
     assert "the result was not stored: 503 Slow Down" in str(ended.error)
 
 
+@pytest.mark.slow
 def test_a_drain_stores_what_can_be_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     _text_pauses(monkeypatch, 3600.0)
     monkeypatch.setattr("thunderagent.agent.in_flight.TEXT_WAITS_CLOSING_S", 0.02, raising=False)

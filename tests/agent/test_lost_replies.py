@@ -29,6 +29,8 @@ from thunderagent.stores.tasks import TaskStore
 from thunderagent.testing import FakeClock, memory_store
 from thunderagent.testing.faulty_engine import ANY, Fault, FaultyEngine
 
+pytestmark = pytest.mark.slow
+
 Payload = dict[str, Any]
 LOSSES = pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.REPEATED], ids=["unanswered", "repeated by the SDK"])
 

@@ -58,6 +58,7 @@ class At:
         return self.reasons
 
 
+@pytest.mark.slow
 def test_without_settings_nothing_is_counted_and_nothing_looks() -> None:
     at = At()
     assert not at.recycling.is_needed
@@ -215,6 +216,7 @@ class Fresh:
         store.engine.close()
 
 
+@pytest.mark.slow
 def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_burned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +243,7 @@ def test_agents_recycle_one_after_the_other_and_nothing_is_lost_nor_an_attempt_b
     fresh.client.close()
 
 
+@pytest.mark.slow
 def test_leaked_threads_end_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thunderagent.agent.recycling.LOOK_S", 0.01)
     monkeypatch.setattr("thunderagent.agent.recycling.STUCK_WAIT_S", 0.1)

@@ -76,6 +76,7 @@ def running(*stages: Stage) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_one_region_works_and_the_other_takes_over_when_it_is_silent(tmp_path: Path) -> None:
     here, there = Stage(tmp_path, HERE), Stage(tmp_path, THERE)
     with running(here, there):
@@ -94,6 +95,7 @@ def test_one_region_works_and_the_other_takes_over_when_it_is_silent(tmp_path: P
     assert [event.won for event in there.told.events if isinstance(event, fleet_events.GrantAsked)] == [True]
 
 
+@pytest.mark.slow
 def test_a_region_whose_table_does_not_answer_gives_up_its_grant(tmp_path: Path) -> None:
     here = Stage(tmp_path, HERE)
     faulty = FaultyEngine(here.agent.store.engine.behind)  # type: ignore[attr-defined]

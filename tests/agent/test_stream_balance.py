@@ -77,6 +77,7 @@ def test_agents_that_know_the_same_agree_whose_each_stream_is_and_share_evenly(n
     assert max(shares.values()) < 1.4 * len(IDS) / number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "out",
     [
@@ -438,6 +439,7 @@ def test_what_has_ended_or_gone_is_not_rechecked_for_ever() -> None:
     assert at.rescuer.lost._sightings == {}
 
 
+@pytest.mark.slow
 def test_a_dead_agent_is_shared_out_among_those_that_are_left(tmp_path: Path) -> None:
     with fleet(tmp_path) as agents:
         dead = agents.add(quiet)
@@ -455,6 +457,7 @@ def test_a_dead_agent_is_shared_out_among_those_that_are_left(tmp_path: Path) ->
         assert {agents.row(task).fence for task in tasks} == {2}
 
 
+@pytest.mark.slow
 def test_what_is_the_share_of_another_is_left_to_it_for_two_seconds_and_then_taken(tmp_path: Path) -> None:
     with fleet(tmp_path) as agents:
         dead = agents.add(quiet)
@@ -482,6 +485,7 @@ def test_what_is_the_share_of_another_is_left_to_it_for_two_seconds_and_then_tak
 # Rebalancing
 
 
+@pytest.mark.slow
 def test_a_new_agent_gets_some_of_the_streams_and_they_stay_there(tmp_path: Path) -> None:
     log = Log()
     with FeedThread() as feed, fleet(tmp_path) as agents:
@@ -509,6 +513,7 @@ def test_a_new_agent_gets_some_of_the_streams_and_they_stay_there(tmp_path: Path
         log.wait(lambda: len({one.task for one in log.handled if one.seq == 2}) == 12)
 
 
+@pytest.mark.slow
 def test_at_most_so_many_leave_at_a_time_and_none_that_is_not_connected(tmp_path: Path) -> None:
     log = Log()
     with FeedThread() as feed, fleet(tmp_path) as agents:
@@ -544,6 +549,7 @@ def test_at_most_so_many_leave_at_a_time_and_none_that_is_not_connected(tmp_path
         assert asked == []
 
 
+@pytest.mark.slow
 def test_the_row_of_an_agent_tells_of_its_streams_and_a_batch_agent_takes_none(tmp_path: Path) -> None:
     @job("test.batch")
     def batch(ctx: Context, payload: int) -> int:
@@ -568,6 +574,7 @@ def test_the_row_of_an_agent_tells_of_its_streams_and_a_batch_agent_takes_none(t
         assert (gauge.connections, gauge.streams) == (1, 1)
 
 
+@pytest.mark.slow
 def test_the_row_of_an_agent_names_streams_that_are_not_connected(tmp_path: Path) -> None:
     with FeedThread(Refuse(status=503, retry_after=3600)) as feed, fleet(tmp_path) as agents:
         follow = follower(Log())

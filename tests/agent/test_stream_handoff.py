@@ -28,6 +28,8 @@ from thunderagent.streams.job import stream
 from thunderagent.testing.chaos import Feed, Unanswered
 from thunderagent.testing.faulty_engine import Fault
 
+pytestmark = pytest.mark.slow
+
 SHORT: dict[str, Any] = {"drain_s": 8.0}
 """With this drain an offer lasts 3 s, of which the one who offers uses 1.4 at most."""
 

@@ -169,6 +169,7 @@ def test_a_loop_that_never_comes_back_loses_its_leases_in_time(at: At) -> None:
     assert len(at.record.of(events.StreamWedged)) == 1
 
 
+@pytest.mark.slow
 def test_the_executor_tells_when_its_loop_last_ticked() -> None:
     clock = FakeClock()
     with a_loop(monotonic=clock.monotonic) as loop:
@@ -208,6 +209,7 @@ def test_a_handler_that_neither_connects_nor_tells_is_stopped_after_a_minute(at:
     assert len(at.record.of(events.StreamWedged)) == 1
 
 
+@pytest.mark.slow
 def test_a_deadlocked_handler_is_stopped_and_another_agent_goes_on(tmp_path: Path) -> None:
     log = Log()
 
@@ -231,6 +233,7 @@ def test_a_deadlocked_handler_is_stopped_and_another_agent_goes_on(tmp_path: Pat
         assert len(first.record.of(events.StreamWedged)) == 1
 
 
+@pytest.mark.slow
 def test_a_wedged_stream_that_ignores_its_cancellation_is_taken_over_with_its_connection_cut(tmp_path: Path) -> None:
     log, over = Log(), threading.Event()
 
@@ -262,6 +265,7 @@ def test_a_wedged_stream_that_ignores_its_cancellation_is_taken_over_with_its_co
         over.set()
 
 
+@pytest.mark.slow
 def test_a_handler_that_swallows_its_cancellation_has_not_succeeded(tmp_path: Path) -> None:
     log = Log()
 
@@ -286,6 +290,7 @@ def test_a_handler_that_swallows_its_cancellation_has_not_succeeded(tmp_path: Pa
         assert agents.row(task).status is Status.RUNNING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "fence"), [("Connection.read", 1), ("Feed._run", 2)])
 def test_a_task_that_was_killed_is_replaced_or_its_stream_begins_anew(tmp_path: Path, what: str, fence: int) -> None:
     log = Log()
@@ -318,6 +323,7 @@ def test_a_task_that_was_killed_is_replaced_or_its_stream_begins_anew(tmp_path: 
 # The end of the right to handle
 
 
+@pytest.mark.slow
 def test_after_our_own_deadline_no_message_is_handed_out_whatever_the_heartbeat_knows() -> None:
     clock, log = FakeClock(), Log()
     job = follower(log)
@@ -341,6 +347,7 @@ def test_after_our_own_deadline_no_message_is_handed_out_whatever_the_heartbeat_
         feed.until(lambda: feed.server.open == 0)
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_lost_ends_a_handler_that_was_to_end_by_itself() -> None:
     log, middle, cancelled = Log(), threading.Event(), threading.Event()
 
@@ -426,6 +433,7 @@ def test_no_answer_is_no_loss_for_a_stream_either_until_its_deadline(at: At) -> 
     assert one.lost
 
 
+@pytest.mark.slow
 def test_a_peer_that_falls_silent_is_no_reason_to_let_the_lease_go(tmp_path: Path) -> None:
     log = Log()
     quick = StreamOptions(proxy=False, ping_interval_s=0.2, close_timeout_s=0.2, backoff_base_s=0.05, backoff_cap_s=0.1)

@@ -61,6 +61,7 @@ def mines() -> Iterator[list[Mine]]:
 BYSTANDERS: Final = [f"bystander-{number}" for number in range(9)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agents", [1, 2, 3])
 @pytest.mark.parametrize("bomb_s", [0.5, LEASE_S * 0.7])
 def test_of_ten_tasks_beside_each_other_only_the_one_that_kills_their_agents_fails(
@@ -75,6 +76,7 @@ def test_of_ten_tasks_beside_each_other_only_the_one_that_kills_their_agents_fai
     assert mine.company[-2:] == [0, 0], "from its second loss on it runs alone"
 
 
+@pytest.mark.slow
 def test_a_whole_day_of_work_goes_on_beside_bombs(mines: list[Mine]) -> None:
     mines.append(mine := Mine(3, lasts_s=3.0))
     for number in range(200):

@@ -285,6 +285,7 @@ def observer(at: Setting, **options: Any) -> LostLeases:
     return LostLeases(at.store, guard_s=GUARD, **options)
 
 
+@pytest.mark.slow
 def test_a_lost_lease_behind_ten_thousand_others_is_found(at: Setting) -> None:
     many_running(at, 10_150)
     at.clock.advance(60.0)
@@ -500,6 +501,7 @@ def test_a_lease_that_ran_out_while_its_agent_lives_is_reported_as_such(at: Sett
     )
 
 
+@pytest.mark.slow
 def test_an_agent_on_this_host_is_known_by_its_process(at: Setting) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     pids = {"lives": os.getpid(), "killed": child.pid, "another": os.getpid()}
@@ -564,6 +566,7 @@ def many_blocked(at: Setting, number: int) -> None:
     at.engine.put([replace(task, task_id=name, created_at=one / 1000).to_row() for one, name in enumerate(names)])
 
 
+@pytest.mark.slow
 def test_a_child_behind_ten_thousand_others_is_notified_whichever_agent_has_the_turn(at: Setting) -> None:
     many_blocked(at, 10_150)
     put(at.store, "child", status=Status.BLOCKED, depends_on=("gone",), waiting_for=frozenset({"gone"}))

@@ -63,6 +63,7 @@ def test_one_that_dies_is_reported_and_started_again_but_not_all_the_time() -> N
     beside.close()
 
 
+@pytest.mark.slow
 def test_several_that_hang_cost_no_more_time_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "END_S", 0.3)
     stuck = threading.Event()
@@ -157,6 +158,7 @@ def test_one_that_cannot_begin_again_is_reported_and_tried_later() -> None:
     beside.close()
 
 
+@pytest.mark.slow
 def test_an_agent_from_settings_has_beside_it_what_they_ask_for(tmp_path: Path) -> None:
     agent = Agent.from_settings(Registry(a_job()), store=f"sqlite:///{tmp_path}/tasks.db", health_folder=str(tmp_path))
     thread = threading.Thread(target=agent.run, daemon=True)

@@ -336,6 +336,7 @@ def tick(ctx: Context, payload: Any) -> None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_every_wrong_value_of_every_attribute_of_every_kind_of_row_harms_no_agent_and_no_command(
     place: Place, part: int, monkeypatch: pytest.MonkeyPatch
@@ -506,6 +507,7 @@ def rounds(place: Place, part: int) -> Iterator[list[Raw]]:
         yield rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_a_row_of_our_own_that_cannot_be_read_stops_no_agent(place: Place, part: int) -> None:
     for rows in rounds(place, part):

@@ -76,6 +76,7 @@ def untouched(task: Task) -> bool:
 # A rolling deploy, on both engines
 
 
+@pytest.mark.slow
 def test_old_and_new_agents_side_by_side_run_what_old_and_new_producers_put(fleet: Fleet) -> None:
     many = 40 if fleet.stand.name == "ministack" else 150
     old, new = fleet.agent(old_job()), fleet.agent(new_job())
@@ -108,6 +109,7 @@ def test_old_and_new_agents_side_by_side_run_what_old_and_new_producers_put(flee
     assert old.record.of(events.SettleRefused) == new.record.of(events.SettleRefused) == []
 
 
+@pytest.mark.slow
 def test_after_a_rollback_tasks_of_new_code_wait_untouched_and_the_rest_goes_on(fleet: Fleet) -> None:
     waiting = [answer.task for answer in fleet.client.enqueue_many(new_job(), [NEW] * 120)]
     old = fleet.agent(old_job())
@@ -122,6 +124,7 @@ def test_after_a_rollback_tasks_of_new_code_wait_untouched_and_the_rest_goes_on(
     assert {one.result["by"] for one in fleet.ends(waiting)} == {2}
 
 
+@pytest.mark.slow
 def test_a_limit_is_one_whatever_the_version(fleet: Fleet) -> None:
     guard, running, most = threading.Lock(), 0, 0
 
@@ -171,6 +174,7 @@ def test_one_id_put_by_old_and_new_code_is_one_task(fleet: Fleet) -> None:
         fleet.client.enqueue(old_job(), Old(month="2026-08"), task_id="july")
 
 
+@pytest.mark.slow
 def test_a_lost_agents_task_of_new_code_is_not_taken_over_by_old_code(fleet: Fleet) -> None:
     lease = claimed(fleet.store, "lost", job=NAME, version=2, payload_text=NEW.model_dump_json(), lease_s=0.01)
     assert lease.task.version == 2
@@ -216,12 +220,14 @@ def test_a_coroutine_gets_its_payload_brought_up() -> None:
         assert stage.end_of(stage.client.enqueue(old_job(), OLD)).result == 2026
 
 
+@pytest.mark.slow
 def test_a_child_process_gets_its_payload_brought_up() -> None:
     with serving(isolated) as stage:
         ended = stage.end_of(stage.client.enqueue("report.isolated", {"month": "2026-07"}))
         assert ended.result == {"by": 2, "month": "2026-07"}
 
 
+@pytest.mark.slow
 def test_a_child_process_with_older_code_than_its_agent_leaves_the_task_alone() -> None:
     newer = replace(isolated, version=3, upcasters={**isolated.upcasters, 2: dict})
     with serving(newer) as stage:
@@ -269,6 +275,7 @@ def test_agents_of_all_versions_share_the_ticks_of_a_job() -> None:
         assert "another" in ticks._others[NAME]
 
 
+@pytest.mark.slow
 def test_of_an_id_in_the_line_of_a_limit_new_code_takes_its_own() -> None:
     """The next in the line is of new code: old code, which frees the slot, does not take it and is not held up."""
     store = memory_store()
@@ -369,6 +376,7 @@ def test_a_tick_is_of_the_version_of_the_code_that_gave_the_schedule() -> None:
     assert tick(new_code).result == 7
 
 
+@pytest.mark.slow
 def test_a_stream_of_new_code_is_left_by_old_code_and_one_of_old_code_is_brought_up() -> None:
     async def old(ctx: StreamContext, payload: Old) -> str:
         return payload.month

@@ -43,6 +43,7 @@ def introduce(stand: Stand, name: str = AGENT, health: dict[str, Any] | None = N
 # What an agent tells
 
 
+@pytest.mark.slow
 def test_an_agent_tells_what_it_has_done_since_its_start() -> None:
     @job("test.broken", max_retry=1)
     def broken(ctx: Context, payload: dict[str, Any]) -> None:
@@ -168,6 +169,7 @@ def test_the_health_of_agents_is_there_on_every_terminal(
     assert "".join(line.split()[0] for line in lines[:-1]) == name, "a name is shown whole"
 
 
+@pytest.mark.slow
 def test_a_name_goes_over_several_lines_only_when_nothing_else_can_be_left_out(
     stand: Stand, columns: Callable[[int], None]
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_folder_that_is_not_there_is_wrong_input(run: Commands, tmp_path: Path
     assert "write for example http://127.0.0.1:9464" in run.said
 
 
+@pytest.mark.slow
 def test_an_agent_is_asked_at_its_port(run: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -151,6 +152,7 @@ def test_an_agent_is_asked_at_its_port(run: Commands, monkeypatch: pytest.Monkey
     assert f"{probes.url}/health does not answer as an agent does" in run("--url", probes.url, code=1)
 
 
+@pytest.mark.slow
 def test_what_is_no_agent_at_a_port_is_not_healthy(run: Commands) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

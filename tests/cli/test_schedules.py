@@ -138,6 +138,7 @@ def test_pause_and_resume_say_what_they_did(stand: Stand) -> None:
     assert stand.json("resume", "report.nightly")["paused"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("next",), ("run-now",), ("pause",), ("resume",)])
 def test_a_job_without_a_schedule_is_refused_with_the_remedy(stand: Stand, command: tuple[str, ...]) -> None:
     stand(*command, "report.hourly", code=1)

@@ -646,6 +646,7 @@ async def follow(ctx: StreamContext, payload: dict[str, str]) -> None:
         ctx.checkpoint(seq=tick["seq"], epoch=tick["epoch"])
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_real_agent_is_listed_explained_stopped_and_started(stand: Stand) -> None:
     with feeding() as feed, serving(follow, store=stand.store.sibling()) as stage:
         stand.client.enqueue(follow, {"url": feed.url}, task_id="ticks")

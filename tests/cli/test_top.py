@@ -254,6 +254,7 @@ class Screen(io.StringIO):
             assert self._changed.wait_for(lambda: text in self.getvalue(), LONG_S), self.getvalue()[-2000:]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_is_shown_as_such_and_asked_again() -> None:
     screen, stop, answers = Screen(), threading.Event(), iter(range(1000))
     console = Console(file=screen, force_terminal=True, width=100, height=30)

@@ -48,6 +48,7 @@ def test_the_public_sample_gives_48_whole_months(tmp_path: Path) -> None:
     assert ctx.take_progress() == '{"step":"write","month":"2015-12","months":48}'
 
 
+@pytest.mark.slow
 def test_the_sample_is_found_without_pandas() -> None:
     code = "import sys, jobs.source as s; assert s.sample_file().is_file(); sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
@@ -132,6 +133,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
     assert [path.read_bytes() for path in (tmp_path / "clean").iterdir()] == [old]
 
 
+@pytest.mark.slow
 def test_the_source_may_be_an_object_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")

@@ -263,6 +263,7 @@ def lives(folder: Path, deaths: tuple[int, ...], *, power: bool) -> int:
     return last.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 def test_wherever_a_run_dies_every_line_is_there_once(tmp_path: Path, power: bool) -> None:
     folder = tmp_path / "whole"
@@ -277,6 +278,7 @@ def test_wherever_a_run_dies_every_line_is_there_once(tmp_path: Path, power: boo
         assert contents(folder) == expected(FEED), f"it died at call {at}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 def test_a_run_that_dies_while_it_mends_what_another_left_loses_nothing(tmp_path: Path, power: bool) -> None:
     for number, deaths in enumerate(itertools.product((17, 24, 40), range(2, 16, 3), (3, 9))):
@@ -333,6 +335,7 @@ def test_kill_9_among_appends_loses_and_repeats_nothing(tmp_path: Path) -> None:
 # Late runs
 
 
+@pytest.mark.slow
 def test_a_former_run_that_wakes_up_late_can_append_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         for number in range(1, len(FEED)):
@@ -374,6 +377,7 @@ def test_a_task_that_was_deleted_and_enqueued_again_goes_on_though_its_fence_sta
     assert contents(tmp_path) == expected(FEED)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["begin", "append", "append", "tear"]), st.integers(0, 3)), max_size=30))
 def test_however_runs_interleave_only_the_newest_writes(actions: list[tuple[str, int]]) -> None:

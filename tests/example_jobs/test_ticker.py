@@ -31,6 +31,8 @@ from thunderagent.streams.job import stream
 from thunderagent.testing import Recorder, make_lease, memory_store
 from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed
 
+pytestmark = pytest.mark.slow
+
 LONG_S: Final = 20.0
 T = TypeVar("T")
 

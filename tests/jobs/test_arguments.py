@@ -214,6 +214,7 @@ MAKES: Final[dict[str, Callable[[Any], object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MAKES))
 @FEW
 @given(value=HOSTILE)

@@ -67,6 +67,7 @@ def test_two_records_of_one_extension_are_one(installed: Callable[..., None]) ->
     assert extension("push") is load_settings
 
 
+@pytest.mark.slow
 def test_an_agent_without_such_settings_reads_no_entry_points_and_imports_no_extension() -> None:
     program = """
 import sys

@@ -365,6 +365,7 @@ plain_data = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=5), plain_data, max_size=4))
 def test_keys_keep_their_order_and_only_comparisons_do_not_see_it(payload: dict[str, Any]) -> None:
     turned = dict(reversed(payload.items()))

@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 from typing import Final
 
+import pytest
 from mypy import api
+
+pytestmark = pytest.mark.slow
 
 ROOT: Final = Path(__file__).parents[2]
 

@@ -159,6 +159,7 @@ def test_the_end_of_a_process_waits_for_its_last_lines_only_so_long(
     reads.join(LONG_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_full", [False, True], ids=["read", "full"])
 def test_a_forked_process_writes_by_itself(pipe: Pipe, is_full: bool) -> None:
     """Its parent may be in the midst of a line, and has the thread."""

@@ -186,6 +186,7 @@ def test_the_text_of_an_object_that_json_cannot_hold_shows_no_secret(lines: io.S
     assert "s3cr" not in lines.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("unit", "end"),
     [("password=", ""), ("token", "="), ("://a", "@"), ('"token":"', ""), ("cookie", ":"), ("a.b-", "@://")],

@@ -248,6 +248,7 @@ states = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(states)
 def test_a_state_goes_through_json_and_comes_back_the_same(one: State) -> None:
@@ -438,6 +439,7 @@ def test_all_problems_are_told_at_once() -> None:
 # A policy is a promise over any sequence of looks
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from([every(10).minutes, every(7).seconds, cron("*/5 * * * *"), every().hour.at(":15")]),

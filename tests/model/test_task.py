@@ -107,6 +107,7 @@ def test_ids_of_one_millisecond_differ() -> None:
 # Lanes
 
 
+@pytest.mark.slow
 @given(lanes, st.sampled_from(Status))
 def test_a_lane_survives_the_trip_through_the_status_attribute(lane: Lane, status: Status) -> None:
     value = lane.value(status)
@@ -149,11 +150,13 @@ def test_tasks_spread_over_all_shards() -> None:
 # Rows
 
 
+@pytest.mark.slow
 @given(tasks)
 def test_a_task_survives_the_trip_through_its_row(task: Task) -> None:
     assert Task.from_row(task.to_row()) == task
 
 
+@pytest.mark.slow
 @given(tasks)
 def test_a_row_holds_known_attributes_and_nothing_empty(task: Task) -> None:
     row = task.to_row()

@@ -257,6 +257,7 @@ def test_what_two_fields_of_days_mean_together_is_said(line: str, text: str) -> 
         assert days == [day for day in every_day if day.day % 2 and day.weekday() == 0]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.sampled_from("0123456789*?/,-#LWH@ MONJAcron()=TZ"), max_size=30))
 def test_any_line_is_taken_for_good_or_refused(line: str) -> None:
@@ -351,6 +352,7 @@ def test_a_time_outside_of_the_change_ticks_once_a_day_at_its_hour(zone: str) ->
         assert len({one.date() for one in walls}) == 365
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Australia/Sydney"])
 def test_a_daily_tick_comes_once_on_every_day_of_a_year_whatever_its_time(zone: str) -> None:
     wall = ZoneInfo(zone)
@@ -372,6 +374,7 @@ def test_an_interval_goes_on_evenly_through_every_change_of_the_clock(zone: str,
         assert {later - earlier for earlier, later in pairwise(ticks)} == {period}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Sydney"])
 @pytest.mark.parametrize(
     ("expression", "period"), [("*/10 * * * *", 600), ("15 * * * *", 3600), ("*/20 * * * * *", 20)]
@@ -406,6 +409,7 @@ def test_a_day_that_a_zone_left_out_does_not_double_the_next() -> None:
     assert len(set(ticks)) == len(ticks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 @pytest.mark.parametrize(
     "expression", ["30 2 * * *", "0,20,40 1-3 * * *", "15 2 29 3 *", "0 0 1 * MON", "5 4 * * SUN#1"]
@@ -461,6 +465,7 @@ spans = st.one_of(st.integers(0, 20_000), st.integers(0, 3_000_000))
 MOST = 400
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(specs, moments, spans, spans)
 def test_ticks_of_two_spans_are_those_of_both_together_and_grow(spec: Spec, a: int, first: int, second: int) -> None:
@@ -486,6 +491,7 @@ def test_the_newest_tick_is_the_last_of_all(spec: Spec, a: int, span: int) -> No
         assert found is not None and found >= ticks[-1] and spec.next(found) > a + span
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(specs, moments)
 def test_the_next_tick_is_the_same_from_wherever_one_asks(spec: Spec, a: int) -> None:

@@ -319,6 +319,7 @@ def test_a_file_that_cannot_be_written_to_is_named(url: str, monkeypatch: pytest
     assert "run agents and commands as one user" in found.remedy
 
 
+@pytest.mark.slow
 @needs_powerless
 @pytest.mark.parametrize(("of_file", "of_folder"), [(0o444, 0o755), (0o444, 0o555), (0o644, 0o555), (0o000, 0o755)])
 def test_a_permission_that_is_missing_is_one_thing_that_is_wrong(

@@ -165,6 +165,7 @@ def test_every_action_of_an_agent_is_tried_and_nothing_is_left_behind(
     assert rows_of(engine) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_denied_action_is_named_with_the_line_that_the_policy_lacks(
     engine: DynamoEngine, action: str, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +270,7 @@ def test_a_clock_that_is_off_is_named(
     assert says in found.found
 
 
+@pytest.mark.slow
 @pytest.mark.ministack
 def test_an_endpoint_that_swallows_everything_ends_the_examination_in_seconds(
     ministack_endpoint: str, conf: Path
@@ -291,6 +293,7 @@ def test_an_endpoint_that_swallows_everything_ends_the_examination_in_seconds(
     assert states(found["python"]) == [State.OK]
 
 
+@pytest.mark.slow
 @pytest.mark.ministack
 def test_expired_credentials_are_named(ministack_endpoint: str, conf: Path) -> None:
     proxy = Proxy(ministack_endpoint)
@@ -405,6 +408,7 @@ def test_each_denied_action_of_the_wake_queue_is_named() -> None:
     assert away.state is State.WARNING
 
 
+@pytest.mark.slow
 def test_a_bucket_is_looked_at_and_left_as_it_was() -> None:
     with mock_aws():
         s3 = moto_clients("s3")

@@ -321,6 +321,7 @@ def ticking(ctx: Context, payload: Tick) -> None:
 TICKING: Job[Any] = periodic(every(1).seconds)(job("life.tick")(ticking))
 
 
+@pytest.mark.slow
 @pytest.mark.ministack
 def test_each_role_asks_for_what_its_policy_allows_and_for_all_of_it(
     world: World, monkeypatch: pytest.MonkeyPatch

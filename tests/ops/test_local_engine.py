@@ -17,6 +17,8 @@ import pytest
 from thunderagent.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from thunderagent.ops import local_engine as local
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:

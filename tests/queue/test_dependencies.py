@@ -115,6 +115,7 @@ def test_a_child_of_a_task_that_has_succeeded_does_not_wait(stage: Stage) -> Non
     assert stage.end_of(child).result == {parent.task_id: 5}
 
 
+@pytest.mark.slow
 def test_a_child_keeps_a_delay_of_its_own(stage: Stage) -> None:
     parent = stage.client.enqueue(number, {"n": 1}, delay_s=DELAY_S)
     child = stage.client.enqueue(results, {}, depends_on=[parent], delay_s=2 * DELAY_S)
@@ -123,6 +124,7 @@ def test_a_child_keeps_a_delay_of_its_own(stage: Stage) -> None:
     assert ended.started_at >= ended.submitted_at + 2 * DELAY_S
 
 
+@pytest.mark.slow
 def test_a_parent_that_snoozes_and_fails_once_still_holds_its_child_back(stage: Stage) -> None:
     order: list[str] = []
 
@@ -152,6 +154,7 @@ def test_results_of_parents_are_read_by_id_in_the_order_of_depends_on(stage: Sta
     assert stage.end_of(child).result == {"p1": 1, "p2": 2, "p3": 3, "p9": None}
 
 
+@pytest.mark.slow
 def test_three_hundred_children_of_one_parent_all_run(stage: Stage) -> None:
     parent = stage.client.enqueue(number, {"n": 7}, delay_s=4.0)
     children = [stage.client.enqueue(add, {}, depends_on=[parent]) for _ in range(300)]
@@ -161,6 +164,7 @@ def test_three_hundred_children_of_one_parent_all_run(stage: Stage) -> None:
     assert {(task.status, task.result, task.fence) for task in ended.values()} == {(Status.SUCCESS, 7, 1)}
 
 
+@pytest.mark.slow
 def test_a_child_of_three_hundred_parents_runs_once_after_the_last(stage: Stage) -> None:
     parents = [one.task for one in stage.client.enqueue_many(number, [{"n": n} for n in range(300)], delay_s=4.0)]
     child = stage.client.enqueue(add, {}, depends_on=parents)
@@ -202,6 +206,7 @@ def test_three_generations_end_with_their_ancestor(stage: Stage, end: str, polic
     assert doomed == {task.task_id for task in family[1:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_children_that_run_all_the_same_stop_the_fall(stage: Stage, end: str) -> None:
     parent = stage.client.enqueue(ENDS[end][0], {}, delay_s=DELAY_S)
@@ -213,6 +218,7 @@ def test_children_that_run_all_the_same_stop_the_fall(stage: Stage, end: str) ->
     assert stage.end_of(great_grandchild).result == {grandchild.task_id: {child.task_id: 0}}
 
 
+@pytest.mark.slow
 def test_a_child_that_runs_all_the_same_waits_for_its_other_parents(stage: Stage) -> None:
     failed = stage.client.enqueue(fails, {}, delay_s=DELAY_S)
     late = stage.client.enqueue(number, {"n": 8}, delay_s=3 * DELAY_S)
@@ -243,6 +249,7 @@ def test_a_child_that_is_put_after_its_parent_failed_is_judged_at_once(stage: St
         assert stage.end_of(child).status is child.status
 
 
+@pytest.mark.slow
 def test_a_blocked_child_that_is_cancelled_is_left_alone_by_its_parent(stage: Stage) -> None:
     parent = stage.client.enqueue(number, {"n": 1}, delay_s=2 * DELAY_S)
     child = stage.client.enqueue(add, {}, depends_on=[parent])
@@ -335,6 +342,7 @@ class CountingEngine(FaultyEngine):
         return super().apply(batch)
 
 
+@pytest.mark.slow
 def test_a_parent_learns_of_a_batch_of_children_in_one_write() -> None:
     """Each write of its row writes the whole of it: one for each child is the square of their number."""
     engine = CountingEngine()
@@ -408,6 +416,7 @@ def healing(faulty: FaultyEngine) -> Any:
     return serving(*JOBS, store=TaskStore(faulty), sweep_s=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["test.number", "test.fails"])
 def test_a_child_whose_parent_was_never_told_of_it_is_found_by_the_sweep(end: str) -> None:
     faulty = FaultyEngine(SqliteEngine(MEMORY))
@@ -422,6 +431,7 @@ def test_a_child_whose_parent_was_never_told_of_it_is_found_by_the_sweep(end: st
         assert stage.client.get("parent").dependents == {"child"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["parent done", "unpark"])
 def test_a_child_that_was_not_told_of_the_end_is_found_by_the_sweep(verb: str) -> None:
     faulty = FaultyEngine(SqliteEngine(MEMORY))
@@ -433,6 +443,7 @@ def test_a_child_that_was_not_told_of_the_end_is_found_by_the_sweep(verb: str) -
         stage.record.wait(events.StoreFailed, where=lambda event: event.during == "telling dependents")
 
 
+@pytest.mark.slow
 def test_a_child_that_was_not_told_of_a_failure_is_found_by_the_sweep() -> None:
     faulty = FaultyEngine(SqliteEngine(MEMORY))
     with healing(faulty) as stage:
@@ -455,6 +466,7 @@ def graph(stage: Stage, policy: str = "fail") -> list[Task]:
     return family
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fail", "cancel"])
 def test_a_graph_that_failed_is_retried_from_its_root(stage: Stage, policy: str) -> None:
     family = graph(stage, policy)
@@ -474,6 +486,7 @@ def test_a_child_is_not_retried_before_its_parent(stage: Stage) -> None:
     assert stage.client.get(child).status is Status.FAILED
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_retried_and_fails_again_ends_again(stage: Stage) -> None:
     family = graph(stage)
     stage.agent.stop()
@@ -486,6 +499,7 @@ def test_a_graph_that_is_retried_and_fails_again_ends_again(stage: Stage) -> Non
     assert [len(task.errors) for task in ended] == [2, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_retry_waits_for_open_parents_even_if_their_failure_would_not_matter(stage: Stage) -> None:
     parent = stage.client.enqueue(number, {"n": 6}, delay_s=2 * DELAY_S)
     child = stage.client.enqueue(results, {}, depends_on=[parent], on_parent_failure="run")

@@ -43,6 +43,7 @@ def message(*given: Any, **envelope: Any) -> str:
     return json.dumps({"thunderagent": 1, "rings": list(given)} | envelope)
 
 
+@pytest.mark.slow
 @given(sent=st.lists(rings, max_size=35), most=st.sampled_from([1, 3, MOST_MESSAGES]))
 def test_rings_come_out_of_their_messages_as_they_went_in(sent: list[DoorbellMessage], most: int) -> None:
     messages = pack(sent, most=most)

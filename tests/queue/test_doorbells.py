@@ -32,6 +32,8 @@ from thunderagent.queue.doorbell.unix import BORN_S, FOLDER, SUFFIX, LocalDoorbe
 from thunderagent.settings import load_settings
 from thunderagent.testing import FakeClock
 
+pytestmark = pytest.mark.slow
+
 A: DoorbellMessage = DoorbellMessage.look("a")
 B: DoorbellMessage = DoorbellMessage.look("b")
 

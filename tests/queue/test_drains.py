@@ -346,6 +346,7 @@ def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
         yield stand
 
 
+@pytest.mark.slow
 def test_of_many_who_ask_for_different_agents_at_once_none_is_forgotten(stand: Stand) -> None:
     names = [f"{stand.mark}:{number}:x" for number in range(8)]
     introduce(stand.store, *names)

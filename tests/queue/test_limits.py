@@ -182,6 +182,7 @@ def held_job(go_on: threading.Event, name: str = "limited", **options: Any) -> J
 # Never more than so many
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sync_job, async_job], ids=["threads", "event loop"])
 def test_no_more_handlers_run_than_the_limit_of_their_job(agents_anywhere: Agents, make: Any) -> None:
     limited = make(limit=2)
@@ -194,6 +195,7 @@ def test_no_more_handlers_run_than_the_limit_of_their_job(agents_anywhere: Agent
     agents_anywhere.until(lambda: not holders_of(agents_anywhere.row("limited")))
 
 
+@pytest.mark.slow
 def test_a_key_is_shared_by_jobs_of_every_kind_over_queues(request: Any, tmp_path: Path) -> None:
     gauge = Gauge(lambda lease: "api")
     echo = job("child", isolation="process", limit=2, limit_key="api", queue="children")(process_jobs.echo.handler)
@@ -215,6 +217,7 @@ def test_a_key_is_shared_by_jobs_of_every_kind_over_queues(request: Any, tmp_pat
         assert gauge.most["api"] == 2
 
 
+@pytest.mark.slow
 def test_a_limit_of_tasks_counts_for_each_key_of_its_own(agents: Agents) -> None:
     plain = sync_job("plain")
     for _ in range(2):
@@ -229,6 +232,7 @@ def test_a_limit_of_tasks_counts_for_each_key_of_its_own(agents: Agents) -> None
     assert 2 <= most[2] <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 3], ids=["slots are free", "their leases are over"])
 @pytest.mark.parametrize("name", BOTH)
 def test_of_many_that_want_the_last_slots_at_the_same_moment_as_many_win_as_there_are(
@@ -256,12 +260,14 @@ def test_of_many_that_want_the_last_slots_at_the_same_moment_as_many_win_as_ther
         assert sum(won) >= 1 if dead else sum(won) == 3
 
 
+@pytest.mark.slow
 def test_tasks_that_were_enqueued_without_the_code_of_their_job_are_limited_too(agents: Agents) -> None:
     agents.add(sync_job(limit=1), slots=8)
     agents.end_of([agents.client.enqueue("limited", {}) for _ in range(8)])
     assert agents.gauge.most["limited"] == 1
 
 
+@pytest.mark.slow
 def test_ids_with_letters_of_any_alphabet_hold_and_free_slots(agents_anywhere: Agents) -> None:
     limited = sync_job(limit=1)
     tasks = [agents_anywhere.client.enqueue(limited, {}, task_id=name) for name in ("zoë", "日本", 'a"b\\c', "ß&<>")]
@@ -294,6 +300,7 @@ def loop_stream(name: str, **options: Any) -> Job[Payload]:
     return run
 
 
+@pytest.mark.slow
 def test_streams_count_as_long_as_they_run_and_the_next_starts_when_one_is_stopped(agents: Agents) -> None:
     limited = loop_stream("limited", limit=2)
     for _ in range(2):
@@ -323,6 +330,7 @@ def test_an_exclusive_stream_that_is_handed_over_never_runs_beside_another(agent
     assert agents.gauge.most["limited"] == 1
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_handed_over_without_a_break_has_one_slot(tmp_path: Path) -> None:
     log = Log()
     with FeedThread() as feed, fleet(tmp_path) as agents:
@@ -405,6 +413,7 @@ def claim(store: TaskStore, name: str, owner: str, *, lease_s: float = 60.0, **f
 # What frees a slot
 
 
+@pytest.mark.slow
 def test_a_cancel_an_error_a_snooze_and_a_failure_free_the_slot_for_the_next(agents: Agents) -> None:
     answers: dict[str, list[Any]] = {"snooze": [Snooze(30)], "fail": [Fail("no")], "error": [ValueError("boom")]}
 
@@ -464,6 +473,7 @@ def test_a_task_that_is_taken_over_has_one_slot_and_its_former_lease_none() -> N
     assert holders_of(store.engine.get(["limit:k"])["limit:k"]) == {"a#2"}
 
 
+@pytest.mark.slow
 def test_a_task_that_is_given_up_frees_its_slot_and_the_next_starts() -> None:
     world = World(2)
     try:
@@ -506,6 +516,7 @@ def test_a_task_that_waits_in_line_can_be_cancelled_and_brought_back(agents: Age
     assert agents.gauge.order == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_delayed_task_comes_into_the_line_when_it_is_due(agents: Agents) -> None:
     go_on = threading.Event()
     agents.add(held_job(go_on, limit=1), slots=4)
@@ -519,6 +530,7 @@ def test_a_delayed_task_comes_into_the_line_when_it_is_due(agents: Agents) -> No
     agents.end_of([later])
 
 
+@pytest.mark.slow
 def test_a_child_with_a_limit_waits_for_its_parent_first_and_then_for_a_slot(agents: Agents) -> None:
     go_on = threading.Event()
     limited = held_job(go_on, limit=1)
@@ -534,6 +546,7 @@ def test_a_child_with_a_limit_waits_for_its_parent_first_and_then_for_a_slot(age
     assert agents.gauge.most["limited"] == 1
 
 
+@pytest.mark.slow
 def test_the_list_and_the_numbers_show_what_stands_in_line(agents_anywhere: Agents) -> None:
     agents, go_on = agents_anywhere, threading.Event()
     agents.add(held_job(go_on, limit=1), slots=4)
@@ -631,6 +644,7 @@ def requests_of_a_while(waiting: int) -> tuple[Counter[str], int]:
         world.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_written_and_no_more_is_read_for_tasks_that_wait_whatever_their_number() -> None:
     few, few_entries = requests_of_a_while(5)
     many, many_entries = requests_of_a_while(200)
@@ -659,6 +673,7 @@ def test_five_hundred_that_wait_hide_no_other_task() -> None:
         world.close()
 
 
+@pytest.mark.slow
 def test_five_hundred_on_the_ready_page_leave_it_and_hide_no_other_task_for_long() -> None:
     """They were put before anybody ran, one by one."""
     world, _ = counted_world()
@@ -764,6 +779,7 @@ def test_a_slot_that_is_taken_while_the_row_is_deleted_is_taken_all_the_same(sta
     assert holders_of(row_of(stand, limit.key)) == {f"{c.task_id}#{c.fence}"}
 
 
+@pytest.mark.slow
 def test_a_line_that_opens_keeps_the_row_of_a_limit_that_expires(stand: stands.Stand) -> None:
     limit, slots, engine = Limit(stand.mark, 1), slots_of(stand), stand.store.engine
     a, b = stand.lease("a"), stand.lease("b")
@@ -842,6 +858,7 @@ def extra_units(play: Callable[[World, Any], None], tasks: int) -> float:
         world.close()
 
 
+@pytest.mark.slow
 def test_a_task_that_finds_a_free_slot_costs_two_write_units_more() -> None:
     def play(world: World, limited: Job[Any]) -> None:
         world.join("left")
@@ -852,6 +869,7 @@ def test_a_task_that_finds_a_free_slot_costs_two_write_units_more() -> None:
     assert extra_units(play, 40) <= 2.1
 
 
+@pytest.mark.slow
 def test_a_task_that_comes_through_the_line_costs_two_write_units_more() -> None:
     def play(world: World, limited: Job[Any]) -> None:
         world.client.enqueue(limited, {}, task_id="first")
@@ -872,6 +890,7 @@ def test_a_burst_in_one_call_before_anybody_runs_costs_two_write_units_more_each
     assert extra_units(play, 100) <= 2.2
 
 
+@pytest.mark.slow
 def test_a_burst_of_single_calls_before_anybody_runs_costs_five_write_units_more_each() -> None:
     def play(world: World, limited: Job[Any]) -> None:
         for number in range(100):
@@ -907,6 +926,7 @@ BROKEN_SQL: Final[list[dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN_SQL)
 def test_a_row_made_by_hand_with_wrong_types_stops_nobody(agents: Agents, broken: dict[str, Any]) -> None:
     engine = agents.store.engine
@@ -920,6 +940,7 @@ def test_a_row_made_by_hand_with_wrong_types_stops_nobody(agents: Agents, broken
     _works_all_the_same(agents)
 
 
+@pytest.mark.slow
 @pytest.mark.ministack
 @pytest.mark.parametrize("broken", BROKEN)
 def test_an_item_made_by_hand_with_wrong_types_stops_nobody(
@@ -985,6 +1006,7 @@ def test_the_number_of_a_job_is_not_kept_in_its_tasks_and_that_of_a_task_is() ->
 # A store that does not answer
 
 
+@pytest.mark.slow
 def test_when_the_store_cannot_say_whether_a_slot_is_free_the_task_comes_again_later(gauge: Gauge) -> None:
     faulty = FaultyEngine(SqliteEngine(MEMORY))
     made = Agents(lambda: TaskStore(faulty), gauge)
@@ -1004,6 +1026,7 @@ def test_when_the_store_cannot_say_whether_a_slot_is_free_the_task_comes_again_l
         faulty.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_does_not_make_an_agent_turn_while_a_slot_is_free(gauge: Gauge) -> None:
     faulty = FaultyEngine(SqliteEngine(MEMORY))
     made = Agents(lambda: TaskStore(faulty), gauge)

@@ -311,6 +311,7 @@ def test_a_takeover_asks_for_pauses_though_no_poller_has_looked(at: Steps) -> No
     assert at.sweep() == set()
 
 
+@pytest.mark.slow
 def test_streams_of_a_paused_queue_go_on_and_new_ones_wait(tmp_path: Path) -> None:
     log = Log()
     follow = follower(log)
@@ -332,6 +333,7 @@ def test_streams_of_a_paused_queue_go_on_and_new_ones_wait(tmp_path: Path) -> No
         assert agents.row("s2").status is Status.PENDING
 
 
+@pytest.mark.slow
 def test_streams_of_a_paused_queue_are_not_handed_off_for_the_balance(tmp_path: Path) -> None:
     log = Log()
     follow = follower(log)
@@ -367,6 +369,7 @@ def test_streams_of_a_paused_queue_are_not_handed_off_for_the_balance(tmp_path: 
 # What it costs
 
 
+@pytest.mark.slow
 def test_under_load_the_row_is_read_once_a_second_and_never_for_a_task(at: Steps) -> None:
     for number in range(1000):
         put(at.store, f"t{number:03}")
@@ -622,6 +625,7 @@ def clients(stand: Stand, number: int) -> list[Client]:
     return [Client(TaskStore(Meeting(stand.open().engine, barrier)), settings()) for _ in range(number)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", ["no row", "a row"])
 def test_of_operators_who_pause_different_things_at_once_all_win(stand: Stand, begin: str) -> None:
     reader = Client(stand.store, settings())

@@ -389,6 +389,7 @@ class Swarm:
                 self._nested = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["last", "none"])
 def test_twenty_agents_with_skewed_clocks_give_one_task_for_each_of_ten_thousand_ticks(
     world: World, policy: str
@@ -421,6 +422,7 @@ def test_twenty_agents_with_skewed_clocks_give_one_task_for_each_of_ten_thousand
     assert (state.skipped, state.ticks) == (0, ())
 
 
+@pytest.mark.slow
 def test_agents_that_read_the_same_row_put_one_task_between_them(any_world: World) -> None:
     """All read before any writes; then all write at once."""
     hosts = [any_world.host(f"agent-{number}") for number in range(4)]
@@ -530,6 +532,7 @@ def test_all_missed_ticks_come_though_they_are_more_than_one_look_puts(world: Wo
 # Overlap
 
 
+@pytest.mark.slow
 def test_skip_leaves_ticks_out_until_the_task_before_has_ended(any_world: World) -> None:
     host = any_world.host(one=a_job(overlap="skip"))
     host.look()
@@ -643,6 +646,7 @@ def after_a_fault(
     return world.put(), world.state, puts, met
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
 @pytest.mark.parametrize("overlap", OVERLAPS)
@@ -672,6 +676,7 @@ def test_a_fault_between_any_two_statements_loses_no_tick_and_doubles_none(
             assert calls >= (4 if overlap == "allow" and catch_up != "none" else 2)  # read, decide, put, confirm
 
 
+@pytest.mark.slow
 @pytest.mark.ministack
 @pytest.mark.parametrize("fault", ["killed after", "no answers", "repeated by the SDK"])
 @pytest.mark.parametrize("overlap", OVERLAPS)
@@ -1040,6 +1045,7 @@ def test_a_command_that_races_with_agents_is_tried_again(world: World) -> None:
 # A whole agent
 
 
+@pytest.mark.slow
 def test_an_agent_runs_the_handler_of_a_tick_with_its_moment() -> None:
     seen: list[Tick] = []
 
@@ -1075,6 +1081,7 @@ def test_a_day_passes_in_a_test_without_waiting() -> None:
     assert [tick.at.isoformat() for tick in seen] == ["2026-03-29T01:00:00+00:00", "2026-03-30T00:00:00+00:00"]
 
 
+@pytest.mark.slow
 def test_a_host_whose_own_clock_is_set_back_puts_its_ticks_in_time() -> None:
     """The library that runs the pieces of housekeeping goes by that clock, so that they come late."""
     ran = threading.Semaphore(0)
@@ -1094,6 +1101,7 @@ def test_a_host_whose_own_clock_is_set_back_puts_its_ticks_in_time() -> None:
         assert all(event.late_s < LONG_S for event in stage.record.of(queue_events.TickPut))
 
 
+@pytest.mark.slow
 def test_two_agents_of_one_file_run_each_tick_once(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     guard = threading.Lock()
@@ -1117,6 +1125,7 @@ def test_two_agents_of_one_file_run_each_tick_once(tmp_path: Path) -> None:
     assert len(names) == (last - first).total_seconds() + 1
 
 
+@pytest.mark.slow
 def test_a_dead_store_does_not_end_the_ticks_of_an_agent(tmp_path: Path) -> None:
     ran = threading.Semaphore(0)
 

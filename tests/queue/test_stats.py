@@ -173,6 +173,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 TASKS: Final = {"PENDING": 2500, "SUCCESS": 1400, "FAILED": 500, "BLOCKED": 400, "RUNNING": 200}
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_tasks_are_counted_exactly_within_a_second_or_so(large: Client) -> None:
     begun = time.process_time()
     found = large.stats()

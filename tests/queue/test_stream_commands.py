@@ -70,6 +70,7 @@ def desk() -> Desk:
 # With an agent
 
 
+@pytest.mark.slow
 def test_a_running_stream_hears_of_its_stop_in_the_reply_to_its_heartbeat(feed: FeedThread, agents: Fleet) -> None:
     log = Log()
     follow = follower(log)
@@ -91,6 +92,7 @@ def test_a_running_stream_hears_of_its_stop_in_the_reply_to_its_heartbeat(feed: 
     assert closed.reason == "stopped"
 
 
+@pytest.mark.slow
 def test_a_stopped_stream_goes_on_where_it_was_when_it_is_started(feed: FeedThread, agents: Fleet) -> None:
     log = Log()
     follow = follower(log)
@@ -109,6 +111,7 @@ def test_a_stopped_stream_goes_on_where_it_was_when_it_is_started(feed: FeedThre
     assert agents.row(task).status is Status.RUNNING
 
 
+@pytest.mark.slow
 def test_a_start_waits_for_the_stop_before_it(feed: FeedThread, agents: Fleet) -> None:
     log, middle, go_on = Log(), threading.Event(), threading.Event()
 
@@ -132,6 +135,7 @@ def test_a_start_waits_for_the_stop_before_it(feed: FeedThread, agents: Fleet) -
     assert agents.row(task).desired_state == Desired.STARTED
 
 
+@pytest.mark.slow
 def test_a_failed_stream_can_be_started(agents: Fleet) -> None:
     log = Log()
     with FeedThread(Refuse(status=404)) as feed:
@@ -145,6 +149,7 @@ def test_a_failed_stream_can_be_started(agents: Fleet) -> None:
         log.until(1)
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_enqueued_and_stopped_by_name_runs_when_it_is_started(
     feed: FeedThread, agents: Fleet
 ) -> None:
@@ -314,6 +319,7 @@ def test_a_task_that_changes_all_the_time_is_given_up(desk: Desk) -> None:
 # What happened
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_stream_tell_its_moves(feed: FeedThread, agents: Fleet) -> None:
     log = Log()
     follow = follower(log)

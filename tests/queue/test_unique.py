@@ -355,6 +355,7 @@ def every_order(start: Start, acts: Sequence[Act], scope: str, *, mortal: bool) 
     return orders.tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 @scopes
 def test_in_every_order_of_two_that_come_together_one_task_is_open(start: Start, scope: str) -> None:
@@ -362,6 +363,7 @@ def test_in_every_order_of_two_that_come_together_one_task_is_open(start: Start,
     assert tried > len(PAIRS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 def test_whoever_dies_before_any_of_his_calls_holds_nothing_up(start: Start) -> None:
     pairs = [pair for pair in PAIRS if enqueues in pair]
@@ -470,6 +472,7 @@ class Walk:
         return act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_on_a_walk_at_random_no_two_hold_the_key_and_none_who_has_ended_holds_it(seed: int) -> None:
     walk = Walk(seed)
@@ -688,6 +691,7 @@ def test_a_limited_task_that_waits_for_its_slot_keeps_a_key_until_start_and_then
         assert stage.client.enqueue(handler, {"n": 3}, unique_key=KEY).task_id != task.task_id
 
 
+@pytest.mark.slow
 def test_a_task_of_which_nobody_could_say_whether_a_slot_is_free_keeps_its_key_until_start() -> None:
     broken = FaultyEngine(SqliteEngine(MEMORY))
     broken.chance("take permit", Fault.LOST_REQUEST, 1.0)
@@ -857,6 +861,7 @@ def is_of(task_id: str, event: events.TaskStarted) -> bool:
     return event.task_id == task_id
 
 
+@pytest.mark.slow
 def test_real_agents_free_the_key_at_success_failure_cancel_and_stop_of_what_runs() -> None:
     def handler(ctx: Context, payload: dict[str, Any]) -> None:
         if payload["how"] == "fail":
@@ -1040,6 +1045,7 @@ class SlowPut(FaultyEngine):
         return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.STALE])
 @pytest.mark.parametrize("own_id", [None, "mine"])
 def test_whatever_is_lost_of_an_enqueue_the_next_works_at_once_and_one_is_open(
@@ -1062,6 +1068,7 @@ def test_whatever_is_lost_of_an_enqueue_the_next_works_at_once_and_one_is_open(
             site.engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.STALE])
 def test_whatever_is_lost_of_a_retry_by_hand_one_is_open(fault: Fault) -> None:
     for start in (has_failed, has_failed_and_its_agent_died, is_to_live_again_and_its_client_died):

@@ -140,6 +140,7 @@ def played(number: int, happens: Happens) -> bool:
         world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_agent_that_is_killed_at_any_request_strands_no_slot_and_no_task(when: str) -> None:
     assert CALLS > 40
@@ -154,6 +155,7 @@ def test_an_agent_that_is_killed_at_any_request_strands_no_slot_and_no_task(when
     assert deaths > 0.8 * CALLS  # the last requests are not the same each time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.LOST_REPLY, Fault.LOST_REQUEST, Fault.BROKEN_CALL, Fault.REPEATED])
 def test_a_reply_that_is_lost_at_any_request_strands_no_slot_and_no_task(fault: Fault) -> None:
     for number in range(CALLS):
@@ -319,6 +321,7 @@ def open_line_of(world: World) -> None:
     assert row(world)["status"] == WAITLIST_STATUS
 
 
+@pytest.mark.slow
 def test_a_line_that_is_empty_for_long_closes_and_opens_again(world: World) -> None:
     open_line_of(world)
     world.pass_time(CLOSES_S - 20.0)
@@ -332,6 +335,7 @@ def test_a_line_that_is_empty_for_long_closes_and_opens_again(world: World) -> N
     assert len(world.started) == 4
 
 
+@pytest.mark.slow
 def test_a_line_in_which_somebody_stands_does_not_close(world: World) -> None:
     world.ends = lambda task: (3 * CLOSES_S, Returned("done"))
     put(world, "a", "b")
@@ -340,6 +344,7 @@ def test_a_line_in_which_somebody_stands_does_not_close(world: World) -> None:
     assert (status(world, "b"), row(world)["status"]) == ("BLOCKED@shared", WAITLIST_STATUS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 def test_a_task_that_comes_at_the_moment_at_which_the_line_closes_is_not_stranded(world: World, number: int) -> None:
     """The sweep has seen an empty line and closes it, between any two requests of an enqueue."""

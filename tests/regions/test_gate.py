@@ -260,6 +260,7 @@ def test_handlers_stop_when_the_grant_ends_and_nothing_is_written_until_there_is
         assert stage.end_of(other).region_epoch == 3
 
 
+@pytest.mark.slow
 def test_an_agent_without_a_grant_is_seen_and_costs_no_processor() -> None:
     with serving(quick, **REGIONAL) as stage:
         stage.record.wait(events.Paused)
@@ -312,6 +313,7 @@ def test_a_grant_that_is_to_go_gives_streams_back_at_once_and_batch_tasks_in_tim
         assert stage.client.get(held.id).status is Status.PENDING  # it was not claimed again
 
 
+@pytest.mark.slow
 def test_a_batch_task_that_does_not_end_is_given_back_when_the_time_to_drain_is_over() -> None:
     started = threading.Event()
 
@@ -360,6 +362,7 @@ def test_a_drain_without_a_grant_ends_at_once() -> None:
         assert stage.store.agents() == []
 
 
+@pytest.mark.slow
 def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -> None:
     ran = list[int]()
 
@@ -385,6 +388,7 @@ def test_a_claim_in_doubt_when_the_grant_ended_is_not_begun_in_a_later_epoch() -
     assert ran == [2], "taken over under the new epoch, and run once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", [1, 3])
 def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: int) -> None:
     started, go, ends = threading.Event(), threading.Event(), threading.Event()
@@ -430,6 +434,7 @@ def test_what_was_done_as_the_grant_ended_waits_in_silence_for_the_next(later: i
             assert stage.end_of(task).result == 2
 
 
+@pytest.mark.slow
 def test_a_drain_without_a_grant_does_not_wait_for_what_cannot_be_written() -> None:
     started, go = threading.Event(), threading.Event()
 

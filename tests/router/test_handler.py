@@ -966,6 +966,7 @@ def any_object(thing: S3Object, event: S3Event) -> Tasks:
     return None
 
 
+@pytest.mark.slow
 @given(
     base=st.sampled_from(["eventbridge", "sns", "v1", "v2", "balancer", "sqs", "s3", "s3 event", "nothing"]),
     changes=CHANGES,

@@ -132,6 +132,7 @@ def of_many_keys() -> Cursor:
     return cursor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [Cursor(2**53, "e" * 36, "t" * 100), of_many_keys()], ids=["token", "keys"])
 def test_a_stream_costs_one_unit_a_beat_with_its_cursor_and_none_for_the_index(
     dynamo_stand: Stand, bill: Bill, whole: Cursor

@@ -159,6 +159,7 @@ def test_an_engine_learns_the_time_from_its_replies_and_shares_it_with_its_sibli
     assert fresh.clock.latest() - fresh.clock.earliest() < 1.5
 
 
+@pytest.mark.slow
 def test_the_moment_of_sending_is_that_of_the_attempt_that_was_answered(wire_stand: Stand) -> None:
     """A first attempt that was lost seconds ago must not widen the bounds."""
     engine = wire_stand.dynamo

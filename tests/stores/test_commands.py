@@ -31,6 +31,7 @@ def test_a_task_that_was_claimed_meanwhile_is_not_cancelled_under_its_holder(sta
     assert stand.now().status is Status.RUNNING
 
 
+@pytest.mark.slow
 def test_the_holder_learns_of_a_cancel_with_its_next_heartbeat(stand: Stand) -> None:
     lease = stand.lease()
     [after] = stand.store.write_tasks([writes.request_cancel(stand.now(), now=stand.store.clock.now())])

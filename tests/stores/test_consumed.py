@@ -77,6 +77,7 @@ def test_the_purposes_add_up_to_the_whole(wire_stand: Stand, metered: DynamoEngi
         assert sum(getattr(spent, name) for spent in told.values()) == getattr(whole, name)
 
 
+@pytest.mark.slow
 def test_a_throttle_is_counted_by_its_reason_although_botocore_tries_again(
     wire_stand: Stand, metered: DynamoEngine
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_throttle_is_counted_by_its_reason_although_botocore_tries_again(
     assert metered.consumed.throttles() == {"IndexWriteKeyRangeThroughputExceeded": 1}
 
 
+@pytest.mark.slow
 def test_a_throttle_without_a_reason_is_counted_by_its_code_once_a_reply(
     wire_stand: Stand, metered: DynamoEngine
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_throttle_without_a_reason_is_counted_by_its_code_once_a_reply(
     sibling.close()
 
 
+@pytest.mark.slow
 def test_an_error_that_is_no_throttle_is_not_counted_as_one(wire_stand: Stand, metered: DynamoEngine) -> None:
     task = wire_stand.enqueue()
     with refusals(metered, "UpdateItem", 500, "InternalServerError", times=1):

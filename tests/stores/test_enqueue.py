@@ -41,6 +41,7 @@ def _in_order(names: str, size: int) -> str:
     return "{" + ",".join(f'"{name}":"{name * size}"' for name in names.split()) + "}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5000])
 @pytest.mark.parametrize("before", ["a b", "b a"], ids=["sorted, as rows were once written", "as it was given"])
 def test_the_same_payload_in_another_order_is_the_same(stand: Stand, before: str, size: int) -> None:

@@ -312,6 +312,7 @@ def test_what_is_not_json_is_refused() -> None:
         expressions.encode_json({"x": [object()]})
 
 
+@pytest.mark.slow
 def test_rendering_needs_no_boto() -> None:
     code = "import sys, thunderagent.stores.dynamo.expressions as e; print([m for m in sys.modules if 'boto' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -160,6 +160,7 @@ def test_without_credentials_the_first_call_says_what_to_set() -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_nobody_at_the_endpoint_is_unavailable_soon() -> None:
     engine = DynamoEngine("TaskTable", endpoint=LOCAL, purpose="lease")
     before = time.monotonic()
@@ -178,6 +179,7 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_lease_call_into_a_black_hole_returns_within_its_bound(black_hole: str) -> None:
     engine = DynamoEngine("TaskTable", endpoint=black_hole).sibling()
     before = time.monotonic()
@@ -209,6 +211,7 @@ def test_a_sibling_is_a_lease_client_of_its_own() -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_forked_child_makes_a_client_of_its_own() -> None:
     connection = Connection(Place("TaskTable", None, LOCAL))
     parent = connection.client

@@ -37,6 +37,7 @@ def hasty(wire_stand: Stand) -> Iterator[TaskStore]:
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_throttled_heartbeat_is_no_loss_and_leaves_its_neighbours_alone(wire_stand: Stand, hasty: TaskStore) -> None:
     leases = [wire_stand.lease(name) for name in ("x", "throttled", "y")]
     reasons = [{"reason": "IndexWriteKeyRangeThroughputExceeded", "resource": "arn:index"}]
@@ -50,6 +51,7 @@ def test_a_throttled_heartbeat_is_no_loss_and_leaves_its_neighbours_alone(wire_s
     assert "IndexWriteKeyRangeThroughputExceeded arn:index" in str(answer.error)
 
 
+@pytest.mark.slow
 def test_a_broken_reply_is_told_for_its_task_alone(wire_stand: Stand, hasty: TaskStore) -> None:
     tasks = [wire_stand.enqueue(name) for name in ("x", "broken", "y")]
     with refusals(hasty.engine, "UpdateItem", 500, "InternalServerError", of=tasks[1].task_id) as fault:
@@ -61,6 +63,7 @@ def test_a_broken_reply_is_told_for_its_task_alone(wire_stand: Stand, hasty: Tas
     assert hasty.resolve(exchanged.doubts, owner="agent-1") == []
 
 
+@pytest.mark.slow
 def test_an_enqueue_that_was_throttled_says_so_and_the_others_are_there(wire_stand: Stand, hasty: TaskStore) -> None:
     tasks = [wire_stand.task(name) for name in ("x", "throttled", "y")]
     with refusals(hasty.engine, "PutItem", 400, "ThrottlingException", of=tasks[1].task_id):
@@ -216,6 +219,7 @@ def test_a_batch_that_is_not_acceptable_as_a_whole_is_put_row_by_row(wire_stand:
     assert between.calls[-3:] == ["PutItem"] * 3
 
 
+@pytest.mark.slow
 def test_a_batch_without_an_answer_is_an_error_of_each_of_its_rows(wire_stand: Stand, wired: DynamoEngine) -> None:
     store = TaskStore(wired)
     store.enqueue([wire_stand.task(task_id=new_task_id()) for _ in range(2)], fresh=True)
@@ -286,6 +290,7 @@ def test_keys_that_were_left_out_are_read_again(dynamo_stand: Stand, engine: Dyn
         engine.get([task.task_id for task in tasks])
 
 
+@pytest.mark.slow
 def test_an_engine_that_tells_no_row_with_its_refusal_is_asked_for_it(
     dynamo_stand: Stand, engine: DynamoEngine
 ) -> None:

@@ -133,6 +133,7 @@ def _enqueue(client: Client, number: int) -> int:
     return sum(one.error is None and one.created for one in outcomes)
 
 
+@pytest.mark.slow
 def test_what_a_child_acknowledges_is_seen_by_all_when_its_parent_closes(path: str) -> None:
     client = _client(path)
     assert _enqueue(client, 5) == 5
@@ -158,6 +159,7 @@ def test_what_a_child_acknowledges_is_seen_by_all_when_its_parent_closes(path: s
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+@pytest.mark.slow
 def test_a_child_goes_on_when_its_parent_is_gone_and_a_command_has_opened_the_file(path: str) -> None:
     """The parent is a process of its own here, so that it can really be gone."""
     code = """
@@ -196,6 +198,7 @@ for line in sys.stdin:
         parent.stdout.close()
 
 
+@pytest.mark.slow
 def test_parent_and_child_write_at_the_same_time_and_lose_nothing(path: str) -> None:
     client = _client(path)
     beside = client.store.sibling()
@@ -209,6 +212,7 @@ def test_parent_and_child_write_at_the_same_time_and_lose_nothing(path: str) -> 
     client.close()
 
 
+@pytest.mark.slow
 def test_no_connection_is_open_while_a_child_is_made(path: str) -> None:
     """The locks of a file are those of the process: a child that inherits a connection believes in locks that it does
     not have, and ends those of its own that it gets when it closes the file."""
@@ -232,6 +236,7 @@ def test_no_connection_is_open_while_a_child_is_made(path: str) -> None:
     client.close()
 
 
+@pytest.mark.slow
 def test_a_look_at_the_file_ends_no_lock_of_its_process(path: str) -> None:
     """To close any descriptor of a file ends all locks that the process has on it."""
     engine = SqliteEngine(path)
@@ -258,6 +263,7 @@ def _enqueue_in_child(url: str, client: Client | None, number: int) -> None:
     _enqueue(client or Client.from_settings(store=url), number)
 
 
+@pytest.mark.slow
 def test_children_of_multiprocessing_use_the_client_of_their_parent(path: str) -> None:
     client = _client(path)
     _enqueue(client, 5)
@@ -297,6 +303,7 @@ def _inside(engine: SqliteEngine) -> Iterator[Callable[[], None]]:
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_fork_waits_for_a_thread_in_a_transaction_and_both_processes_go_on(path: str) -> None:
     client = _client(path)
     _enqueue(client, 1)
@@ -309,6 +316,7 @@ def test_a_fork_waits_for_a_thread_in_a_transaction_and_both_processes_go_on(pat
     client.close()
 
 
+@pytest.mark.slow
 def test_a_fork_beside_a_thread_that_stays_inside_ends_in_time_and_the_child_writes_nothing(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +348,7 @@ def test_a_fork_beside_a_thread_that_stays_inside_ends_in_time_and_the_child_wri
     client.close()
 
 
+@pytest.mark.slow
 def test_a_thread_that_reads_in_the_middle_of_its_transaction_does_not_wait_for_the_fork_that_waits_for_it(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +376,7 @@ def test_a_thread_that_reads_in_the_middle_of_its_transaction_does_not_wait_for_
     client.close()
 
 
+@pytest.mark.slow
 def test_threads_that_use_the_client_all_the_time_let_a_fork_go_first(path: str) -> None:
     client = _client(path)
     over, done = threading.Event(), [0, 0]
@@ -390,6 +400,7 @@ def test_threads_that_use_the_client_all_the_time_let_a_fork_go_first(path: str)
     client.close()
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_for_the_writer_holds_up_no_fork_and_no_reader(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +429,7 @@ def test_a_thread_that_waits_for_the_writer_holds_up_no_fork_and_no_reader(
     client.close()
 
 
+@pytest.mark.slow
 def test_threads_that_fork_at_the_same_time_do_not_wait_for_each_other_for_ever(path: str) -> None:
     client = _client(path)
     siblings = [client.store.sibling() for _ in range(3)]
@@ -443,6 +455,7 @@ def test_threads_that_fork_at_the_same_time_do_not_wait_for_each_other_for_ever(
     client.close()
 
 
+@pytest.mark.slow
 def test_a_signal_that_forks_in_the_middle_of_a_transaction_leaves_the_transaction_whole(path: str) -> None:
     engine = SqliteEngine(path)
     engine.check()
@@ -457,6 +470,7 @@ def test_a_signal_that_forks_in_the_middle_of_a_transaction_leaves_the_transacti
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_database_in_memory_is_not_of_a_forked_child(path: str) -> None:
     """What a child would put into its copy would be acknowledged and seen by nobody."""
     engine, unopened = SqliteEngine(MEMORY), SqliteEngine(MEMORY)
@@ -475,6 +489,7 @@ def test_a_database_in_memory_is_not_of_a_forked_child(path: str) -> None:
     unopened.close()
 
 
+@pytest.mark.slow
 def test_a_program_that_is_started_takes_nothing_along_and_holds_up_nobody(path: str) -> None:
     engine = SqliteEngine(path)
     engine.check()
@@ -520,6 +535,7 @@ def _rows(number: int) -> list[dict[str, Any]]:
     return [{**shared, "taskId": f"n{one}"} for one in range(number)]
 
 
+@pytest.mark.slow
 def test_a_child_finds_every_lock_of_the_client_free_that_a_thread_of_its_parent_held() -> None:
     with mock_aws():
         engine = DynamoEngine("TaskTable", region="eu-central-1")
@@ -581,6 +597,7 @@ def _sockets_to(port: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_child_inherits_no_idle_connection_to_dynamodb_and_its_parent_opens_others() -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Keeping)
     server.daemon_threads = True
@@ -603,6 +620,7 @@ def test_a_child_inherits_no_idle_connection_to_dynamodb_and_its_parent_opens_ot
         thread.join(LONG_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_the_connection_of_a_stream_ends_although_a_forked_child_lives(loop: str) -> None:
     """Its peer must not take it for open: the next agent connects to a stream that allows one connection."""

@@ -50,6 +50,7 @@ def test_a_lease_ends_only_once(stand: Stand, verb: str) -> None:
     assert stand.now() == before
 
 
+@pytest.mark.slow
 @verbs
 def test_a_late_owner_cannot_overwrite_the_new_one(stand: Stand, verb: str) -> None:
     late = stand.lease(owner="agent-1")
@@ -59,6 +60,7 @@ def test_a_late_owner_cannot_overwrite_the_new_one(stand: Stand, verb: str) -> N
     assert stand.now() == new.task
 
 
+@pytest.mark.slow
 @verbs
 def test_a_late_owner_cannot_end_its_own_next_lease_with_the_old_one(stand: Stand, verb: str) -> None:
     old = stand.lease(owner="agent-1")
@@ -133,6 +135,7 @@ def test_retry_snooze_and_release_count_as_they_should(stand: Stand) -> None:
         assert task.submitted_at == lease.task.submitted_at
 
 
+@pytest.mark.slow
 def test_errors_keep_the_last_ten_attempts_cut_to_a_kilobyte(stand: Stand) -> None:
     task = stand.enqueue()
     for number in range(12):
@@ -159,6 +162,7 @@ def test_success_keeps_result_and_note_and_tells_who_waits(stand: Stand) -> None
     assert (task.result, task.error, task.expire_at) == ({"path": "/x"}, "late", int(now + 9.7))
 
 
+@pytest.mark.slow
 def test_settling_and_claiming_go_together_and_each_has_its_answer(stand: Stand) -> None:
     lease = stand.lease("a")
     following, lost = stand.enqueue("b"), stand.lease("c", owner="agent-2")

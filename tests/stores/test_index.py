@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.stands import Stand, eventually
 from thunderagent.model.task import Candidate, Lane, Page, Status, Task
 from thunderagent.queue.stats import queue_stats
@@ -43,6 +45,7 @@ def test_until_cuts_the_page_and_the_count_and_includes_its_moment(stand: Stand)
     assert stand.store.engine.count(stand.lane.value(Status.FAILED)) == 0
 
 
+@pytest.mark.slow
 def test_a_count_stops_at_its_cap(stand: Stand) -> None:
     for number in range(5):
         stand.enqueue(f"n{number}", created_at=1760000000.25 + number)
@@ -93,6 +96,7 @@ def test_another_process_sees_the_lanes_of_this_one(stand: Stand) -> None:
     assert lane in stand.open().engine.lanes()
 
 
+@pytest.mark.slow
 def test_more_shards_need_no_migration(stand: Stand) -> None:
     queue = f"reports-{stand.mark}"
 

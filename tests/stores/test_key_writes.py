@@ -161,6 +161,7 @@ def test_a_purge_takes_the_rows_of_keys_away_that_still_name_its_tasks(stand: St
     assert row_of(stand) is None
 
 
+@pytest.mark.slow
 def test_a_key_that_was_taken_for_nothing_is_dropped_as_it_was_taken(stand: Stand) -> None:
     row = taken(stand)
     for change in ({"heldBy": stand.id("b")}, {"fence": 2}, {"updatedAt": row["updatedAt"] + 1}):
@@ -241,6 +242,7 @@ def test_a_row_of_the_wrong_types_is_a_clear_error_and_no_agent_minds_it(wire_st
 # Races
 
 
+@pytest.mark.slow
 def test_of_many_that_enqueue_together_all_get_the_same_task(atomic_stand: Stand) -> None:
     clients = [client(atomic_stand) for _ in range(4)]
     for _ in range(8):
@@ -252,6 +254,7 @@ def test_of_many_that_enqueue_together_all_get_the_same_task(atomic_stand: Stand
         assert row_of(atomic_stand) is None
 
 
+@pytest.mark.slow
 def test_of_many_that_see_an_ended_holder_one_puts_the_next(atomic_stand: Stand) -> None:
     clients = [client(atomic_stand) for _ in range(4)]
     last = enqueue(clients[0], atomic_stand)
@@ -264,6 +267,7 @@ def test_of_many_that_see_an_ended_holder_one_puts_the_next(atomic_stand: Stand)
         assert last.status is Status.PENDING
 
 
+@pytest.mark.slow
 def test_of_a_retry_by_hand_and_an_enqueue_that_come_together_one_wins(atomic_stand: Stand) -> None:
     clients = [client(atomic_stand) for _ in range(3)]
 
@@ -318,6 +322,7 @@ def test_a_key_costs_one_unit_to_take_and_one_to_free_and_no_index(dynamo_stand:
     assert meter.since() == (1, 0)
 
 
+@pytest.mark.slow
 def test_the_meter_of_the_engine_counts_two_writes_more_for_a_task_with_a_key(wire_stand: Stand) -> None:
     place = wire_stand.dynamo.connection.place
     engine = DynamoEngine(place.table, region=place.region, endpoint=place.endpoint, consumed=Consumed(enabled=True))

@@ -103,6 +103,7 @@ def test_a_large_result_is_kept_beside_the_row(stand: Stand) -> None:
     assert (ref is None) == stand.name.startswith("sqlite")
 
 
+@pytest.mark.slow
 def test_a_hundred_and_twenty_large_texts_are_read_together(dynamo_stand: Stand) -> None:
     texts = {dynamo_stand.id(f"t{number}"): f"{number}" * 600 for number in range(120)}
     dynamo_stand.store.engine.put_texts(texts, expire_at=1760000000.0)
@@ -167,6 +168,7 @@ class Requests:
         return self._call(operation, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [", updatedAt = :at", " REMOVE updatedAt"], ids=["ours", "of a release before"])
 def test_a_deleted_task_takes_its_texts_along(dynamo_stand: Stand, change: str) -> None:
     row = _ended(dynamo_stand, change=change)
@@ -181,6 +183,7 @@ BETWEEN: Final = ("row", "text", "end")
 """Before which step of a deletion something happens: the row goes, then the text, and it is over."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lives_s", [-DAY_S, DAY_S], ids=["ends before", "lives longer"])
 @pytest.mark.parametrize(
     ("text_at", "row_at"), [("row", "text"), ("row", "end"), ("text", "text"), ("text", "end"), ("end", "end")]
@@ -254,6 +257,7 @@ def test_a_payload_that_another_enqueue_has_written_since_is_left_as_it_is(dynam
         assert text.expire_at == int(later.created_at + KEEP_PAYLOAD_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_enqueue_that_stood_still_between_text_and_row_writes_the_text_once_more(
     dynamo_stand: Stand, fails: bool

@@ -15,6 +15,8 @@ from thunderagent.model.task import Status, new_task_id
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import Beat, TaskStore, Wanted
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_claim_is_still_a_win(wire_stand: Stand) -> None:
     task = wire_stand.enqueue()

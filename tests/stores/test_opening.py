@@ -91,6 +91,7 @@ def test_a_wrong_url_is_told_with_a_right_one(url: str, problem: str, example: s
     assert example in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_embedded_store_does_not_load_boto3() -> None:
     code = (
         "import sys; from thunderagent.stores import open_engine; e = open_engine('sqlite://:memory:'); e.check(); "
@@ -100,6 +101,7 @@ def test_an_embedded_store_does_not_load_boto3() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_relative_path_is_that_of_the_moment_in_which_the_store_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from tests.support.stands import Stand, seen, together
 from thunderagent.model.conditions import Present, Write
 from thunderagent.model.task import Lease, Status
 from thunderagent.model.writes import tasks as writes
 from thunderagent.stores.tasks import TaskStore, Wanted
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_stand_itself_is_atomic(atomic_stand: Stand) -> None:

@@ -159,6 +159,7 @@ def test_with_strong_consistency_one_region_claims_the_task_also_without_a_gate(
 # With one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["lag", "partition", "clock ahead", "clock behind"])
 def test_with_a_gate_only_the_granted_region_claims(
     trouble: str, open_engine: Callable[[str, SharedClock], Engine]

@@ -61,6 +61,7 @@ def _goes_through(stand: Stand, blobs: S3Texts) -> None:
         _ = stand.now().payload
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ref", ["item:t1#payload", "s3://", "s3://large", "s3://large/", "http://large/x"])
 def test_what_is_no_reference_is_refused(client: Any, ref: str) -> None:
     with pytest.raises(StoreError, match="not a reference"):
@@ -76,6 +77,7 @@ def test_a_missing_bucket_and_a_missing_object_are_told(client: Any) -> None:
         S3Texts("nowhere", client).get("s3://nowhere/gone")
 
 
+@pytest.mark.slow
 def test_an_object_expires_a_year_after_it_was_written_last(client: Any) -> None:
     blobs = S3Texts("large", client)
     ref = blobs.put("k", "text")
@@ -98,6 +100,7 @@ def test_an_object_that_is_no_text_is_told(client: Any) -> None:
         S3Texts("large", client).get("s3://large/odd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status", "kind"),
     [

@@ -90,6 +90,7 @@ def _start(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_four_processes_that_race_for_one_file_share_the_tasks(stand: Stand, path: str) -> None:
     tasks = [stand.task(f"n{number}") for number in range(200)]
     assert all(answer.created for answer in stand.store.enqueue(tasks))
@@ -115,6 +116,7 @@ def test_four_processes_that_race_for_one_file_share_the_tasks(stand: Stand, pat
     }
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_a_kill(path: str) -> None:
     child = _start(ENQUEUER, path)
     assert child.stdout is not None
@@ -464,6 +466,7 @@ def test_commits_are_durable_and_readers_never_wait(path: str) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_forked_child_opens_the_file_again(stand: Stand) -> None:
     stand.enqueue()
     pid = os.fork()
@@ -476,6 +479,7 @@ def test_a_forked_child_opens_the_file_again(stand: Stand) -> None:
     assert stand.now().status is Status.PENDING
 
 
+@pytest.mark.slow
 def test_a_new_file_that_others_are_opening_is_waited_for(path: str) -> None:
     """SQLite answers the switch to its write-ahead log with "locked" at once while another connection may write."""
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
@@ -490,6 +494,7 @@ def test_a_new_file_that_others_are_opening_is_waited_for(path: str) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["", "import sys; sys.exit()", "import atexit; atexit.register(shop.client.stats)"])
 def test_a_client_that_lives_in_a_module_ends_with_its_process_in_silence(tmp_path: Path, ends: str) -> None:
     """As in each manage.py: what the client's own modules name may be gone before it."""
@@ -565,6 +570,7 @@ def test_a_file_that_was_replaced_is_told_and_the_new_one_is_opened_only_anew(pa
     fresh.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("looked_at")
 def test_a_forked_child_does_not_open_a_file_that_took_the_place_of_the_first(path: str) -> None:
     engine = SqliteEngine(path)
@@ -608,6 +614,7 @@ def test_the_file_is_looked_at_once_in_a_second_however_much_is_asked(
 LOOKS = (["stats"], ["top", "--once"], ["agents"], ["list"], ["show", "a"], ["explain", "a"])
 
 
+@pytest.mark.slow
 @needs_powerless
 def test_commands_that_look_work_on_a_file_that_they_cannot_write(path: str) -> None:
     engine = SqliteEngine(path)
@@ -623,6 +630,7 @@ def test_commands_that_look_work_on_a_file_that_they_cannot_write(path: str) -> 
     assert f"chmod u+w {path}" in done.stderr
 
 
+@pytest.mark.slow
 @needs_powerless
 @pytest.mark.parametrize("words", [["stats"], ["run", "jobs"]])
 @pytest.mark.parametrize("is_there", [True, False])
@@ -646,6 +654,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(
     assert f"has the mode 0555: chmod u+w {folder}" in done.stderr
 
 
+@pytest.mark.slow
 @needs_powerless
 def test_a_file_that_cannot_be_read_is_named_with_the_remedy(path: str) -> None:
     engine = SqliteEngine(path)
@@ -696,6 +705,7 @@ def test_an_agent_keeps_up_with_more_than_two_hundred_overdue_rows_a_second() ->
     assert 5_000 / (clock.monotonic() - began) > 400
 
 
+@pytest.mark.slow
 def test_a_day_at_two_hundred_tasks_a_second_ends_at_a_constant_size(path: str) -> None:
     """With a retention of a minute. `THUNDER_TEST_DAY=1` is the whole day, and not five minutes of it."""
     seconds, retention_s, rate = (86_400 if os.environ.get("THUNDER_TEST_DAY") else 300), 60.0, 200
@@ -719,6 +729,7 @@ def test_a_day_at_two_hundred_tasks_a_second_ends_at_a_constant_size(path: str) 
         assert engine.count("SUCCESS") <= rate * (retention_s + 30.0)
 
 
+@pytest.mark.slow
 def test_space_that_is_free_for_long_is_given_back(path: str) -> None:
     clock = FakeClock()
     with closing(SqliteEngine(path, clock=clock)) as engine:

@@ -77,6 +77,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ENDS)
 def test_the_write_that_ends_a_run_takes_the_cursor_with_it_or_nothing_happens(stand: Stand, verb: str) -> None:
     lease = stream_lease(stand)
@@ -154,6 +155,7 @@ def test_a_request_to_stop_misses_a_run_that_has_ended(stand: Stand) -> None:
 # Handoffs
 
 
+@pytest.mark.slow
 def test_a_handoff_goes_from_the_offer_to_the_last_place(stand: Stand) -> None:
     offered(stand)
     row = stand.now()

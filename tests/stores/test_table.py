@@ -96,6 +96,7 @@ def test_a_missing_table_is_told_with_region_and_remedy(engine: DynamoEngine) ->
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "what", "remedy", "is_warning"),
     [

@@ -34,6 +34,7 @@ def test_a_beat_since_the_look_saves_the_task_of_a_living_agent(stand: Stand) ->
     assert stand.now().lease_owner == "agent-1"
 
 
+@pytest.mark.slow
 def test_of_two_that_looked_only_the_first_takes_over(stand: Stand) -> None:
     stand.lease()
     looked = stand.now()

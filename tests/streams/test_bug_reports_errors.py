@@ -50,6 +50,8 @@ from thunderagent.testing.chaos import (
     Unanswered,
 )
 
+pytestmark = pytest.mark.slow
+
 ERRORS: list[BaseException] = [
     OSError("no route"),
     ConnectionResetError("reset"),

@@ -18,6 +18,8 @@ from tests.support.connections import HOUR_S, PROMPT, Keeper, Message, now, run,
 from thunderagent.streams.connection.ending import State
 from thunderagent.testing.chaos import ChaosServer, Feed, Silence
 
+pytestmark = pytest.mark.slow
+
 SEED_MESSAGES: Final = 3
 
 

@@ -33,6 +33,8 @@ from thunderagent.testing.chaos import (
     Unanswered,
 )
 
+pytestmark = pytest.mark.slow
+
 DEFAULT = StreamOptions(proxy=False)
 EARLY = 1e-3
 """What the clock of the server, which notes the accept, may be behind."""

@@ -308,6 +308,7 @@ def test_what_looks_wrong_is_told_and_in_the_journal() -> None:
 # Rows that were made by hand
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kept",
     [
@@ -359,6 +360,7 @@ def market_follower(log: Log, *, exclusive: bool = True) -> Job[Any]:
     return follow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_a_failover_goes_on_exactly_where_each_key_was(agents: Fleet, exclusive: bool) -> None:
     """The peer sends everything again to each connection, so that only the cursors tell what was handled."""
@@ -392,6 +394,7 @@ def two_more_of(writes_of: Callable[[str], list[Any]], task_id: str, number: int
     eventually(lambda: len(writes_of(task_id)) > number + 1)
 
 
+@pytest.mark.slow
 def test_a_run_costs_a_claim_its_heartbeats_and_its_end_and_nothing_for_its_cursor(feed: FeedThread) -> None:
     store, engine = watched_memory()
     log = Log()
@@ -420,6 +423,7 @@ class Frozen(FaultyEngine):
         return super().apply(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "verb", "status"),
     [
@@ -477,6 +481,7 @@ class Enough(Exception):
     """The handler ends by itself."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_handler_that_ends_in_the_middle_leaves_no_connection_behind(
     feed: FeedThread, agents: Fleet, raises: bool
@@ -507,6 +512,7 @@ def test_a_handler_that_ends_in_the_middle_leaves_no_connection_behind(
         assert feed.do(lambda: feed.server.open) == 0
 
 
+@pytest.mark.slow
 def test_after_a_takeover_the_handler_begins_where_the_last_beat_left_the_cursor(
     feed: FeedThread, agents: Fleet
 ) -> None:
@@ -528,6 +534,7 @@ def test_after_a_takeover_the_handler_begins_where_the_last_beat_left_the_cursor
 # What restarts cost
 
 
+@pytest.mark.slow
 def test_drains_use_nothing_up(feed: FeedThread, agents: Fleet) -> None:
     log = Log()
     follow = follower(log, max_retry=0)
@@ -553,6 +560,7 @@ def failing(log: Log, *, after: int, **options: Any) -> Job[Any]:
     return follower(log, each=each, options=ENDLESS, **options)
 
 
+@pytest.mark.slow
 def test_errors_after_progress_count_from_zero(feed: FeedThread, agents: Fleet) -> None:
     log = Log()
     follow = failing(log, after=3, max_retry=1)
@@ -564,6 +572,7 @@ def test_errors_after_progress_count_from_zero(feed: FeedThread, agents: Fleet) 
     assert agents.row(task).retry_count <= 1
 
 
+@pytest.mark.slow
 def test_errors_without_progress_end_it_as_failed_with_the_reason(feed: FeedThread, agents: Fleet) -> None:
     log = Log()
     follow = failing(log, after=0, max_retry=2)
@@ -575,6 +584,7 @@ def test_errors_without_progress_end_it_as_failed_with_the_reason(feed: FeedThre
     assert "boom 3" in (row.error or "")
 
 
+@pytest.mark.slow
 def test_a_peer_that_refuses_for_good_fails_the_stream_with_its_reason(agents: Fleet) -> None:
     log = Log()
     with FeedThread(Refuse(status=404)) as feed:
@@ -586,6 +596,7 @@ def test_a_peer_that_refuses_for_good_fails_the_stream_with_its_reason(agents: F
         assert len(log.runs) == 1
 
 
+@pytest.mark.slow
 def test_lost_agents_without_progress_end_it_as_failed_with_the_reason(agents: Fleet) -> None:
     errors = ({"error": "agent zero was lost", "beside": 0},)
     put(agents.store, "s", job=quiet.name, kind="stream", lane=Lane("streams"), crash_count=2, errors=errors)
@@ -691,6 +702,7 @@ def test_hundreds_of_batch_tasks_do_not_hide_a_stream_that_was_enqueued_by_name(
 # The end of the agent
 
 
+@pytest.mark.slow
 def test_all_streams_are_asked_at_once_though_the_store_hangs_and_go_back_in_one_exchange(tmp_path: Path) -> None:
     log, ended = Log(), threading.Event()
     with FeedThread() as feed, fleet(tmp_path) as agents:
@@ -719,6 +731,7 @@ def test_all_streams_are_asked_at_once_though_the_store_hangs_and_go_back_in_one
         assert all(row.last_seq == {"seq": 1, "epoch": "epoch-1"} for row in rows)
 
 
+@pytest.mark.slow
 def test_a_handler_in_the_middle_of_a_message_may_finish_it_and_what_stands_behind_its_loop(agents: Fleet) -> None:
     log, middle, go_on, behind = Log(), threading.Event(), threading.Event(), threading.Event()
 
@@ -748,6 +761,7 @@ def test_a_handler_in_the_middle_of_a_message_may_finish_it_and_what_stands_behi
         assert agents.row(task).last_seq == {"seq": 1, "epoch": "epoch-1"}
 
 
+@pytest.mark.slow
 def test_a_mute_peer_delays_no_release_beyond_the_time_for_closing(agents: Fleet) -> None:
     log = Log()
     mute = Feed(ending=Silence(after_messages=1))
@@ -763,6 +777,7 @@ def test_a_mute_peer_delays_no_release_beyond_the_time_for_closing(agents: Fleet
         assert {agents.row(task).status for task in tasks} == {Status.PENDING}
 
 
+@pytest.mark.slow
 def test_batch_tasks_have_the_whole_drain_while_streams_leave_at_once(feed: FeedThread, agents: Fleet) -> None:
     log, release = Log(), threading.Event()
 
@@ -788,6 +803,7 @@ def test_batch_tasks_have_the_whole_drain_while_streams_leave_at_once(feed: Feed
     assert agents.row(slow).result == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_an_outage_of_the_store_keeps_no_stream_connected_in_a_drain(
     feed: FeedThread, agents: Fleet, exclusive: bool
@@ -809,6 +825,7 @@ def test_an_outage_of_the_store_keeps_no_stream_connected_in_a_drain(
     assert agents.row(task).last_seq == {"seq": 1, "epoch": "epoch-1"}
 
 
+@pytest.mark.slow
 def test_a_loop_that_has_died_does_not_keep_the_agent_from_giving_its_streams_back(agents: Fleet) -> None:
     running = threading.Event()
 
@@ -851,6 +868,7 @@ def test_a_stream_that_was_stopped_before_it_ran_is_closed_without_being_run(age
     assert not stage.record.of(events.TaskStarted)
 
 
+@pytest.mark.slow
 def test_an_agent_with_uvloop_holds_streams_too(agents: Fleet) -> None:
     pytest.importorskip("uvloop")
     log = Log()
@@ -868,6 +886,7 @@ def test_an_agent_with_uvloop_holds_streams_too(agents: Fleet) -> None:
         assert agents.row(task).last_seq == {"seq": 2, "epoch": "epoch-1"}
 
 
+@pytest.mark.slow
 def test_a_run_asks_its_peer_for_what_comes_behind_the_cursor_of_the_row(feed: FeedThread) -> None:
     log = Log()
     lease = lease_of(last_seq={"seq": 2, "epoch": "epoch-1"}, payload_text=f'{{"url": "{feed.url}"}}')

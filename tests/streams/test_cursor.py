@@ -26,6 +26,7 @@ def span(first: int, last: int | None = None, **rest: Any) -> Span:
     return Span(first=first, last=first if last is None else last, **rest)
 
 
+@pytest.mark.slow
 @given(st.lists(whole, min_size=1, max_size=5))
 def test_a_cursor_comes_back_as_it_was_kept(places: list[Cursor]) -> None:
     cursor = joined_cursor(places)

@@ -27,6 +27,8 @@ from thunderagent.streams.cursor import Cursor
 from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 from thunderagent.testing.chaos.frames import accepting, parse_request
 
+pytestmark = pytest.mark.slow
+
 FIRST = Attempt(number=1)
 
 

@@ -20,6 +20,8 @@ from thunderagent.streams.connection.verdicts import FATAL
 from thunderagent.streams.cursor import Cursor, Gap, GapAction
 from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence
 
+pytestmark = pytest.mark.slow
+
 SKIPPING = Feed(skip={3, 4})
 
 

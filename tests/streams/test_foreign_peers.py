@@ -34,6 +34,7 @@ def arguments(**others: Any) -> dict[str, Any]:
     return {"on_open": None, "position": None, "options": QUICK, **others}
 
 
+@pytest.mark.slow
 def test_sending_when_the_peer_has_left_with_messages_buffered_is_no_error_of_the_handler(peer: str) -> None:
     sent: list[bool] = []
 
@@ -63,6 +64,7 @@ def test_what_is_sent_reaches_the_peer(peer: str) -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [400, 403, 404])
 def test_refusals_at_the_upgrade_that_pass_leave_the_stream_alive(peer: str, status: int) -> None:
     """An ingress without a backend answers so for a minute."""
@@ -111,6 +113,7 @@ def test_the_expected_answer_is_decoded_as_the_streams_messages_are(peer: str) -
     run(main())
 
 
+@pytest.mark.slow
 def test_pings_of_the_protocol_are_answered_before_buffered_messages_are_handled(peer: str) -> None:
     def answer(message: Message) -> Message | None:
         return {"pong": message["id"]} if message.get("op") == "ping" else None
@@ -124,6 +127,7 @@ def test_pings_of_the_protocol_are_answered_before_buffered_messages_are_handled
     run(main())
 
 
+@pytest.mark.slow
 def test_a_connection_is_kept_alive_while_the_reader_waits_for_a_slow_handler(peer: str) -> None:
     async def main() -> None:
         options = replace(QUICK, max_pending=4)

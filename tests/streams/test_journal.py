@@ -293,6 +293,7 @@ def more_beats(engine: Watched, task_id: str) -> None:
     eventually(lambda: engine.verbs_of(task_id).count("renew") > number + 1)
 
 
+@pytest.mark.slow
 def test_a_run_is_told_with_its_reasons_and_its_gaps(agents: Fleet, often: None) -> None:
     log = Log()
     with FeedThread(Feed(skip={2}, ending=Close(code=1012, reason="deploy", after_messages=2)), Feed()) as feed:
@@ -316,6 +317,7 @@ def test_a_run_is_told_with_its_reasons_and_its_gaps(agents: Fleet, often: None)
         assert run.moves[0].reason == "claimed"
 
 
+@pytest.mark.slow
 def test_heartbeats_and_messages_write_no_journal(agents: Fleet, often: None) -> None:
     log = Log()
     with FeedThread() as feed:
@@ -334,6 +336,7 @@ def test_heartbeats_and_messages_write_no_journal(agents: Fleet, often: None) ->
         assert written <= 2 * len({write.set["info"]["moves"][-1][1] for write in journals(engine)}) + 1
 
 
+@pytest.mark.slow
 def test_moves_that_come_fast_are_written_together_every_few_seconds(agents: Fleet) -> None:
     log = Log()
     assert housekeeping.JOURNAL_S == 5.0
@@ -346,6 +349,7 @@ def test_moves_that_come_fast_are_written_together_every_few_seconds(agents: Fle
         assert len(journals(agents.engines[0])) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "state", "reason"),
     [
@@ -380,6 +384,7 @@ def test_the_last_entry_tells_how_the_run_has_ended(
         assert stage.agent._in_flight.closed == [] or end == "drain"
 
 
+@pytest.mark.slow
 def test_an_error_of_the_handler_is_the_last_entry_of_its_run(agents: Fleet, often: None) -> None:
     log = Log()
 
@@ -398,6 +403,7 @@ def test_an_error_of_the_handler_is_the_last_entry_of_its_run(agents: Fleet, oft
         assert (first.moves[-1].state, first.moves[-1].reason) == ("retry", "RuntimeError: boom")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_handed_over_says_so(agents: Fleet, often: None) -> None:
     log = Log()
     with FeedThread() as feed:
@@ -413,6 +419,7 @@ def test_a_run_that_was_handed_over_says_so(agents: Fleet, often: None) -> None:
         assert (first.fence, first.moves[-1].state) == (1, "handed over")
 
 
+@pytest.mark.slow
 def test_what_could_not_be_written_is_written_with_the_next(agents: Fleet, often: None) -> None:
     log = Log()
     with FeedThread() as feed:
@@ -430,6 +437,7 @@ def test_what_could_not_be_written_is_written_with_the_next(agents: Fleet, often
         assert agents.row(task).status is Status.DONE
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_store_that_takes_no_journals_is_bounded(
     agents: Fleet, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +458,7 @@ def test_what_waits_for_a_store_that_takes_no_journals_is_bounded(
         assert len(stage.agent._in_flight.closed) <= 4
 
 
+@pytest.mark.slow
 def test_a_late_owner_writes_into_its_own_row(agents: Fleet, often: None) -> None:
     log = Log()
     with FeedThread() as feed:

@@ -106,6 +106,7 @@ def test_halves_of_an_interval_pass_before_a_peer_is_given_up(interval_s: float,
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer_s", [0.0, 1.0, 7.4])
 def test_a_peer_that_answers_is_pinged_each_interval_and_kept(answer_s: float) -> None:
     async def main() -> None:
@@ -118,6 +119,7 @@ def test_a_peer_that_answers_is_pinged_each_interval_and_kept(answer_s: float) -
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 def test_a_pong_that_comes_late_tells_that_the_peer_is_there() -> None:
     async def main() -> None:
         async with watching(Peer(9.0), ping_interval_s=15.0) as watch:
@@ -157,6 +159,7 @@ def test_a_connection_is_cut_when_the_misses_are_in_a_row_and_not_before() -> No
     run(main(), fast=True, quiet_s=0.0)
 
 
+@pytest.mark.slow
 def test_time_in_which_the_handler_is_slow_does_not_count() -> None:
     async def main() -> None:
         async with watching(Peer(), listening=False, ping_interval_s=1.0, idle_timeout_s=3.0) as watch:
@@ -177,6 +180,7 @@ def test_time_in_which_the_handler_is_slow_does_not_count() -> None:
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 def test_data_counts_as_a_pong() -> None:
     async def main() -> None:
         peer = Peer()
@@ -191,6 +195,7 @@ def test_data_counts_as_a_pong() -> None:
     run(main(), fast=True, quiet_s=0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spacing_s", [0.05, 0.7, 3.0])
 def test_data_does_not_count_where_only_pongs_do(spacing_s: float) -> None:
     async def main() -> None:
@@ -205,6 +210,7 @@ def test_data_does_not_count_where_only_pongs_do(spacing_s: float) -> None:
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 def test_time_in_which_the_handler_is_slow_does_not_count_either_where_only_pongs_do() -> None:
     async def main() -> None:
         async with watching(Peer(), ping_interval_s=10.0, only_pongs_count=True) as watch:
@@ -218,6 +224,7 @@ def test_time_in_which_the_handler_is_slow_does_not_count_either_where_only_pong
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_answers_but_sends_is_not_pinged_for_ever() -> None:
     async def main() -> None:
         peer = Peer()
@@ -266,6 +273,7 @@ def test_silence_is_limited_from_the_beginning(ping_interval_s: float | None) ->
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 def test_pings_end_no_silence_but_messages_do() -> None:
     async def main() -> None:
         async with watching(Peer(0.0), ping_interval_s=5.0, idle_timeout_s=10.0) as watch:
@@ -279,6 +287,7 @@ def test_pings_end_no_silence_but_messages_do() -> None:
     run(main(), fast=True)
 
 
+@pytest.mark.slow
 def test_a_timer_that_comes_late_counts_as_one_tick() -> None:
     async def main() -> None:
         async with watching(Peer(0.0), ping_interval_s=None, idle_timeout_s=0.4) as watch:

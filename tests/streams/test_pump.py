@@ -22,6 +22,8 @@ from thunderagent.streams.connection.verdicts import FATAL, PLANNED, REFUSED_S, 
 from thunderagent.streams.cursor import Cursor
 from thunderagent.testing.chaos import ChaosServer, Close, Cut, Feed, Refuse, Silence, Unanswered
 
+pytestmark = pytest.mark.slow
+
 DEFAULT = StreamOptions(proxy=False)
 
 

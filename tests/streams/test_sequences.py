@@ -17,6 +17,8 @@ from thunderagent.streams.connection.track import BEGIN_DROPPED, MANY_DROPPED
 from thunderagent.streams.cursor import Cursor, Gap, GapAction, Span
 from thunderagent.testing.chaos import ChaosServer, Cut
 
+pytestmark = pytest.mark.slow
+
 ACCEPT = replace(PROMPT, restart="accept")
 
 

@@ -32,6 +32,8 @@ from thunderagent.telemetry.cloudwatch import (
 from thunderagent.telemetry.meter import Distribution, Meter, Reading
 from thunderagent.telemetry.metrics import METRICS, MOST_LABELS, Kind
 
+pytestmark = pytest.mark.slow
+
 
 def about(**changes: Any) -> dict[str, Any]:
     return {"task_id": "a", "job": "test.job", "queue": "default", "fence": 1, "attempt": 1, **changes}

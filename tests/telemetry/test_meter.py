@@ -202,6 +202,7 @@ class Interrupted(dict[Any, float]):
         return found
 
 
+@pytest.mark.slow
 def test_a_thread_that_counts_is_not_overtaken_by_another(bus: EventBus, meter: Meter) -> None:
     meter._counters = counts = Interrupted()
 

@@ -164,6 +164,7 @@ def test_an_agent_with_a_port_has_a_meter_and_measures_and_sends_nothing() -> No
         assert (metrics.SLOTS_USED, "") in reading.gauges
 
 
+@pytest.mark.slow
 def test_an_agent_with_a_port_and_without_the_library_tells_its_health_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "find_spec", lambda name: None)
     with serving(a_job(), http_port=18977) as stage:

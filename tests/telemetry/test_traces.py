@@ -111,6 +111,7 @@ def test_a_task_keeps_the_trace_in_which_it_was_put_through_retries_and_an_equal
     assert tries == [GOOD] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", JOBS, ids=IDS)
 @pytest.mark.parametrize("has_trace", [True, False])
 def test_what_a_handler_enqueues_belongs_to_the_trace_of_its_task(one: Any, has_trace: bool, url: str) -> None:
@@ -226,6 +227,7 @@ def test_an_enqueue_that_fails_is_an_error_without_the_payload(exported: InMemor
     assert "s3cr" not in second.to_json() + third.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", JOBS, ids=IDS)
 def test_a_run_is_a_span_below_its_enqueue_and_above_what_it_enqueues(
     one: Any, url: str, exported: InMemorySpanExporter
@@ -301,6 +303,7 @@ def test_each_attempt_is_a_span_of_the_same_trace_and_a_failed_one_says_why_with
     assert "s3cr" not in first.to_json() + second.to_json()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_asked_to_stop_is_no_error(exported: InMemorySpanExporter) -> None:
     begun = threading.Event()
 

@@ -52,6 +52,8 @@ from thunderagent.testing.chaos import (
 from thunderagent.testing.chaos.frames import Frame, FrameParser, Opcode, close_frame
 from thunderagent.testing.fast_loop import run_fast
 
+pytestmark = pytest.mark.slow
+
 HOUR_S: Final = 3600.0
 LIMIT_S: Final = 20.0
 

@@ -66,6 +66,7 @@ def test_a_timer_over_a_day_away_is_reached_too() -> None:
     assert run_fast(main()) == pytest.approx(10 * 24 * HOUR_S, abs=1.0)
 
 
+@pytest.mark.slow
 def test_the_clock_waits_for_sockets_of_the_same_loop() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
@@ -89,6 +90,7 @@ def test_the_clock_waits_for_sockets_of_the_same_loop() -> None:
     assert run_fast(main()) == 0
 
 
+@pytest.mark.slow
 def test_a_timeout_of_a_peer_that_never_answers_comes_at_once() -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -111,6 +113,7 @@ def test_a_timeout_of_a_peer_that_never_answers_comes_at_once() -> None:
     assert time.monotonic() - before < LONG_S
 
 
+@pytest.mark.slow
 def test_the_clock_does_not_jump_while_a_thread_of_the_executor_works() -> None:
     async def main() -> tuple[str, int]:
         before = jumps()
@@ -189,6 +192,7 @@ def test_what_the_limit_ends_may_still_clean_up() -> None:
     assert ended == ["main"]
 
 
+@pytest.mark.slow
 def test_what_refuses_to_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fasttime, "_END_S", 0.2)
 

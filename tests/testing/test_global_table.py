@@ -603,6 +603,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS, seed=st.randoms(use_true_random=False))
 def test_whatever_happened_all_regions_end_with_the_same_rows(

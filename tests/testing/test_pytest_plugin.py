@@ -68,6 +68,7 @@ def passes(project: pytest.Pytester, text: str, *options: str) -> pytest.RunResu
     return result
 
 
+@pytest.mark.slow
 def test_a_client_has_a_store_of_its_own_in_each_test(project: pytest.Pytester) -> None:
     passes(
         project,
@@ -158,6 +159,7 @@ def test_what_is_left_to_chance_is_the_same_in_each_run(project: pytest.Pytester
     assert first == second != []
 
 
+@pytest.mark.slow
 def test_a_night_of_daylight_saving_passes_in_a_moment(project: pytest.Pytester) -> None:
     """On 2026-10-25 the clocks of Berlin go back at 03:00, so 02:30 is there twice; on 2027-03-28 not at all."""
     passes(
@@ -186,6 +188,7 @@ def test_a_night_of_daylight_saving_passes_in_a_moment(project: pytest.Pytester)
     )
 
 
+@pytest.mark.slow
 def test_faults_go_by_names_that_say_what_happens(project: pytest.Pytester) -> None:
     passes(
         project,
@@ -319,6 +322,7 @@ def test_a_pause_ends_in_its_time(project: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.slow
 def test_limits_and_snoozes_take_their_turns(project: pytest.Pytester) -> None:
     passes(
         project,
@@ -374,6 +378,7 @@ def test_a_lost_agents_task_is_taken_over_when_its_time_has_come(project: pytest
     )
 
 
+@pytest.mark.slow
 def test_what_stays_open_is_told_with_its_reason(project: pytest.Pytester) -> None:
     passes(
         project,
@@ -396,6 +401,7 @@ def test_what_stays_open_is_told_with_its_reason(project: pytest.Pytester) -> No
     )
 
 
+@pytest.mark.slow
 def test_what_can_never_run_is_told_at_once_where_time_passes_by_itself(project: pytest.Pytester) -> None:
     passes(
         project,
@@ -447,6 +453,7 @@ def test_what_can_never_run_is_told_at_once_where_time_passes_by_itself(project:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["thunder_clock", "thunder_settings"])
 def test_a_task_that_goes_on_for_ever_is_named(project: pytest.Pytester, clock: str) -> None:
     passes(
@@ -501,6 +508,7 @@ def test_runs_are_not_counted_while_a_span_of_time_passes(project: pytest.Pytest
     )
 
 
+@pytest.mark.slow
 def test_a_failure_shows_the_line_of_the_test_and_not_the_library(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""
@@ -550,6 +558,7 @@ def test_settings_come_from_a_fixture_and_a_call_and_never_from_the_environment(
     )
 
 
+@pytest.mark.slow
 def test_it_works_in_several_processes(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""
@@ -567,6 +576,7 @@ def test_it_works_in_several_processes(project: pytest.Pytester) -> None:
     result.assert_outcomes(passed=6)
 
 
+@pytest.mark.slow
 def test_a_project_that_does_not_use_it_imports_nothing_of_us(tmp_path: Path) -> None:
     test = "import sys\ndef test_it():\n    assert 'pytest_thunderagent' in sys.modules\n"
     test += "    assert not {'thunderagent', 'boto3', 'pydantic', 'loguru'} & sys.modules.keys()\n"

@@ -20,6 +20,8 @@ from thunderagent.agent.executors.child_end import ChildEnd, reap
 from thunderagent.jobs.outcome import Raised, raised
 from thunderagent.model.memory import peak_mib
 
+pytestmark = pytest.mark.slow
+
 __all__ = ("bench",)
 
 

@@ -359,6 +359,7 @@ def test_a_job_runs_where_it_belongs() -> None:
 # In a child
 
 
+@pytest.mark.slow
 def test_a_child_is_another_process_with_the_same_context(bench: Bench) -> None:
     outcome = bench.run(process_jobs.echo, {"ü": [1, 2.5, None]}, retry_count=2)
     assert isinstance(outcome, Returned)
@@ -366,6 +367,7 @@ def test_a_child_is_another_process_with_the_same_context(bench: Bench) -> None:
     assert outcome.value == {"payload": {"ü": [1, 2.5, None]}, "attempt": 3, "fence": 1, "id": "a"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "value"), [("snooze", Snooze(30)), ("cancel", Cancel("why not")), ("fail", Fail("no way"))]
 )
@@ -373,6 +375,7 @@ def test_a_child_may_answer_what_any_handler_may(bench: Bench, answer: str, valu
     assert bench.run(process_jobs.answers, {"answer": answer}) == Returned(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "text", "fatal"),
     [
@@ -393,6 +396,7 @@ def test_however_a_child_ends_its_task_learns_how(bench: Bench, what: str, text:
     assert what != "value" or "process_jobs.py:" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_result_that_a_child_cannot_send_is_no_failure(bench: Bench) -> None:
     outcome = bench.run(process_jobs.strange)
     assert isinstance(outcome, Returned)
@@ -400,6 +404,7 @@ def test_a_result_that_a_child_cannot_send_is_no_failure(bench: Bench) -> None:
     assert "object" in outcome.value.why
 
 
+@pytest.mark.slow
 def test_what_a_handler_prints_is_not_taken_for_its_answer(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     assert bench.run(process_jobs.prints) == Returned("done")
     printed = capfd.readouterr()
@@ -408,6 +413,7 @@ def test_what_a_handler_prints_is_not_taken_for_its_answer(bench: Bench, capfd: 
     assert "on standard error" in printed.err
 
 
+@pytest.mark.slow
 def test_progress_of_a_child_reaches_the_agent(bench: Bench) -> None:
     one = bench.start(process_jobs.progress, {"wait_s": 60})
     assert eventually(one.context.take_progress) == '{"half":true}'
@@ -415,6 +421,7 @@ def test_progress_of_a_child_reaches_the_agent(bench: Bench) -> None:
     assert isinstance(bench.end(one), Returned)
 
 
+@pytest.mark.slow
 def test_results_of_parents_reach_the_child(bench: Bench) -> None:
     lease = a_lease(job="process.parents", depends_on=("p", "q"))
     one = replace_context(running(lease, process_jobs.parents), {"p": {"rows": 7}, "q": None})
@@ -422,6 +429,7 @@ def test_results_of_parents_reach_the_child(bench: Bench) -> None:
     assert bench.end(one) == Returned({"p": {"rows": 7}, "q": None})
 
 
+@pytest.mark.slow
 def test_why_parents_failed_reaches_the_child(bench: Bench) -> None:
     lease = a_lease(job="process.failed_parents", depends_on=("p", "q"))
     failed = {"q": ParentFailure("FAILED", "ValueError: no such month")}
@@ -434,6 +442,7 @@ class BucketAway(StoreUnavailable):
     """The error of a bucket that an application has written."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ParentResultLost, BucketAway])
 def test_a_result_of_a_parent_that_is_lost_is_the_childs_error_only_when_it_asks(
     bench: Bench, kind: type[ThunderAgentError]
@@ -449,6 +458,7 @@ def test_a_result_of_a_parent_that_is_lost_is_the_childs_error_only_when_it_asks
             assert "p succeeded, and its result was not stored" in repr(outcome)
 
 
+@pytest.mark.slow
 def test_a_child_imports_the_package_of_its_agent_before_the_handler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,10 +489,12 @@ def replace_context(one: Running, parents: Mapping[str, Any]) -> Running:
     return replace(one, context=Context(one.lease, lambda: parents))
 
 
+@pytest.mark.slow
 def test_threads_that_a_handler_left_behind_do_not_keep_the_slot(bench: Bench) -> None:
     assert bench.run(process_jobs.leaves_threads) == Returned("done")
 
 
+@pytest.mark.slow
 def test_a_process_that_a_handler_left_behind_does_not_keep_the_slot(bench: Bench, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     assert bench.run(process_jobs.leaves_a_process, {"file": str(file)}) == Returned("done")
@@ -498,11 +510,13 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_what_a_handler_reads_from_standard_input_is_nothing_and_not_our_orders(bench: Bench) -> None:
     one = bench.start(process_jobs.reads)
     assert bench.end(one) == Returned(["", ""])
 
 
+@pytest.mark.slow
 def test_a_payload_that_does_not_fit_is_told_by_the_child_too(bench: Bench) -> None:
     outcome = bench.run(process_jobs.echo, ["no", "dict"])
     assert isinstance(outcome, Raised)
@@ -513,6 +527,7 @@ def pid_of(file: Path) -> int:
     return int(eventually(lambda: file.read_text(encoding="utf-8") if file.exists() else None, LONG_S))
 
 
+@pytest.mark.slow
 def test_a_child_is_asked_to_stop_and_may_clean_up(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.polite, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
@@ -523,6 +538,7 @@ def test_a_child_is_asked_to_stop_and_may_clean_up(bench: Bench, tmp_path: Path)
     assert is_gone(pid)
 
 
+@pytest.mark.slow
 def test_the_time_limit_asks_a_child_first(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.polite, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
@@ -533,6 +549,7 @@ def test_the_time_limit_asks_a_child_first(bench: Bench, tmp_path: Path) -> None
     assert is_gone(pid)
 
 
+@pytest.mark.slow
 def test_the_time_limit_kills_a_child_that_ignores_every_signal(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.stubborn, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
@@ -544,6 +561,7 @@ def test_the_time_limit_kills_a_child_that_ignores_every_signal(bench: Bench, tm
     assert is_gone(pid)
 
 
+@pytest.mark.slow
 def test_a_lost_lease_kills_a_child_at_once(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.polite, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
@@ -554,6 +572,7 @@ def test_a_lost_lease_kills_a_child_at_once(bench: Bench, tmp_path: Path) -> Non
     assert is_gone(pid)
 
 
+@pytest.mark.slow
 def test_a_cancel_kills_a_child_that_does_not_listen_after_a_grace(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.stubborn, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")
@@ -563,6 +582,7 @@ def test_a_cancel_kills_a_child_that_does_not_listen_after_a_grace(bench: Bench,
     assert is_gone(pid)
 
 
+@pytest.mark.slow
 def test_a_child_killed_by_the_system_leaves_an_error_that_names_the_signal(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.polite, {"file": str(tmp_path / "pid")})
     os.kill(pid_of(tmp_path / "pid"), signal.SIGKILL)
@@ -571,6 +591,7 @@ def test_a_child_killed_by_the_system_leaves_an_error_that_names_the_signal(benc
     assert "SIGKILL" in outcome.error
 
 
+@pytest.mark.slow
 def test_a_child_is_out_of_reach_of_the_signals_of_its_agents_group(bench: Bench, tmp_path: Path) -> None:
     one = bench.start(process_jobs.polite, {"file": str(tmp_path / "pid")})
     pid = pid_of(tmp_path / "pid")

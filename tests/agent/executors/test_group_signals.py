@@ -76,6 +76,7 @@ def test_a_signal_to_the_group_does_not_end_a_child_that_is_being_born(tmp_path:
         parent.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_child_is_born_deaf_to_the_signals_of_the_group_and_its_handler_is_not(
     bench: Bench,
     tmp_path: Path,

@@ -85,6 +85,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]
 # systemd
 
 
+@pytest.mark.slow
 def test_systemd_is_notified_that_the_agent_is_ready_how_it_is_and_that_it_is_alive(manager: Manager) -> None:
     patient, bus = Patient(), EventBus()
     patient.is_ready = False
@@ -133,6 +134,7 @@ def test_without_systemd_nothing_is_sent() -> None:
         systemd.notify(READY=1)
 
 
+@pytest.mark.slow
 def test_a_manager_that_is_gone_or_slow_holds_nothing_up(tmp_path: Path) -> None:
     Systemd({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify(READY=1)
     deaf = Manager(str(tmp_path / "deaf"))
@@ -141,6 +143,7 @@ def test_a_manager_that_is_gone_or_slow_holds_nothing_up(tmp_path: Path) -> None
             Systemd(deaf.environ).notify(STATUS="x" * 200)
 
 
+@pytest.mark.slow
 def test_a_status_of_many_lines_is_no_other_fact(manager: Manager) -> None:
     Systemd(manager.environ).notify(STATUS="a\nMAINPID=1")
     assert manager.heard() == ["STATUS=a MAINPID=1"]
@@ -239,6 +242,7 @@ def test_a_file_that_means_nothing_is_not_healthy(tmp_path: Path, text: str) -> 
     assert "is not the file of an agent" in facts["reasons"][0]
 
 
+@pytest.mark.slow
 def test_the_file_of_an_agent_that_was_killed_goes_when_another_is_started(tmp_path: Path) -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     pid, here = int(gone.stdout), socket.gethostname()
@@ -313,6 +317,7 @@ def ask(url: str) -> tuple[int, str, str]:
             return error.code, error.headers["Content-Type"], error.read().decode()
 
 
+@pytest.mark.slow
 def test_the_port_answers_with_the_health_and_a_status_for_load_balancers(opened: Open) -> None:
     patient = Patient()
     url = opened(patient).url
@@ -325,6 +330,7 @@ def test_the_port_answers_with_the_health_and_a_status_for_load_balancers(opened
     assert json.loads(body)["reasons"] == ["the store has not answered for 75 s"]
 
 
+@pytest.mark.slow
 def test_the_port_answers_with_metrics_if_there_are_some_and_to_nothing_else(opened: Open) -> None:
     url = opened().url
     assert ask(f"{url}/metrics") == (404, "text/plain; charset=utf-8", NO_METRICS.decode())
@@ -340,6 +346,7 @@ def test_the_port_answers_with_metrics_if_there_are_some_and_to_nothing_else(ope
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
 
 
+@pytest.mark.slow
 def test_metrics_that_raise_are_reported_and_the_port_goes_on(opened: Open) -> None:
     def broken() -> bytes:
         raise LookupError("nobody expected this")
@@ -349,12 +356,14 @@ def test_metrics_that_raise_are_reported_and_the_port_goes_on(opened: Open) -> N
     assert ask(f"{url}/health")[0] == 200
 
 
+@pytest.mark.slow
 def test_each_agent_of_a_machine_has_the_next_free_port(opened: Open, port: int) -> None:
     urls = [opened().url for _ in range(3)]
     assert len(set(urls)) == 3
     assert all(port <= int(url.rpartition(":")[2]) < port + PORTS for url in urls)
 
 
+@pytest.mark.slow
 def test_when_all_ports_are_taken_the_agent_says_which(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thunderagent.agent.health.probes.PORTS", 1)
     message = f"the ports {port} to {port} of 127.0.0.1 are all taken"
@@ -362,11 +371,13 @@ def test_when_all_ports_are_taken_the_agent_says_which(port: int, monkeypatch: p
         Probes("127.0.0.1", port, agent="me", health=Patient().health)
 
 
+@pytest.mark.slow
 def test_an_address_that_is_not_of_this_machine_is_refused(port: int) -> None:
     with pytest.raises(ConfigurationError, match=r"THUNDERAGENT_HTTP_PORT are 192\.0\.2\.1"):
         Probes("192.0.2.1", port, agent="me", health=Patient().health)
 
 
+@pytest.mark.slow
 def test_slow_clients_take_a_bounded_number_of_threads_and_are_broken_off(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +411,7 @@ def _received(one: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_port_ends_with_the_agent_and_answers_again_at_the_same_one_after_its_death(
     port: int, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +451,7 @@ def everything(url: str, text: str) -> str:
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
 
+@pytest.mark.slow
 def test_head_is_answered_as_get_without_the_body_and_other_methods_are_not_allowed(opened: Open) -> None:
     patient = Patient()
     url = opened(patient, metrics=lambda: b"a 1\n").url

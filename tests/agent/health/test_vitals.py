@@ -43,6 +43,8 @@ from thunderagent.stores.sqlite import access as sqlite_access
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.stores.tasks import TaskStore
 
+pytestmark = pytest.mark.slow
+
 SOON: Final = Limits(progress_s=0.4, pause_s=0.2, wedged_s=2.0)
 """Everything a hundred times quicker than in production."""
 

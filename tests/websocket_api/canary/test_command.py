@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from tests.websocket_api.canary.support import REGION, Api, an_api
 from thunderagent.cli import app
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:

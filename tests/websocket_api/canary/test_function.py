@@ -22,6 +22,8 @@ from thunderagent.telemetry.logs import configure_logging
 from thunderagent.websocket_api.canary import function as canary_function
 from thunderagent.websocket_api.canary.function import Canary, handler
 
+pytestmark = pytest.mark.slow
+
 OTHER = "eu-west-1"
 
 

@@ -21,6 +21,8 @@ from thunderagent.websocket_api.canary.watch import CanaryWatch
 from thunderagent.websocket_api.gateway.gateway import Gateway, in_thread
 from thunderagent.websocket_api.gateway.issuer import Issuer
 
+pytestmark = pytest.mark.slow
+
 A, B = "eu-central-1", "eu-west-1"
 
 

@@ -18,6 +18,8 @@ from thunderagent.testing.chaos.behaviours import Garbage, HangUp, Refuse, Silen
 from thunderagent.websocket_api.canary.probe import SAVES, SLOTS, Prober, ProbeResult, Step, Unjudged
 from thunderagent.websocket_api.canary.tokens import Tokens
 
+pytestmark = pytest.mark.slow
+
 ALL = [Step.TOKEN, Step.CONNECT, Step.AUTH, Step.PING, Step.SET, Step.GET, Step.CLOSE]
 
 

@@ -93,11 +93,13 @@ def test_what_cannot_be_a_token_is_refused_and_not_shown(tmp_path: Path, text: s
     assert not text.strip() or text.strip() not in message
 
 
+@pytest.mark.slow
 def test_a_command_prints_it_and_knows_the_target() -> None:
     program = "import os; print(os.environ['THUNDERAGENT_CANARY_TARGET'] + '-token')"
     assert get(f'command:{sys.executable} -c "{program}"') == "eu-central-1-token"
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_told_without_its_words_and_its_output(tmp_path: Path) -> None:
     script = tmp_path / "give"
     script.write_text(f"#!/bin/sh\necho {SECRET} >&2\necho {SECRET}\nexit 3\n")
@@ -107,6 +109,7 @@ def test_a_command_that_fails_is_told_without_its_words_and_its_output(tmp_path:
     assert "No such file" in why("command:/does/not/exist")
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "ASK_S", 0.2)
     assert "did not end within 0.2 s" in why("command:sleep 30")
@@ -191,6 +194,7 @@ def test_a_secret_is_a_token_or_an_object_with_one(monkeypatch: pytest.MonkeyPat
         assert get("secret:canary") == "plain-token"
 
 
+@pytest.mark.slow
 def test_a_secret_of_client_credentials_is_exchanged_and_the_token_used_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -220,6 +224,7 @@ def test_a_secret_of_client_credentials_is_exchanged_and_the_token_used_until_it
         assert run(kept.get("a")) == "token-4"  # the third was too short to be kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "answer", "reason"),
     [

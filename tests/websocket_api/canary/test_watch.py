@@ -21,6 +21,8 @@ from thunderagent.websocket_api.canary.probe import BUDGET_S, Prober
 from thunderagent.websocket_api.canary.tokens import Tokens
 from thunderagent.websocket_api.canary.watch import STALE_TURNS, CanaryWatch
 
+pytestmark = pytest.mark.slow
+
 OWN, OTHER = "eu-central-1", "eu-west-1"
 EVERY_S = 30.0
 

@@ -40,6 +40,8 @@ from thunderagent.websocket_api.canary import work
 from thunderagent.websocket_api.canary.making import canary_jobs, observer_of
 from thunderagent.websocket_api.canary.work import JOB, KEPT_S, PROBE_JOB
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def api() -> Iterator[Api]:

@@ -37,6 +37,8 @@ from thunderagent.websocket_api.client import (
 from thunderagent.websocket_api.client.talk import LONGEST_PAUSE_S
 from thunderagent.websocket_api.protocol import CHANGES_KEPT
 
+pytestmark = pytest.mark.slow
+
 Main = Callable[[], Coroutine[Any, Any, None]]
 
 

@@ -6,11 +6,14 @@ import random
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
 from benchmarks.reconnects import CLIENTS, comparison, reconnect, resilient
 
 
+@pytest.mark.slow
 def test_a_fleet_comes_back_as_fast_as_the_api_takes_it_with_few_attempts_in_vain() -> None:
     outcomes = comparison()
     ours, theirs = outcomes["thunderagent"], outcomes["naive"]
@@ -28,6 +31,7 @@ def test_a_fleet_that_was_told_a_third_of_its_size_still_comes_back() -> None:
     assert wrong["attempts"] < 70_000
 
 
+@pytest.mark.slow
 def test_clients_that_cannot_see_why_they_are_refused_come_back_too() -> None:
     wrong = reconnect(CLIENTS, resilient(CLIENTS // 3, random.Random(1), sees_why=False))
     assert wrong["all back, s"] < 120.0

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.websocket_api.client.support import PROMPT, connected, governor, run, until
 from thunderagent.stores.sqlite.engine import MEMORY, SqliteEngine
 from thunderagent.streams.connection.endpoint import Attempt
@@ -19,6 +21,8 @@ from thunderagent.websocket_api.gateway.events import Limits
 from thunderagent.websocket_api.gateway.gateway import Gateway
 from thunderagent.websocket_api.gateway.issuer import Issuer
 from thunderagent.websocket_api.push import Pusher
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -60,6 +60,7 @@ def test_connections_are_listed_and_taken_from_the_list(stand: Stand) -> None:
     assert set(engine.get([connection_id_of(name) for name in names])) == {connection_id_of(names[1])}
 
 
+@pytest.mark.slow
 def test_of_connects_at_the_same_moment_none_is_forgotten_and_none_is_one_too_many(stand: Stand) -> None:
     user = stand.id("ada")
     first = Connections(stand.store.engine, stand.store.engine.clock.now)
@@ -193,6 +194,7 @@ def test_a_message_in_pieces_is_whole_when_the_last_has_come(stand: Stand) -> No
     assert holders_of(engine.get([chunks_id(connection, "m")])[chunks_id(connection, "m")]) == set()
 
 
+@pytest.mark.slow
 def test_of_pieces_at_the_same_moment_exactly_one_completes_the_message(stand: Stand) -> None:
     connection = stand.id("c1")
     engine = stand.store.engine

@@ -204,6 +204,7 @@ def test_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "pip install 'thunderagent[wsapi]'" in missing.output.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -29,6 +29,8 @@ from thunderagent.websocket_api.protocol import MESSAGE_BYTES, frames
 from thunderagent.websocket_api.push import ManagementApi
 from thunderagent.websocket_api.records import MOST_CONNECTIONS, connections_id, holders_of
 
+pytestmark = pytest.mark.slow
+
 ISSUER = Issuer()
 
 

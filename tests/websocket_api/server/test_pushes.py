@@ -231,6 +231,7 @@ def test_a_push_without_credentials_or_region_says_what_to_do(monkeypatch: pytes
         ManagementApi("https://ws.example.com/p").post("c", "x")
 
 
+@pytest.mark.slow
 def test_an_api_that_is_not_there_is_told() -> None:
     with pytest.raises(PushFailed, match=r"127\.0\.0\.1:9"):
         ManagementApi("http://127.0.0.1:9").post("c", "x")
@@ -290,6 +291,7 @@ async def push_stream(ctx: StreamContext, payload: dict[str, Any]) -> int:
     return await ctx.push_async("ada", payload)
 
 
+@pytest.mark.slow
 def test_jobs_and_streams_push_through_the_api_that_the_settings_name(gateway: tuple[Gateway, str]) -> None:
     one, connections = gateway
     settings: dict[str, Any] = {"push_endpoint": one.push_endpoint, "push_connections": connections}

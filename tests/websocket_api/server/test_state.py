@@ -57,6 +57,7 @@ def test_a_change_that_comes_again_is_saved_with_the_version_that_it_made(stand:
     assert one.read(user) == Held({"a": 2}, 2)
 
 
+@pytest.mark.slow
 def test_of_handlers_that_have_read_the_same_version_one_wins_and_the_others_are_told_what_is(stand: Stand) -> None:
     user = stand.id("ada")
     for version in range(3):  # the first is a put, the others are updates

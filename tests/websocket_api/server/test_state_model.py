@@ -38,6 +38,8 @@ from thunderagent.websocket_api.records import state_id
 from thunderagent.websocket_api.server.handler import WebSocketApi
 from thunderagent.websocket_api.server.throttle import Rates
 
+pytestmark = pytest.mark.slow
+
 VERBS = ("get", "put", "save state")
 FAULTS = (Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.REPEATED, Fault.BROKEN_CALL)
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -58,6 +59,7 @@ def taken(throttle: Throttle, connection: str, user: str, times: int = 1) -> int
     return number
 
 
+@pytest.mark.slow
 def test_the_limits_hold_over_instances_of_the_function(stand: Stand) -> None:
     clock, user = FakeClock(), stand.id("ada")
     connections = [stand.id(f"c{number}") for number in range(4)]
@@ -177,6 +179,7 @@ def test_a_table_that_does_not_answer_refuses_nobody_and_neither_does_a_number_t
     assert {api.ask("ping")["type"] for _ in range(LOT)} == {"pong"}
 
 
+@pytest.mark.slow
 def test_a_client_that_floods_is_disconnected_while_the_canary_and_others_notice_nothing(tmp_path: Path) -> None:
     issuer, told = Issuer(), list[Event]()
     gateway = make_gateway(issuer, region="eu-central-1", limits=Limits(user_rate=4, user_burst=40))

@@ -327,12 +327,14 @@ def send(body: bytes, status: int = 200, **headers: str) -> Any:
     return answer
 
 
+@pytest.mark.slow
 def test_keys_are_read_from_a_url(issuer: Issuer) -> None:
     with jwks_server(send(issuer.jwks.encode())) as url:
         verifier = Verifier(Keys(fetch_url(url)), issuer=issuer.issuer, audience=issuer.audience, now=lambda: 1.8e9)
         assert verifier.verify(issuer.token("ada")).user == "ada"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -346,6 +348,7 @@ def test_an_issuer_that_answers_nonsense_is_told(answer: Any) -> None:
         Keys(fetch_url(url)).find("a")
 
 
+@pytest.mark.slow
 def test_an_issuer_that_sends_elsewhere_is_not_followed(issuer: Issuer) -> None:
     with (
         jwks_server(send(issuer.jwks.encode())) as elsewhere,
@@ -355,6 +358,7 @@ def test_an_issuer_that_sends_elsewhere_is_not_followed(issuer: Issuer) -> None:
         Keys(fetch_url(url)).find(None)
 
 
+@pytest.mark.slow
 def test_an_issuer_that_answers_a_letter_at_a_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, over = FakeClock(), threading.Event()
 
