@@ -50,7 +50,8 @@ class Client(Commands):
     Args:
         store: where the tasks are.
         settings: defaults of new tasks.
-        on_enqueue: called after each enqueue, such as `agent.wake` of an agent in the same process.
+        on_enqueue: called after each enqueue, and after each batch of many, such as `agent.wake` of an agent in the
+            same process; it must not raise.
         doorbell: notifies agents in other processes; `close` closes it.
     """
 

@@ -119,7 +119,7 @@ class TaskSnoozed(TaskEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLimited(TaskEvent):
-    """No slot of its limit was free: the task stands in line."""
+    """No permit of its limit was free: the task waits on its waitlist."""
 
     limit_key: str
     limit: int

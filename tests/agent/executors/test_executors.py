@@ -310,6 +310,17 @@ def test_coroutines_share_the_loop(bench: Bench) -> None:
     assert [bench.outcomes.get(timeout=LONG_S)[1] for _ in range(3)] == [Returned("met")] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_loop_that_was_made_before_a_fork_is_alive_in_the_child() -> None:
+    loop = LoopExecutor(lambda _, outcome: None)
+    pid = os.fork()
+    if not pid:
+        loop.open()
+        os._exit(loop.is_dead)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_closing_the_loop_ends_what_still_runs() -> None:
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     loop, entered = LoopExecutor(lambda _, outcome: outcomes.put(outcome)), threading.Event()

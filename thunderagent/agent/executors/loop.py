@@ -85,28 +85,30 @@ class LoopExecutor:
         self._new_loop = new_loop
         self._loop: asyncio.AbstractEventLoop
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
+        self._thread: threading.Thread | None = None  # made in the process that runs it: a fork ends those made before
 
     def open(self) -> None:
         """Begin; before the first `start`."""
         self.last_tick = self._monotonic()
         self._loop = self._new_loop()
-        self._thread.start()
+        thread = threading.Thread(target=self._serve, name="event-loop", daemon=True)
+        thread.start()
+        self._thread = thread
 
     @property
     def is_open(self) -> bool:
         """Whether it has begun."""
-        return self._thread.ident is not None
+        return self._thread is not None
 
     @property
     def is_dead(self) -> bool:
         """True when the thread of the loop has ended."""
-        return self.is_open and not self._thread.is_alive()
+        return self._thread is not None and not self._thread.is_alive()
 
     @property
     def thread_id(self) -> int | None:
         """Id of the thread of the loop."""
-        return self._thread.ident
+        return self._thread.ident if self._thread else None
 
     def call(self, do: Callable[[], object]) -> None:
         """Call something in the thread of the loop; returns at once. A loop that has ended ignores it."""
@@ -173,7 +175,7 @@ class LoopExecutor:
 
     def close(self) -> None:
         """Cancel the handlers and end the loop; a handler that blocks the loop is left behind."""
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).add_done_callback(
             lambda _: self._loop.call_soon_threadsafe(self._loop.stop)

@@ -17,7 +17,7 @@ TASKS_A_LOOK: Final = 10
 
 
 class DoorbellSender:
-    """Sends through the doorbell, if there is one. Safe in threads; never raises.
+    """Sends through the doorbell, if there is one. Safe in threads; raises nothing of its own.
 
     Args:
         bell: reaches agents in other processes.

@@ -30,10 +30,10 @@ from thunderagent.queue.doorbell.port import Accepts
 from thunderagent.stores.aws import LOCAL_REGION, build, is_loopback, new_session
 
 EAGER_POLL_S: Final = 0.005
-"""Between two looks into the queue of a local engine, while rings come."""
+"""Between two looks into the queue of a local engine, while messages come."""
 
 STAND_BACK_S: Final = 0.15
-"""How long an agent lets the others ask for a ring that is of no use here before it asks again."""
+"""How long an agent lets the others ask for a message that is of no use here before it asks again."""
 
 
 LONG_POLL_S: Final = 20
