@@ -126,7 +126,7 @@ class Code:
                 raise DeploymentError(f"the code of {stack}, s3://{bucket}/{key}, is gone: give {remedy}")
         elif kind.entry in parameters:
             entry = asked.get(kind.entry) or before.get(kind.entry) or parameters[kind.entry].default or ""
-            if entry.partition(".")[0] not in kind.builtin:
+            if entry.partition(".")[0] not in kind.builtin or not _is_ours(entry):
                 raise WrongOption(
                     f"{kind.entry}={entry} of {stack} is not in ThunderAgent's own code: give the folder that has it "
                     f"with {kind.option}, or --parameter {stack}.{kind.entry}={parameters[kind.entry].default}"
@@ -259,6 +259,13 @@ def _refuse_unhashed(kind: Kind, stack: str, key: str, remedy: str) -> None:
             f"the code of {stack}, {key}, is of an earlier version and has no hash that a machine can check: "
             f"give {remedy}"
         )
+
+
+def _is_ours(entry: str) -> bool:
+    """Whether ThunderAgent's own code has this module, or function of a module: earlier versions had others."""
+    names = entry, entry.rpartition(".")[0]
+    paths = [package.ROOT.joinpath(*name.split(".")) for name in names if name]
+    return any(path.is_dir() or path.with_suffix(".py").is_file() for path in paths)
 
 
 def _platform(name: str, value: str) -> str:

@@ -556,6 +556,11 @@ class TestStacks:
             made = code.make(stack.name, parameters(stack), {}, {}, before)
             assert made["CodeBucket"] == "earlier"
             assert artefacts.is_builtin(made["CodeKey"])
+        [doorbell] = chosen(["doorbell"])
+        kept = {"Handler": "thunderagent.router.deployed.handler"}  # as an earlier version called it
+        with pytest.raises(WrongOption, match=r"--parameter doorbell.Handler=thunderagent\.router\.function\.handler$"):
+            code.check("doorbell", parameters(doorbell), {}, kept)
+        code.check("doorbell", parameters(doorbell), {}, {"Handler": "thunderagent.router.function.handler"})
 
     def test_code_that_is_gone_is_not_kept_in_silence(self, clean: World, shop: Shop) -> None:
         clean.deploy("agents", source=shop.source, Jobs="shop")

@@ -167,6 +167,7 @@ class SimLoopExecutor(LoopExecutor):
 
     def open(self) -> None:
         super().open()
+        assert self._thread is not None
         self._thread.join()
 
     @property

@@ -79,6 +79,7 @@ CASES: list[tuple[Exception, type[ThunderAgentError], str]] = [
     ),
     (_reply("ValidationError", "wrong statement"), StoreRejected, "wrong statement"),
     (_reply("UnknownOperationException"), StoreRejected, "does not know UpdateItem"),
+    (_reply("UnknownOperationException", status=501), StoreUnavailable, "cannot do UpdateItem now"),
     (_reply("ValidationException", "wrong expression"), StoreRejected, "wrong expression"),
     (_reply("SomethingNew"), StoreError, "SomethingNew: told"),
     (aws.NoCredentialsError(), CredentialsMissing, "AWS_ACCESS_KEY_ID"),

@@ -133,6 +133,7 @@ def test_each_refusal_has_its_kind(client: Any, code: str, status: int, kind: ty
         (aws.NoRegionError(), CredentialsMissing),
         (aws.EndpointConnectionError(endpoint_url="http://x"), StoreUnavailable),
         (aws.ReadTimeoutError(endpoint_url="http://x"), StoreUnavailable),
+        (aws.ParamValidationError(report="a wrong name of a bucket"), StoreUnavailable),
     ],
 )
 def test_a_bucket_that_cannot_be_reached_is_told(raised: Exception, kind: type[ThunderAgentError]) -> None:

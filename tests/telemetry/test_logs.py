@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from loguru import logger
 
-from tests.support.engine import a_lease, running, serving
+from tests.support.engine import LONG_S, a_lease, running, serving
 from thunderagent.jobs.context import Context, Snooze
 from thunderagent.jobs.job import job
 from thunderagent.model import events, fleet_events
@@ -412,4 +412,39 @@ def test_a_line_that_is_logged_in_the_midst_of_a_write_blocks_nothing() -> None:
     configure_logging("INFO", stream=stream)
     Telemetry(EventBus()).listen(SUCCEEDED)
     logger.remove()
-    assert ["from a finalizer" in line for line in stream.getvalue().splitlines()] == [True, False]
+    assert ["from a finalizer" in line for line in stream.getvalue().splitlines()] == [False, True]
+
+
+def test_a_finalizer_that_warns_in_the_midst_of_a_write_and_a_thread_that_warns_wait_for_none() -> None:
+    inside, warned = threading.Event(), threading.Event()
+
+    class Nested(io.StringIO):
+        def write(self, text: str) -> int:
+            if "task succeeded" in text:
+                inside.set()
+                assert warned.wait(LONG_S)  # the other thread has its line accepted although this one holds the stream
+                logger.warning("from a finalizer")
+            return super().write(text)
+
+    stream = Nested()
+    configure_logging("INFO", stream=stream)
+    writer = threading.Thread(target=Telemetry(EventBus()).listen, args=(SUCCEEDED,), daemon=True)
+    writer.start()
+    assert inside.wait(LONG_S)
+    logger.warning("from beside")
+    warned.set()
+    writer.join(LONG_S)
+    logger.remove()
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()[1:]] == ["beside", "finalizer"]
+
+
+def test_lines_of_events_that_happened_together_keep_their_order() -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", stream=stream)
+    Telemetry(EventBus()).listen_to_all([SUCCEEDED, FAILED, SUCCEEDED])
+    logger.remove()
+    assert [line.split()[3:5] for line in stream.getvalue().splitlines()] == [
+        ["task", "succeeded"],
+        ["task", "failed"],
+        ["task", "succeeded"],
+    ]

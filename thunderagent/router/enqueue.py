@@ -55,7 +55,10 @@ class Enqueue:
         check_names("Enqueue", options, EnqueueOptions.__annotations__)
         self.job = job
         self.payload = payload
-        self.options: Mapping[str, Any] = options
+        # None must not replace the id that is made from the event: a redelivery would be a new task.
+        self.options: Mapping[str, Any] = {
+            name: one for name, one in options.items() if (name, one) != ("task_id", None)
+        }
 
     def __repr__(self) -> str:
         return f"Enqueue({self.name!r})"  # the payload may be a secret

@@ -95,8 +95,7 @@ def new_session(*, local: bool) -> boto3.Session:
     """A new session, with the credentials of the environment or the profile.
 
     A local engine checks none: `local` asks the network for none, and takes dummies if there are none. The descriptions
-    of
-    the services are read once a process, which makes every client but the first cheap.
+    of the services are read once a process, which makes every client but the first cheap.
     """
     global _descriptions
     core = botocore.session.Session()
@@ -171,7 +170,10 @@ def _of_reply(error: aws.ClientError, action: str, place: object, permission: st
             "and check the clock of this machine"
         )
     if is_denial(code):
-        return AccessDenied(f"not allowed: {permission} on {place}; add the action to the policy ({code}: {message})")
+        return AccessDenied(
+            f"not allowed: {permission} on {place}; add the action to the policy ({code}: {message}); "
+            "see: thunderagent iam"
+        )
     if code in THROTTLES:
         return StoreThrottled(f"{action} was throttled by {place}: {message}{_reasons(response)}")
     if code in _PASSING or response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:

@@ -15,7 +15,14 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from thunderagent.model.errors import ConfigurationError, CredentialsMissing, StoreError, TextGone
+from thunderagent.model.errors import (
+    ConfigurationError,
+    CredentialsMissing,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+    TextGone,
+)
 from thunderagent.model.forks import renewed
 from thunderagent.stores.aws import build, code_of, is_denial, translate
 from thunderagent.stores.engine import KeptText
@@ -104,4 +111,6 @@ class S3Texts:
         problem = translate(error, action, f"{ref}{gone if is_denial(code) else ''}", permission=f"s3:{action}")
         if isinstance(problem, ConfigurationError):  # of this moment, as the rest of the store has what it needs
             raise CredentialsMissing(str(problem)) from error
+        if isinstance(problem, StoreRejected):  # a wrong setting fails no task: its text is asked for again
+            raise StoreUnavailable(str(problem)) from error
         raise problem from error

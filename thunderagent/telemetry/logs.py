@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
@@ -47,7 +47,7 @@ LEVELS: Final[dict[type[Event], tuple[str, str]]] = {
     events.TaskSnoozed: ("INFO", "task snoozed"),
     events.TaskReleased: ("INFO", "task released"),
     events.TaskLimited: ("DEBUG", "task waits for a permit of its limit"),
-    events.TaskLetOut: ("DEBUG", "task let out of the line of its limit"),
+    events.TaskLetOut: ("DEBUG", "task let out of the waitlist of its limit"),
     events.LeaseLost: ("WARNING", "lease lost"),
     events.SettleRefused: ("WARNING", "late outcome refused: the task is another agent's"),
     events.OutcomeRejected: (
@@ -163,7 +163,7 @@ def configure_logging(
     global _least, _lines, _redactor
     _redactor = Redactor(redact)
     to = stream or without_waiting(sys.stderr)
-    has_colours = not as_json and to.isatty() and "NO_COLOR" not in os.environ
+    has_colours = not as_json and not os.environ.get("NO_COLOR") and bool(getattr(to, "isatty", bool)())
     made = _Lines(to, _as_json if as_json else _as_text)
     _lines = None if has_colours else made
     _least = logger.level(level.upper()).no
@@ -218,7 +218,8 @@ class _Lines:
     def __init__(self, stream: TextIO, render: Callable[[datetime, str, str, Mapping[str, Any]], str]) -> None:
         self._stream = stream
         self._render = render
-        self._guard = renewed(threading.RLock())  # a finalizer may log in the midst of a write
+        self._waiting: deque[str] = deque()
+        self._guard = renewed(threading.Lock())
 
     def write(self, line: str) -> None:
         """Write a line of the logger, whose traceback may hold secrets."""
@@ -236,9 +237,15 @@ class _Lines:
         return self._stream.isatty()
 
     def _put(self, text: str) -> None:
-        with self._guard:
-            self._stream.write(text)
-            self._stream.flush()
+        """Write, or leave it to the thread that writes now: none waits, as a finalizer may log amid a write."""
+        self._waiting.append(text)
+        while self._waiting and self._guard.acquire(blocking=False):
+            try:
+                while self._waiting:
+                    self._stream.write(self._waiting.popleft())
+                self._stream.flush()
+            finally:
+                self._guard.release()
 
 
 def task_scope(running: Running) -> AbstractContextManager[None]:
@@ -307,6 +314,9 @@ class Telemetry:
             if number < _WARNING and _lines is not None:
                 straight.append((level, message, _facts(event)))
             else:
+                if straight and _lines is not None:  # lines keep the order of their events
+                    _lines.write_all(straight)
+                    straight.clear()
                 logger.bind(**_facts(event)).log(level, message)
 
     def take(self) -> dict[str, int]:

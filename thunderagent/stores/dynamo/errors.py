@@ -57,7 +57,7 @@ def translate(error: Exception, action: str, place: Place) -> ThunderAgentError:
         error,
         action,
         place,
-        permission=f"dynamodb:{_PERMISSIONS.get(action, action)}",
+        permission=f"dynamodb:{_PERMISSIONS.get(action, action)}" if action.isalpha() else "DynamoDB",
         region=f"add it to the URL (dynamodb://{place.table}?region=eu-central-1) or set AWS_DEFAULT_REGION",
     )
 
@@ -91,6 +91,8 @@ def _of_reply(error: Exception, action: str, place: Place) -> StoreError | None:
         )
     if code in ("ResourceNotFound", "ResourceNotFoundException", "TableNotFoundException"):
         return TableMissing(f"{place} does not exist; create it with: thunderagent table create")
+    if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:  # no answer, whatever it says
+        return None
     if code in ("ValidationError", "ValidationException"):
         if "item size" in message.lower():
             return StoreRejected(
