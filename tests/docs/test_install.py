@@ -82,7 +82,7 @@ case "$*" in
         [ ! -e "$STUBS/pip-fails" ] || { echo "No matching distribution" >&2; exit 1; }
         for one in thunderagent supervisord; do printf '#!/bin/sh\\n' >"$(dirname "$0")/$one"; done
         chmod +x "$(dirname "$0")"/* ;;
-    *registry*)
+    *Registry*)
         [ ! -e "$STUBS/jobs-are-broken" ] || { echo "ModuleNotFoundError: No module named 'pandas'" >&2; exit 1; }
         echo "jobs: a" ;;
 esac"""
