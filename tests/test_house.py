@@ -82,7 +82,7 @@ LONGER: Final[dict[str, tuple[int, str]]] = {
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its name in `LAYERS`."""
+    """Every module of the package by its name below it, as in `INSIDE`."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = list(path.relative_to(PACKAGE).with_suffix("").parts)

@@ -175,8 +175,7 @@ class Context:
         """A number that grows with each run; a resource that remembers the largest can refuse a run that is over.
 
         Where several regions share a table, a region that has not seen another's claim gives the same number again. So
-        the
-        epoch of the region's grant stands in front, as a multiple of 2 ** 32.
+        the epoch of the region's grant stands in front, as a multiple of 2 ** 32.
         """
         return ((self.lease.task.region_epoch or 0) << _EPOCH_SHIFT) + self.lease.fence
 
@@ -227,8 +226,7 @@ class Context:
         """Results of the tasks this one depends on, by task id; None for a parent that returned None or failed.
 
         A result that was not stored, or whose row is gone, raises `ParentResultLost`. One that could not be read raises
-        a
-        `StoreError` or `TaskUnreadable`; the others are there.
+        a `StoreError` or `TaskUnreadable`; the others are there.
         """
         parents = self.parents()
         return parents if parents.unread else dict(parents)

@@ -68,8 +68,7 @@ def process_start(pid: int) -> str | None:
     """An id of this start of a process of this PID namespace; None: the process has ended, or the system has none.
 
     A host and a pid are not enough: a later process may have the pid, and each container has a process 1. The id is
-    short
-    because an agent's row is billed by the kilobyte.
+    short because an agent's row is billed by the kilobyte.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -109,8 +108,7 @@ class BootClock:
     """The clock of leases on one machine: seconds since its start, added to a base in epoch seconds.
 
     All processes need the same base, which the first of them chooses and the store keeps. Until then a clock takes the
-    one
-    that it would choose.
+    one that it would choose.
 
     Args:
         boot_id: id of this start of the machine.

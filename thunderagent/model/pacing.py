@@ -35,8 +35,7 @@ class PollPace:
 
     Work and room: none. A part of a page: `min_s`. Nothing: grows by half each time to `max_s`, and after
     `off_peak_after_s` of nothing to `idle_s`; to `stretched_s`, if longer, while a doorbell works. Every wait is
-    jittered
-    by a quarter so that agents do not march in step.
+    jittered by a quarter so that agents do not march in step.
     """
 
     min_s: float

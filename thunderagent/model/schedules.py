@@ -326,7 +326,7 @@ def tick_payload(tick: int) -> str:
 
 
 def tick_task(job: str, schedule: Schedule, tick: int, *, shards: int, now: float) -> Task:
-    """The task of a tick, the same whoever makes it; only the code of the job knows its retries."""
+    """The task of a tick, the same in every agent; only the code of the job knows its retries."""
     task_id = tick_id(job, tick)
     jitter_s = zlib.crc32(task_id.encode()) / 2**32 * schedule.jitter_s
     payload = tick_payload(tick) if schedule.payload is None else schedule.payload

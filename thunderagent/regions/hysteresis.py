@@ -15,8 +15,7 @@ class Hysteresis:
     """A judgement, and how many attempts in a row speak for or against it. Each attempt gives a new value.
 
     At first nothing is known: `is_up` is None, which is not up. `first` results of one kind in a row decide it. From
-    then
-    on it takes `down` failures in a row to fall, and `up` successes in a row to rise again.
+    then on it takes `down` failures in a row to fall, and `up` successes in a row to rise again.
 
     >>> one = Hysteresis().after(True)
     >>> one.is_up, one.after(True).is_up, one.after(False).is_up

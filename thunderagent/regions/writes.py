@@ -100,8 +100,7 @@ def in_region(write: Write, epoch: int) -> Write:
     """The same write under the grant of a region: it touches no row that an agent of a later epoch has claimed.
 
     A claim writes the epoch; a holder's write needs it. A lease of an earlier epoch is over, also when the region has
-    the
-    grant again.
+    the grant again.
     """
     is_holder = any(isinstance(one, Is) and one.name == "regionEpoch" for one in write.require)
     changes = {**write.set, "regionEpoch": epoch} if write.verb in CLAIMS else write.set
@@ -114,9 +113,8 @@ def reasserted(write: Write, refused_by: Row, epoch: int) -> Write | None:
     """A holder's write made again, over a late write of a region whose epoch is over; None: there is none.
 
     Where tables are replicated the last write of a row wins, whatever its condition: a write of a lost region can
-    arrive
-    later. The holder knows all that a lease is. Only a holder that has claimed in this epoch may: an earlier lease is
-    over.
+    arrive later. The holder knows all that a lease is. Only a holder that has claimed in this epoch may: an earlier
+    lease is over.
     """
     held = {one.name: one.value for one in write.require if isinstance(one, Is)}
     epochs = {one.value for one in write.require if isinstance(one, Is) and one.name == "regionEpoch"}

@@ -23,8 +23,7 @@ class Applied:
     """Outcome of one write.
 
     `row` is the row after a write that was done, or the row that refused it (None: there is no row). With an `error`
-    the
-    outcome is unknown, except for `StoreRejected`: then nothing was done.
+    the outcome is unknown, except for `StoreRejected`: then nothing was done.
     """
 
     won: bool

@@ -62,15 +62,14 @@ def release_key(row_id: str, task_id: str, *, over_at: float | None) -> Write:
     """Delete the row of a key whose task has not needed it since `over_at`; another task's key stays.
 
     So does a key that was acquired again: the task was revived before its key was released, or its id used again after
-    a
-    purge.
+    a purge.
     """
-    anew: tuple[Condition, ...] = (Absent("finishedAt"),)
+    releasable: tuple[Condition, ...] = (Absent("finishedAt"),)
     require: tuple[Condition, ...] = (Is("heldBy", task_id),)
     if over_at is not None:
-        anew += (Below("finishedAt", timestamp(over_at)),)
+        releasable += (Below("finishedAt", timestamp(over_at)),)
         require += (Below("updatedAt", timestamp(over_at + KEY_DOUBT_S)),)  # clocks differ a little
-    return Write(verb="free key", task_id=row_id, delete=True, require=(*require, Either(anew)))
+    return Write(verb="free key", task_id=row_id, delete=True, require=(*require, Either(releasable)))
 
 
 def forget_key(row_id: str, task_id: str, *, now: float) -> Write:

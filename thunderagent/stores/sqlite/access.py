@@ -18,9 +18,8 @@ class OpenedFile:
     """Notices that the file was deleted or replaced while it was open.
 
     SQLite goes on with a file that has no name any more: what is enqueued in the new one would never be seen, and what
-    is
-    written would be gone. The new file is not opened instead, as it may be another queue. Nor is the old one used again
-    when it is put back: others may have begun another log for it meanwhile.
+    is written would be gone. The new file is not opened instead, as it may be another queue. Nor is the old one used
+    again when it is put back: others may have begun another log for it meanwhile.
     """
 
     def __init__(self, path: str) -> None:

@@ -101,8 +101,7 @@ class SqliteEngine:
     """Rows in a SQLite file. One connection behind a lock; safe in threads, closed before a fork and opened after it.
 
     A relative path is of the working directory of this moment. A database in memory is of one process: a forked child
-    is
-    refused, as nobody would see what it puts.
+    is refused, as nobody would see what it puts.
     """
 
     inline_bytes = MAX_TEXT_BYTES
@@ -314,8 +313,7 @@ class SqliteEngine:
         """Wait for the lock of the one writer, and take it.
 
         SQLite itself waits longer after each attempt, up to 100 ms: the last to come gets the lock again and again, and
-        the
-        file is idle meanwhile. Nobody is inside the connection during the wait: a thread that reads or forks goes
+        the file is idle meanwhile. Nobody is inside the connection during the wait: a thread that reads or forks goes
         first.
         """
         begun = time.monotonic()
